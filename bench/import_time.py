@@ -1,0 +1,54 @@
+"""The row that times importing: wall clock of the import in fresh interpreters."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.claims import BY_HAND, JAX_EAGER, MESHARD, Claim
+from bench.harness import Peer
+
+PROBE = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+
+
+@dataclass(frozen=True)
+class Import:
+    """Imports one module in a new interpreter, started in this one's directory and path."""
+
+    module: str
+
+    def warm_up(self) -> None:
+        """Import once, so that bytecode is written and files are in memory."""
+        self.sample()
+
+    def sample(self) -> float:
+        """Seconds of the import itself, without the start of the interpreter.
+
+        Raises:
+            ImportError: the import failed.
+        """
+        told = subprocess.run(
+            [sys.executable, "-c", PROBE.format(self.module)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if told.returncode != 0:
+            last = (told.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ImportError(f"import {self.module} failed: {last}")
+        return float(told.stdout.split()[-1])
+
+
+@dataclass(frozen=True)
+class ImportRow:
+    """`import meshard` beside `import jax`, and beside `import numpy` in place of by hand."""
+
+    claims: Sequence[Claim]
+    key: str = "import"
+    title: str = "import (by hand: import numpy)"
+
+    def peers(self) -> Mapping[str, Callable[[], Peer]]:
+        """Importers of the three modules."""
+        modules = {MESHARD: "meshard", JAX_EAGER: "jax", BY_HAND: "numpy"}
+        return {peer: functools.partial(Import, module) for peer, module in modules.items()}

@@ -1,0 +1,16 @@
+"""All rows, in the order of the table; every issue adds its rows module here."""
+
+from fnmatch import fnmatchcase
+
+from bench import rows_foundation
+from bench.harness import Row
+
+ROWS: tuple[Row, ...] = (*rows_foundation.ROWS,)
+
+
+def select(pattern: str | None) -> list[Row]:
+    """Rows whose key or title contains `pattern`, or matches it where it has a `*`."""
+    if pattern is None:
+        return list(ROWS)
+    glob = pattern.lower() if "*" in pattern else f"*{pattern.lower()}*"
+    return [row for row in ROWS if any(fnmatchcase(t.lower(), glob) for t in (row.key, row.title))]

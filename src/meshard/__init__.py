@@ -1,0 +1,78 @@
+"""meshard: one logical array over a mesh of devices.
+
+The tower; imports point down only::
+
+    doors         numpy nn sharding debug tree config: re-exports only
+    cli testing   the roof
+    ops           operations as rows, and the engine that runs them on blocks
+    ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
+    runtime       devices, blocks, pages, workers, Array, placement, executor
+    plan          pure: layouts -> what moves, bounds, drawings
+    algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
+    errors        every refusal, as one tree
+"""
+
+from meshard._version import __version__
+from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import P
+from meshard.algebra.world import Device
+from meshard.ops import install as _install
+from meshard.runtime.array import Array, Shard, live_arrays
+from meshard.runtime.make import (
+    ShapeDtypeStruct,
+    block_until_ready,
+    device_count,
+    device_get,
+    device_put,
+    devices,
+    local_device_count,
+    local_devices,
+    make_array_from_callback,
+    make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
+    process_count,
+    process_index,
+    typeof,
+)
+from meshard.runtime.place import default_device
+from meshard.runtime.reshard import plan_reshard, reshard
+
+from meshard import config, debug, errors, nn, numpy, sharding, tree
+
+__all__ = [
+    "Array",
+    "Device",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "ShapeDtypeStruct",
+    "Shard",
+    "__version__",
+    "block_until_ready",
+    "config",
+    "debug",
+    "default_device",
+    "device_count",
+    "device_get",
+    "device_put",
+    "devices",
+    "errors",
+    "live_arrays",
+    "local_device_count",
+    "local_devices",
+    "make_array_from_callback",
+    "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays",
+    "make_mesh",
+    "nn",
+    "numpy",
+    "plan_reshard",
+    "process_count",
+    "process_index",
+    "reshard",
+    "set_mesh",
+    "sharding",
+    "tree",
+    "typeof",
+]

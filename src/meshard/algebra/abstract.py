@@ -1,0 +1,157 @@
+"""What every sharding is: devices, and for each shape the region that each device holds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from meshard.errors import ArgumentError, ShardingError
+
+from .box import Box, Index
+from .layout import Layout, layout_of_boxes
+from .world import Device, current
+
+MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
+
+__all__ = ["MEMORY_KINDS", "Sharding", "box_of", "checked_memory_kind"]
+
+
+def checked_memory_kind(kind: str | None) -> str:
+    """Return the kind of memory that is meant; refuse one that the devices do not have."""
+    if kind is None:
+        return "device"
+    if kind not in MEMORY_KINDS:
+        raise ArgumentError(
+            f"memory_kind={kind!r} is not one that cpu devices can address: "
+            f"{', '.join(MEMORY_KINDS)}."
+        )
+    return kind
+
+
+def box_of(index: Sequence[slice], shape: tuple[int, ...], device: Device, whose: str) -> Box:
+    """Return the box of one device's index, read as NumPy reads it.
+
+    Raises:
+        ShardingError: if the index is not one slice of step one for each dim.
+    """
+    if len(index) != len(shape):
+        raise ShardingError(
+            f"{whose}: the box of {device!r} has {len(index)} dims, the shape {shape} has "
+            f"{len(shape)}."
+        )
+    entries: Sequence[object] = index
+    for s in entries:
+        if not isinstance(s, slice) or s.step not in (None, 1):
+            raise ShardingError(
+                f"{whose}: the box of {device!r} holds {s!r}, which is not a slice of step 1."
+            )
+    return Box.from_index(index, shape)
+
+
+class Sharding(ABC):
+    """How a whole array lies on devices.
+
+    To write one of your own, give `device_set` and `devices_indices_map`; all else follows.
+    """
+
+    @property
+    @abstractmethod
+    def device_set(self) -> set[Device]:
+        """The devices, as a set."""
+
+    @abstractmethod
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index | None]:
+        """Return for each device the tuple of slices that it holds of ``global_shape``."""
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The kind of memory that the blocks live in."""
+        return "device"
+
+    def with_memory_kind(self, kind: str) -> Sharding:
+        """Return the same sharding in another kind of memory.
+
+        Raises:
+            ArgumentError: if the sharding cannot say a kind, or the device has none such.
+        """
+        if checked_memory_kind(kind) == self.memory_kind:
+            return self
+        raise ArgumentError(f"{type(self).__name__} does not support memory_kind={kind!r}.")
+
+    @property
+    def device_order(self) -> tuple[Device, ...]:
+        """The devices in the order that decides replica numbers."""
+        return tuple(sorted(self.device_set, key=lambda d: d.id))
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return len(self.device_set)
+
+    @property
+    def addressable_devices(self) -> set[Device]:
+        """The devices of this process."""
+        me = current().process_index
+        return {d for d in self.device_set if d.process_index == me}
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all devices belong to this process."""
+        me = current().process_index
+        return all(d.process_index == me for d in self.device_set)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self.num_devices == 1
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of an array of ``shape``.
+
+        Raises:
+            ShardingError: if the shape cannot be laid out so; the subclass says which law fails.
+        """
+        known: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
+        # Simulated processes share shardings: another thread may clear between two lookups.
+        layout = known.get(shape)
+        if layout is None:
+            layout = self._layout(shape)
+            if len(known) > 64:
+                known.clear()
+            known[shape] = layout
+        return layout
+
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
+        indices = self.devices_indices_map(shape)
+        boxes = []
+        for device in self.device_order:
+            index = indices.get(device)
+            if index is None:
+                raise ShardingError(f"{self!r} gives no index for {device!r} and shape {shape}.")
+            boxes.append((device.id, box_of(index, shape, device, type(self).__name__)))
+        return layout_of_boxes(shape, boxes)
+
+    def addressable_devices_indices_map(
+        self, global_shape: tuple[int, ...]
+    ) -> Mapping[Device, Index | None]:
+        """Return the index of each of this process's devices."""
+        me = current().process_index
+        whole = self.devices_indices_map(global_shape)
+        return {d: index for d, index in whole.items() if d.process_index == me}
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one shard; of the longest along each dim, where they differ."""
+        return self.layout(tuple(global_shape)).largest_piece
+
+    def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
+        """Return whether both lay out every array of rank ``ndim`` alike, device by device."""
+        if self == other:
+            return True
+        if self.device_order != other.device_order or self.memory_kind != other.memory_kind:
+            return False
+        mine, theirs = self._pattern(ndim), other._pattern(ndim)
+        return mine is not None and mine == theirs
+
+    def _pattern(self, ndim: int) -> object:
+        """Return a value that is equal for equivalent shardings; None where nothing is known."""
+        return ("one",) if self.num_devices == 1 else None

@@ -1,0 +1,285 @@
+"""Layouts: how one array of a given shape lies on devices.
+
+In the product form a layout is, for each dim, the tuple of cut points, and a *device tensor*
+``T[shard of dim 0, ..., shard of the last dim, replica]`` of device ids. Device order is data in
+``T``, unevenness is data in the cuts, replication is the last axis of ``T``. Whatever a layout is
+asked (index maps, replica numbers, overlaps, bytes) follows from these two by arithmetic per dim.
+
+A layout that has no product form (`Layout.regular` is false) lists its boxes and their holders.
+Both kinds answer by *piece*: a distinct box together with the devices that hold it; the pieces of
+the product form are the cells of its grid in C order.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.errors import CoverageError
+
+from .box import Box
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Cuts = tuple[int, ...]
+
+__all__ = ["Cuts", "Layout", "balanced_cuts", "ceil_cuts", "even_cuts", "layout_of_boxes"]
+
+
+def even_cuts(size: int, shards: int) -> Cuts:
+    """Return the cut points of ``size`` in ``shards`` equal parts; the caller knows it divides."""
+    step = size // shards
+    return tuple(range(0, size + 1, step)) if step else (0,) * (shards + 1)
+
+
+def balanced_cuts(size: int, shards: int) -> Cuts:
+    """Return cut points whose parts differ by at most one, the longer ones first.
+
+    >>> balanced_cuts(10, 4)
+    (0, 3, 6, 8, 10)
+    """
+    low, more = divmod(size, shards)
+    return tuple([i * low + min(i, more) for i in range(shards + 1)])
+
+
+def ceil_cuts(size: int, shards: int) -> Cuts:
+    """Return cut points of tiles as long as the longest must be, with a short or empty tail.
+
+    >>> ceil_cuts(10, 4)
+    (0, 3, 6, 9, 10)
+    """
+    step = -(-size // shards)
+    return tuple([min(i * step, size) for i in range(shards + 1)])
+
+
+@final
+class Layout:
+    """How an array of ``shape`` lies on devices.
+
+    Args:
+        shape: the array's shape.
+        cuts: for each dim its cut points, from 0 to the dim's size, not descending.
+        tensor: int64 array of device ids, ``[shard..., replica]``, for the product form.
+        boxes: the distinct boxes, where there is no product form.
+        box_holders: for each of ``boxes`` the ids of its devices.
+
+    >>> layout = Layout((4, 6), ((0, 2, 4), (0, 6)), np.array([[[0, 1]], [[2, 3]]]))
+    >>> layout.piece_count, layout.box(1), layout.holders(1)
+    (2, Box(starts=(2, 0), stops=(4, 6)), (2, 3))
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        cuts: tuple[Cuts, ...],
+        tensor: NDArray[np.int64] | None,
+        *,
+        boxes: tuple[Box, ...] | None = None,
+        box_holders: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
+        self.shape = shape
+        self.cuts = cuts
+        self.regular = tensor is not None
+        self._boxes = boxes
+        self._box_holders = box_holders
+        if tensor is None:
+            assert boxes is not None
+            assert box_holders is not None
+            self.tensor: NDArray[np.int64] = np.empty(0, np.int64)
+            self.grid: tuple[int, ...] = (len(boxes),)
+            self._key: tuple[object, ...] = (shape, boxes, box_holders)
+        else:
+            self.tensor = tensor
+            self.grid = tensor.shape[:-1]
+            self._key = (shape, cuts, self.grid, tensor.tobytes())
+        self._hash = hash(self._key)
+
+    @property
+    def ndim(self) -> int:
+        """The array's rank."""
+        return len(self.shape)
+
+    @cached_property
+    def piece_count(self) -> int:
+        """The number of distinct boxes, those without elements included."""
+        return math.prod(self.grid)
+
+    @cached_property
+    def replicas(self) -> int:
+        """How many devices hold each piece; the greatest number, where that differs."""
+        if self._box_holders is None:
+            return int(self.tensor.shape[-1])
+        return max(map(len, self._box_holders))
+
+    def coordinate(self, piece: int) -> tuple[int, ...]:
+        """Return the position in the grid of one piece of the product form."""
+        place = []
+        for n in reversed(self.grid):
+            piece, i = divmod(piece, n)
+            place.append(i)
+        return tuple(reversed(place))
+
+    def piece_at(self, coordinate: Sequence[int]) -> int:
+        """Return the number of the piece at a position in the grid."""
+        piece = 0
+        for i, n in zip(coordinate, self.grid, strict=True):
+            piece = piece * n + i
+        return piece
+
+    def box(self, piece: int) -> Box:
+        """Return the region of one piece."""
+        if self._boxes is not None:
+            return self._boxes[piece]
+        place = self.coordinate(piece)
+        return Box(
+            tuple([c[i] for c, i in zip(self.cuts, place, strict=True)]),
+            tuple([c[i + 1] for c, i in zip(self.cuts, place, strict=True)]),
+        )
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        """The regions of all pieces."""
+        return tuple([self.box(i) for i in range(self.piece_count)])
+
+    def holders(self, piece: int) -> tuple[int, ...]:
+        """Return the ids of the devices that hold one piece, in replica order."""
+        if self._box_holders is not None:
+            return self._box_holders[piece]
+        return tuple(self.tensor.reshape(-1, self.tensor.shape[-1])[piece].tolist())
+
+    @cached_property
+    def piece_of(self) -> dict[int, int]:
+        """The piece that each device holds."""
+        if self._box_holders is not None:
+            return {d: i for i, ids in enumerate(self._box_holders) for d in ids}
+        pieces = np.repeat(np.arange(self.piece_count), self.replicas)
+        return dict(zip(self.tensor.reshape(-1).tolist(), pieces.tolist(), strict=True))
+
+    @cached_property
+    def device_ids(self) -> frozenset[int]:
+        """The ids of all devices."""
+        return frozenset(self.piece_of)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all pieces have one shape."""
+        if self._boxes is not None:
+            return len({b.shape for b in self._boxes}) == 1
+        return all(len({b - a for a, b in pairwise(c)}) == 1 for c in self.cuts)
+
+    @cached_property
+    def replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self.piece_count == 1
+
+    @cached_property
+    def largest_piece(self) -> tuple[int, ...]:
+        """The shape that holds any piece: along each dim the longest."""
+        if self._boxes is not None:
+            return tuple(map(max, zip(*(b.shape for b in self._boxes), strict=True)))
+        return tuple([max(b - a for a, b in pairwise(c)) for c in self.cuts])
+
+    def dim_range(self, dim: int, start: int, stop: int) -> range:
+        """Return the shards of ``dim`` that overlap ``[start, stop)``, by binary search."""
+        cuts = self.cuts[dim]
+        if start >= stop:
+            return range(0)
+        return range(bisect_right(cuts, start) - 1, bisect_left(cuts, stop))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self._hash == other._hash and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Made anew, since another process hashes the same bytes to another number.
+        tensor = self.tensor if self.regular else None
+        return _layout, (self.shape, self.cuts, tensor, self._boxes, self._box_holders)
+
+    def __repr__(self) -> str:
+        kind = f"grid={self.grid}, replicas={self.replicas}" if self.regular else "irregular"
+        return f"Layout(shape={self.shape}, {kind})"
+
+
+def _layout(
+    shape: tuple[int, ...],
+    cuts: tuple[Cuts, ...],
+    tensor: NDArray[np.int64] | None,
+    boxes: tuple[Box, ...] | None,
+    box_holders: tuple[tuple[int, ...], ...] | None,
+) -> Layout:
+    return Layout(shape, cuts, tensor, boxes=boxes, box_holders=box_holders)
+
+
+def layout_of_boxes(shape: tuple[int, ...], boxes: Sequence[tuple[int, Box]]) -> Layout:
+    """Return the layout in which each device holds its box.
+
+    Args:
+        shape: the array's shape.
+        boxes: pairs of device id and box, in device order.
+
+    The product form is found where there is one.
+
+    Raises:
+        CoverageError: if the boxes leave a part of the array on no device.
+    """
+    holders: dict[Box, list[int]] = {}
+    for device, box in boxes:
+        holders.setdefault(box, []).append(device)
+    # An empty box says nothing about where the array is cut.
+    full = [b for b in holders if b.volume]
+    cuts = tuple(
+        tuple(sorted({0, n, *(b.starts[i] for b in full), *(b.stops[i] for b in full)}))
+        for i, n in enumerate(shape)
+    )
+    cuts = tuple(c if len(c) > 1 else (0, 0) for c in cuts)
+    grid = tuple(len(c) - 1 for c in cuts)
+    elements = math.prod(shape)
+    covered = np.zeros(grid, bool)
+    cells: dict[tuple[int, ...], list[int]] = {}
+    product = len(full) == len(holders)
+    for box in full:
+        spans = [
+            slice(bisect_left(c, a), bisect_left(c, b))
+            for c, a, b in zip(cuts, box.starts, box.stops, strict=True)
+        ]
+        covered[tuple(spans)] = True
+        if all(s.stop - s.start == 1 for s in spans):
+            cells[tuple(s.start for s in spans)] = holders[box]
+        else:
+            product = False
+    if elements and not covered.all():
+        first = tuple(int(i) for i in np.argwhere(~covered)[0])
+        gap = Box(
+            tuple(c[i] for c, i in zip(cuts, first, strict=True)),
+            tuple(c[i + 1] for c, i in zip(cuts, first, strict=True)),
+        )
+        raise CoverageError(
+            f"The boxes leave a gap: no device holds {gap} of an array of shape {shape}. "
+            "Together the boxes must hold every element."
+        )
+    counts = {len(ids) for ids in holders.values()}
+    if product and elements and len(counts) == 1 and len(cells) == covered.size:
+        tensor = np.empty((*grid, counts.pop()), np.int64)
+        for place, ids in cells.items():
+            tensor[place] = ids
+        return Layout(shape, cuts, tensor)
+    if list(holders) == [Box.whole(shape)]:  # replicas of an array without elements
+        (ids,) = holders.values()
+        return Layout(shape, cuts, np.array(ids, np.int64).reshape(*grid, len(ids)))
+    distinct = tuple(holders)
+    return Layout(
+        shape, cuts, None, boxes=distinct, box_holders=tuple(tuple(holders[b]) for b in distinct)
+    )

@@ -1,0 +1,298 @@
+"""Meshes: N-D arrangements of devices with named axes."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShardingError
+
+from .world import Device, current
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["AxisType", "Mesh", "ambient_mesh", "entered_mesh", "make_mesh", "set_mesh"]
+
+
+class AxisType(enum.Enum):
+    """How an axis takes part in sharding; accepted for JAX's sake: only ``Auto`` has an effect."""
+
+    Auto = enum.auto()
+    Explicit = enum.auto()
+    Manual = enum.auto()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_ambient: ContextVar[Mesh | None] = ContextVar("meshard_mesh", default=None)
+# What `with mesh:` goes back to; kept by context and not by mesh, since threads share meshes.
+_outer: ContextVar[tuple[Mesh | None, ...]] = ContextVar("meshard_outer_meshes", default=())
+
+
+def _axis_types(
+    names: tuple[str, ...], given: AxisType | Sequence[AxisType] | None
+) -> tuple[AxisType, ...]:
+    given = AxisType.Auto if given is None else given
+    types = (given,) * len(names) if isinstance(given, AxisType) else tuple(given)
+    for kind in types:
+        if not isinstance(kind, AxisType):
+            raise ArgumentError(f"Mesh: axis_types holds {kind!r}, which is not an AxisType.")
+    if len(types) != len(names):
+        raise ArgumentError(
+            f"Mesh: axis_types has {len(types)} entries, but there are {len(names)} axes {names}. "
+            "Give one per axis, or none."
+        )
+    return types
+
+
+@final
+class Mesh(contextlib.ContextDecorator):
+    """An N-D arrangement of devices with named axes.
+
+    Args:
+        devices: an array or nested sequence of `Device`, each once; its rank is the number of axes.
+        axis_names: one name per axis; a single string names a single axis.
+        axis_types: one per axis, or one for all; only ``AxisType.Auto`` has an effect.
+
+    A mesh is also a context manager: within ``with mesh:`` it is the ambient mesh, which bare
+    specs refer to.
+
+    Raises:
+        ShardingError: if the names do not match the rank, repeat, or a device stands twice.
+        ArgumentError: if ``axis_types`` holds another kind of value, or not one per axis.
+
+    >>> mesh = Mesh(np.array([Device(i) for i in range(8)]).reshape(4, 2), ("x", "y"))
+    >>> mesh
+    Mesh('x': 4, 'y': 2)
+    >>> mesh.shape["x"], mesh.size
+    (4, 8)
+    """
+
+    def __init__(
+        self,
+        devices: object,
+        axis_names: str | Sequence[str],
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ) -> None:
+        grid = np.array(devices, dtype=object)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if grid.ndim != len(names):
+            raise ShardingError(
+                f"Mesh: devices has {grid.ndim} dims {grid.shape}, but axis_names {names} names "
+                f"{len(names)} axes. Give one name per dim, or reshape the devices."
+            )
+        for name in names:
+            if not isinstance(name, str):
+                raise ShardingError(f"Mesh: axis names are strings, but {name!r} is not.")
+            if names.count(name) > 1:
+                raise ShardingError(f"Mesh: the axis name {name!r} stands twice in {names}.")
+        flat = tuple(grid.flat)
+        for device in flat:
+            if not isinstance(device, Device):
+                raise ShardingError(f"Mesh: devices holds {device!r}, which is not a Device.")
+        # Layouts know devices by their ids, so two devices of one id would be taken for one.
+        if len({d.id for d in flat}) != len(flat):
+            ids = [d.id for d in flat]
+            twice = next(d for d in flat if ids.count(d.id) > 1)
+            raise ShardingError(f"Mesh: {twice!r} stands twice among the devices.")
+        grid.flags.writeable = False
+        self.devices: NDArray[np.object_] = grid
+        self.axis_names: tuple[str, ...] = names
+        self.axis_types: tuple[AxisType, ...] = _axis_types(names, axis_types)
+        self.axis_sizes: tuple[int, ...] = grid.shape
+        self.shape: OrderedDict[str, int] = OrderedDict(zip(names, grid.shape, strict=True))
+        self.flat_devices: tuple[Device, ...] = flat
+        self.device_ids: NDArray[np.int64] = np.array([d.id for d in flat], np.int64).reshape(
+            grid.shape
+        )
+        self._hash = hash((names, grid.shape, flat))
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return len(self.flat_devices)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the mesh has no devices."""
+        return not self.flat_devices
+
+    @property
+    def shape_tuple(self) -> tuple[tuple[str, int], ...]:
+        """The pairs of axis name and size."""
+        return tuple(self.shape.items())
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """This process's devices, in mesh order."""
+        me = current().process_index
+        return [d for d in self.flat_devices if d.process_index == me]
+
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether the devices belong to more than one process."""
+        return len(self.processes) > 1
+
+    @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The indices of the processes that own the devices, ascending."""
+        return tuple(sorted({d.process_index for d in self.flat_devices}))
+
+    @property
+    def local_mesh(self) -> Mesh:
+        """The part of the mesh on this process's devices.
+
+        Raises:
+            ShardingError: if those devices do not form a contiguous block of the mesh.
+        """
+        me = current().process_index
+        local = np.array([d.process_index == me for d in self.flat_devices], bool)
+        local = local.reshape(self.axis_sizes)
+        if local.all():
+            return self
+        if not local.any():
+            raise ShardingError(f"Mesh.local_mesh: {self!r} has no devices of process {me}.")
+        hull = tuple(slice(where.min(), where.max() + 1) for where in np.nonzero(local))
+        if not local[hull].all():
+            raise ShardingError(
+                f"Mesh.local_mesh: the {int(local.sum())} devices of process {me} do not form a "
+                f"contiguous block of {self!r}: the least block around them has "
+                f"{local[hull].size}."
+            )
+        return Mesh(self.devices[hull], self.axis_names, self.axis_types)
+
+    def __enter__(self) -> Mesh:
+        _outer.set((*_outer.get(), _ambient.get()))
+        _ambient.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        *outer, before = _outer.get()
+        _outer.set(tuple(outer))
+        _ambient.set(before)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.axis_names == other.axis_names
+            and self.axis_sizes == other.axis_sizes
+            and self.flat_devices == other.flat_devices
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return "Mesh(" + ", ".join(f"{a!r}: {n}" for a, n in self.shape.items()) + ")"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Mesh, (self.devices, self.axis_names, self.axis_types)
+
+
+def ambient_mesh() -> Mesh | None:
+    """Return the mesh set by ``with mesh:`` or `set_mesh`, or None."""
+    return _ambient.get()
+
+
+@contextlib.contextmanager
+def entered_mesh(mesh: Mesh | None) -> Iterator[Mesh | None]:
+    """Make ``mesh`` the ambient mesh of this context."""
+    token = _ambient.set(mesh)
+    try:
+        yield mesh
+    finally:
+        _ambient.reset(token)
+
+
+@final
+class _SetMesh:
+    """What `set_mesh` returns: leaving it as a context manager restores the mesh before."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._before = _ambient.get()
+        self._mesh = mesh
+        _ambient.set(mesh)
+
+    def __enter__(self) -> Mesh:
+        return self._mesh
+
+    def __exit__(self, *_: object) -> None:
+        _ambient.set(self._before)
+
+
+def set_mesh(mesh: Mesh) -> _SetMesh:
+    """Make ``mesh`` the ambient mesh from here on, or within a ``with`` statement.
+
+    Raises:
+        ArgumentError: if ``mesh`` is not a `Mesh`.
+
+    >>> with set_mesh(Mesh([Device(0), Device(1)], "x")):
+    ...     ambient_mesh()
+    Mesh('x': 2)
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentError(f"set_mesh: expected a Mesh, got {type(mesh).__name__}.")
+    return _SetMesh(mesh)
+
+
+def make_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: Sequence[str],
+    axis_types: Sequence[AxisType] | None = None,
+    *,
+    devices: Sequence[Device] | None = None,
+) -> Mesh:
+    """Make a mesh of the given axis sizes over the first devices.
+
+    Args:
+        axis_shapes: the size of each axis.
+        axis_names: one name per axis.
+        axis_types: accepted as in JAX; only Auto has an effect.
+        devices: the devices to use; all devices of all processes by default.
+
+    Raises:
+        ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
+
+    >>> make_mesh((2, 2), ("x", "y"), devices=[Device(i) for i in range(4)])
+    Mesh('x': 2, 'y': 2)
+    """
+    sizes = tuple(axis_shapes)
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    if len(sizes) != len(names):
+        raise ArgumentError(
+            f"make_mesh: axis_shapes {sizes} has {len(sizes)} entries, axis_names {names} has "
+            f"{len(names)}; give one name per size."
+        )
+    have = current().devices if devices is None else tuple(devices)
+    if any(n < 1 for n in sizes):
+        raise ArgumentError(f"make_mesh: axis_shapes {sizes} must be whole numbers from 1 on.")
+    need = math.prod(sizes)
+    if need > len(have):
+        raise ArgumentError(
+            f"make_mesh: axis_shapes {sizes} needs {need} devices, but there are {len(have)}. "
+            "More virtual devices: MESHARD_NUM_DEVICES=8, or "
+            "meshard.config.update('num_devices', 8) before first use."
+        )
+    grid = np.empty(need, object)
+    grid[:] = have[:need]
+    return Mesh(grid.reshape(sizes), names, axis_types)

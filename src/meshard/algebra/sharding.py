@@ -1,0 +1,358 @@
+"""Shardings: how a whole array lies on devices, before its shape is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise, product
+from operator import index as whole_number
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+
+from meshard.errors import IndivisibleError, ShardingError, SpecError
+
+from .abstract import MEMORY_KINDS, Sharding, checked_memory_kind
+from .box import Index
+from .boxed import BoxSharding
+from .layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
+from .mesh import Mesh
+from .spec import PartitionSpec, UnconstrainedType
+from .world import Device
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Uneven = Literal["balanced", "ceil"] | tuple[Cuts | None, ...] | None
+
+__all__ = [
+    "MEMORY_KINDS",
+    "BoxSharding",
+    "NamedSharding",
+    "Sharding",
+    "SingleDeviceSharding",
+    "Uneven",
+    "device_tensor",
+]
+
+
+def device_tensor(
+    ids: NDArray[np.int64], names: tuple[str, ...], axes: Sequence[tuple[str, ...]]
+) -> NDArray[np.int64]:
+    """Arrange a mesh's device ids as ``T[shard..., replica]``."""
+    place = {name: i for i, name in enumerate(names)}
+    used = [place[a] for dim in axes for a in dim]
+    rest = [i for i in range(len(names)) if i not in used]
+    grid = [math.prod(ids.shape[place[a]] for a in dim) for dim in axes]
+    replicas = math.prod(ids.shape[i] for i in rest)
+    return np.ascontiguousarray(ids.transpose(used + rest).reshape(*grid, replicas))
+
+
+@final
+class NamedSharding(Sharding):
+    """A mesh and the spec that says which dims are split over which of its axes.
+
+    Args:
+        mesh: the mesh.
+        spec: the spec; its axes must be the mesh's, each at most once.
+        memory_kind: ``"device"`` (the default), ``"pinned_host"`` or ``"unpinned_host"``.
+        uneven: what to do where a dim does not divide. None refuses it, as JAX does;
+            ``"balanced"`` cuts parts that differ by at most one; ``"ceil"`` cuts equal tiles with
+            a short tail; a tuple gives, for each dim, its cut points or None.
+
+    Raises:
+        SpecError: if the spec names an unknown axis or one twice.
+        ShardingError: if an argument is of another kind.
+
+    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]).reshape(2, 2), ("x", "y"))
+    >>> NamedSharding(mesh, PartitionSpec("x")).shard_shape((6, 5))
+    (3, 5)
+    >>> NamedSharding(mesh, PartitionSpec(("x", "y")), uneven="balanced").layout((6,)).cuts
+    ((0, 2, 4, 5, 6),)
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        spec: PartitionSpec,
+        *,
+        memory_kind: str | None = None,
+        uneven: Uneven = None,
+    ) -> None:
+        if not isinstance(mesh, Mesh):
+            raise ShardingError(f"NamedSharding: mesh is a {type(mesh).__name__}, not a Mesh.")
+        if not isinstance(spec, PartitionSpec):
+            raise ShardingError(
+                f"NamedSharding: spec is {spec!r} of type {type(spec).__name__}, not a "
+                f"PartitionSpec. Write P(...) around it."
+            )
+        seen: set[str] = set()
+        for name in (a for dim in spec.axes(len(spec)) for a in dim):
+            if name not in mesh.shape:
+                raise SpecError(
+                    f"NamedSharding: axis {name!r} of {spec} is not found in mesh {mesh!r}; "
+                    f"its axes are {mesh.axis_names}."
+                )
+            if name in seen:
+                raise SpecError(
+                    f"NamedSharding: {spec} has duplicate entries for axis {name!r}; a mesh axis "
+                    "can split at most one dim."
+                )
+            seen.add(name)
+        if any(isinstance(e, UnconstrainedType) for e in spec):
+            raise SpecError(f"NamedSharding: {spec} leaves a dim unconstrained; say how it lies.")
+        self.mesh = mesh
+        self.spec = spec
+        self._memory_kind = checked_memory_kind(memory_kind)
+        self.uneven: Uneven = _uneven(uneven)
+        self._hash = hash((mesh, spec, self._memory_kind, self.uneven))
+
+    @property
+    def memory_kind(self) -> str:
+        """The kind of memory that the blocks live in."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> NamedSharding:
+        """Return the same sharding in another kind of memory."""
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind, uneven=self.uneven)
+
+    def with_spec(self, spec: PartitionSpec | Sequence[object]) -> NamedSharding:
+        """Return the sharding of another spec on the same mesh."""
+        given = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+        keep = self.uneven if isinstance(self.uneven, str) else None
+        return NamedSharding(self.mesh, given, memory_kind=self._memory_kind, uneven=keep)
+
+    @cached_property
+    def device_set(self) -> set[Device]:
+        """The devices, as a set."""
+        return set(self.mesh.flat_devices)
+
+    @property
+    def device_order(self) -> tuple[Device, ...]:
+        """The devices in mesh order."""
+        return self.mesh.flat_devices
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return self.mesh.size
+
+    @cached_property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        used = (a for dim in self.spec.axes(len(self.spec)) for a in dim)
+        return all(self.mesh.shape[a] == 1 for a in used)
+
+    @property
+    def replicated_axes(self) -> frozenset[str]:
+        """The mesh axes that split no dim."""
+        used = {a for dim in self.spec.axes(len(self.spec)) for a in dim}
+        return frozenset(a for a in self.mesh.axis_names if a not in used)
+
+    def shards(self, ndim: int) -> tuple[int, ...]:
+        """Return for each of ``ndim`` dims the number of its shards."""
+        return tuple(math.prod(self.mesh.shape[a] for a in dim) for dim in self.spec.axes(ndim))
+
+    def dim_cuts(self, shape: tuple[int, ...]) -> tuple[Cuts, ...]:
+        """Return each dim's cut points, without looking at any device.
+
+        Raises:
+            SpecError: if the spec is longer than the rank.
+            IndivisibleError: if a dim does not divide and ``uneven`` does not allow it.
+            ShardingError: if explicit cuts do not fit the dim.
+        """
+        if len(self.spec) > len(shape):
+            raise SpecError(
+                f"{self!r} is only valid for arrays of rank at least {len(self.spec)}, but the "
+                f"shape is {shape}, of rank {len(shape)}. Remove entries from the spec."
+            )
+        if isinstance(self.uneven, tuple) and len(self.uneven) > len(shape):
+            raise ShardingError(
+                f"NamedSharding: uneven gives the cuts of {len(self.uneven)} dims, but the shape "
+                f"{shape} has {len(shape)}."
+            )
+        cuts: list[Cuts] = []
+        for dim, (size, n) in enumerate(zip(shape, self.shards(len(shape)), strict=True)):
+            explicit = self._explicit(dim)
+            if explicit is not None:
+                cuts.append(_checked_cuts(explicit, dim, size, n))
+            elif size % n == 0:
+                cuts.append(even_cuts(size, n))
+            elif self.uneven is None or isinstance(self.uneven, tuple):
+                raise IndivisibleError(
+                    f"{self!r} splits dim {dim} over {self.spec.axes(len(shape))[dim]}: "
+                    f"the global size of its dimension {dim} should be divisible by {n}, but it "
+                    f"is equal to {size} (full shape: {shape}). Pad the dim to "
+                    f"{-(-size // n) * n}, or allow uneven shards with "
+                    f"NamedSharding(mesh, spec, uneven='balanced')."
+                )
+            else:
+                cuts.append((balanced_cuts if self.uneven == "balanced" else ceil_cuts)(size, n))
+        return tuple(cuts)
+
+    def _explicit(self, dim: int) -> Cuts | None:
+        if isinstance(self.uneven, tuple) and dim < len(self.uneven):
+            return self.uneven[dim]
+        return None
+
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
+        cuts = self.dim_cuts(shape)
+        axes = self.spec.axes(len(shape))
+        return Layout(shape, cuts, device_tensor(self.mesh.device_ids, self.mesh.axis_names, axes))
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one shard; of the longest along each dim, where they differ."""
+        cuts = self.dim_cuts(tuple(global_shape))
+        return tuple([max(b - a for a, b in pairwise(c)) for c in cuts])
+
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index]:
+        """Return for each device, in mesh order, the tuple of slices that it holds."""
+        shape = tuple(global_shape)
+        layout = self.layout(shape)
+        spans = [
+            [slice(None)] if len(c) == 2 else [slice(a, b) for a, b in pairwise(c)]
+            for c in layout.cuts
+        ]
+        cells = list(product(*spans))
+        place = np.arange(self.mesh.size).reshape(self.mesh.axis_sizes)
+        order = device_tensor(place, self.mesh.axis_names, self.spec.axes(len(shape))).reshape(-1)
+        cell_of = np.empty(self.mesh.size, np.int64)
+        cell_of[order] = np.repeat(np.arange(len(cells)), layout.replicas)
+        return dict(
+            zip(self.mesh.flat_devices, map(cells.__getitem__, cell_of.tolist()), strict=True)
+        )
+
+    def _pattern(self, ndim: int) -> object:
+        if self.num_devices == 1:
+            return ("one",)
+        axes = self.spec.axes(ndim)
+        if any(axes[ndim:]):
+            return None
+        axes = axes[:ndim]
+        tensor = device_tensor(self.mesh.device_ids, self.mesh.axis_names, axes)
+        split = any(self.mesh.shape[a] > 1 for dim in axes for a in dim)
+        return tensor.shape, tensor.tobytes(), self.uneven if split else None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, NamedSharding):
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.spec == other.spec
+            and self.mesh == other.mesh
+            and self._memory_kind == other._memory_kind
+            and self.uneven == other.uneven
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        uneven = "" if self.uneven is None else f", uneven={self.uneven!r}"
+        return (
+            f"NamedSharding(mesh={self.mesh!r}, spec={self.spec!r}, "
+            f"memory_kind={self._memory_kind}{uneven})"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _named, (self.mesh, self.spec, self._memory_kind, self.uneven)
+
+
+def _named(mesh: Mesh, spec: PartitionSpec, memory_kind: str, uneven: Uneven) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind, uneven=uneven)
+
+
+def _uneven(given: object) -> Uneven:
+    """Return the uneven argument in its normal form."""
+    if given is None:
+        return None
+    if isinstance(given, str) and given == "balanced":
+        return "balanced"
+    if isinstance(given, str) and given == "ceil":
+        return "ceil"
+    refusal = ShardingError(
+        f"NamedSharding: uneven={given!r} is not None, 'balanced', 'ceil' or a tuple that gives "
+        "for each dim its cut points, whole numbers, or None."
+    )
+    if not isinstance(given, (tuple, list)):
+        raise refusal
+    try:
+        cuts = tuple(None if c is None else tuple(map(whole_number, c)) for c in given)
+    except TypeError:
+        raise refusal from None
+    while cuts and cuts[-1] is None:
+        cuts = cuts[:-1]
+    return cuts or None
+
+
+def _checked_cuts(cuts: Cuts, dim: int, size: int, shards: int) -> Cuts:
+    if len(cuts) != shards + 1 or cuts[0] != 0 or cuts[-1] != size or list(cuts) != sorted(cuts):
+        raise ShardingError(
+            f"NamedSharding: the cuts {cuts} of dim {dim} do not cut its size {size} into "
+            f"{shards} parts: they must be {shards + 1} numbers that rise from 0 to {size}."
+        )
+    return cuts
+
+
+def _single(device: Device, memory_kind: str) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+@final
+class SingleDeviceSharding(Sharding):
+    """The whole array on one device.
+
+    >>> SingleDeviceSharding(Device(2)).shard_shape((3, 4))
+    (3, 4)
+    """
+
+    def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
+        if not isinstance(device, Device):
+            raise ShardingError(f"SingleDeviceSharding: {device!r} is not a Device.")
+        self.device = device
+        self._memory_kind = checked_memory_kind(memory_kind)
+        self._hash = hash(("single", device, self._memory_kind))
+
+    @property
+    def memory_kind(self) -> str:
+        """The kind of memory that the block lives in."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> SingleDeviceSharding:
+        """Return the same sharding in another kind of memory."""
+        return SingleDeviceSharding(self.device, memory_kind=kind)
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The one device, as a set."""
+        return {self.device}
+
+    @property
+    def device_order(self) -> tuple[Device, ...]:
+        """The one device."""
+        return (self.device,)
+
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index]:
+        """Return the whole index for the one device."""
+        return {self.device: (slice(None),) * len(global_shape)}
+
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
+        cuts = tuple([(0, n) for n in shape])
+        return Layout(shape, cuts, np.full((1,) * len(shape) + (1,), self.device.id, np.int64))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SingleDeviceSharding):
+            return NotImplemented
+        return self.device == other.device and self._memory_kind == other._memory_kind
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _single, (self.device, self._memory_kind)
+
+    def __repr__(self) -> str:
+        return f"SingleDeviceSharding(device={self.device!r}, memory_kind={self._memory_kind})"

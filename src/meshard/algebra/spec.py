@@ -1,0 +1,144 @@
+"""`PartitionSpec`: for each dim of an array, the mesh axes it is split over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, final, overload
+
+from meshard.errors import SpecError
+
+__all__ = ["P", "PartitionSpec", "UnconstrainedType"]
+
+
+@final
+class UnconstrainedType:
+    """The type of `PartitionSpec.UNCONSTRAINED`: a dim that may be laid out freely."""
+
+    def __repr__(self) -> str:
+        return "UNCONSTRAINED"
+
+    def __reduce__(self) -> str:
+        # A copy is the one there is: specs compare it by identity.
+        return "UNCONSTRAINED"
+
+
+UNCONSTRAINED = UnconstrainedType()
+
+
+Entry = str | tuple[str, ...] | None | UnconstrainedType
+
+
+def _entry(given: object) -> Entry:
+    """Return one dim's entry in its normal form: a name, two or more names, or None."""
+    if given is None or isinstance(given, (str, UnconstrainedType)):
+        return given
+    if isinstance(given, (tuple, list)):
+        for name in given:
+            if not isinstance(name, str):
+                raise SpecError(
+                    f"PartitionSpec: a tuple entry holds axis names, but {given!r} holds {name!r}."
+                )
+        names = tuple(given)
+        return names if len(names) > 1 else (names[0] if names else None)
+    raise SpecError(
+        f"PartitionSpec: each entry is None, an axis name or a tuple of axis names, "
+        f"but one is {given!r} of type {type(given).__name__}."
+    )
+
+
+@final
+class PartitionSpec:
+    """For each dim of an array, the mesh axes it is split over.
+
+    An entry is ``None`` (the dim is whole on every device), an axis name, or a tuple of names
+    (split over their product, the first the slowest). Trailing ``None`` may be left out, yet
+    ``P('x')`` and ``P('x', None)`` compare unequal, as in JAX; so do a spec and a tuple.
+
+    Raises:
+        SpecError: if an entry is of another kind.
+
+    >>> P("x", ("y", "z"), None)
+    P('x', ('y', 'z'), None)
+    >>> P(("x",)) == P("x"), P("x") == P("x", None)
+    (True, False)
+    """
+
+    __slots__ = ("_entries", "_hash")
+    UNCONSTRAINED: ClassVar[UnconstrainedType] = UNCONSTRAINED
+    _entries: tuple[Entry, ...]
+
+    def __init__(self, *entries: object) -> None:
+        self._entries = tuple([_entry(e) for e in entries])
+        self._hash = hash(self._entries)
+
+    @property
+    def partitions(self) -> tuple[Entry, ...]:
+        """The entries, one per dim."""
+        return self._entries
+
+    def index(self, entry: object) -> int:
+        """Return the first dim with that entry.
+
+        Raises:
+            SpecError: if no dim has it.
+        """
+        wanted = _entry(entry)
+        if wanted not in self._entries:
+            raise SpecError(f"PartitionSpec.index: {entry!r} is not an entry of {self!r}.")
+        return self._entries.index(wanted)
+
+    def count(self, entry: object) -> int:
+        """Return the number of dims with that entry."""
+        return self._entries.count(_entry(entry))
+
+    def axes(self, ndim: int) -> tuple[tuple[str, ...], ...]:
+        """Return for each of ``ndim`` dims the tuple of its axes, empty where it is whole."""
+        named: list[tuple[str, ...]] = []
+        for entry in self._entries:
+            if entry is None or isinstance(entry, UnconstrainedType):
+                named.append(())
+            else:
+                named.append((entry,) if isinstance(entry, str) else entry)
+        return tuple(named) + ((),) * (ndim - len(named))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    @overload
+    def __getitem__(self, i: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Entry, ...]: ...
+
+    def __getitem__(self, i: int | slice) -> Entry | tuple[Entry, ...]:
+        return self._entries[i]
+
+    def __add__(self, other: PartitionSpec | tuple[object, ...]) -> PartitionSpec:
+        if not isinstance(other, (PartitionSpec, tuple)):
+            return NotImplemented
+        return PartitionSpec(*self._entries, *other)
+
+    def __radd__(self, other: tuple[object, ...]) -> PartitionSpec:
+        if not isinstance(other, tuple):
+            return NotImplemented
+        return PartitionSpec(*other, *self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PartitionSpec):
+            return NotImplemented
+        return self._entries == other._entries
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"P{self._entries!r}"
+
+    def __reduce__(self) -> tuple[type[PartitionSpec], tuple[Entry, ...]]:
+        return PartitionSpec, self._entries
+
+
+P = PartitionSpec

@@ -1,0 +1,220 @@
+"""The world: everything that one process knows, reached by one handle.
+
+A `World` is found by `current()`, a ContextVar whose default is the process's own world, made at
+first use. All mutable state of the library hangs on it. Simulated processes are worlds of their
+own, each entered by its own thread with `entered`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import final
+
+from meshard.errors import ArgumentError, ConfigError
+
+__all__ = ["Config", "Device", "World", "config", "current", "entered", "install_world_factory"]
+
+
+@final
+class Device:
+    """One place that holds blocks and computes.
+
+    Attributes:
+        id: the device's number, unique among all processes.
+        process_index: the process that owns it.
+        platform: ``"cpu"`` for devices that exist, ``"virtual"`` for those that only plan.
+        device_kind: the hardware's name, as far as it is known.
+
+    >>> Device(3)
+    CpuDevice(id=3)
+    """
+
+    __slots__ = ("_hash", "device_kind", "id", "platform", "process_index")
+
+    def __init__(
+        self, id: int, process_index: int = 0, platform: str = "cpu", device_kind: str = "cpu"
+    ) -> None:
+        self.id = id
+        self.process_index = process_index
+        self.platform = platform
+        self.device_kind = device_kind
+        self._hash = hash((platform, id, process_index))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Device):
+            return NotImplemented
+        mine = (self.id, self.process_index, self.platform)
+        return mine == (other.id, other.process_index, other.platform)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"{self.platform.capitalize()}Device(id={self.id})"
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self.id}"
+
+    def __reduce__(self) -> tuple[type[Device], tuple[int, int, str, str]]:
+        return Device, (self.id, self.process_index, self.platform, self.device_kind)
+
+
+class World:
+    """What one process knows: its index, all devices, its settings.
+
+    The runtime's world adds the transport, the pools and the caches. Attributes:
+        process_index: this process's number.
+        process_count: how many processes there are.
+        devices: all devices of all processes, grouped by process.
+        local_devices: those of this process.
+    """
+
+    def __init__(self, process_index: int, process_count: int, devices: Sequence[Device]) -> None:
+        self.process_index = process_index
+        self.process_count = process_count
+        self.devices = tuple(devices)
+        self.local_devices = tuple(d for d in self.devices if d.process_index == process_index)
+
+
+def _flag_float(value: object) -> str:
+    name = str(value)
+    if name not in ("float32", "float64"):
+        raise ArgumentError(f"config: default_float is 'float32' or 'float64', not {value!r}.")
+    return name
+
+
+def _count(value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ArgumentError(f"config: num_devices is a whole number from 1 on, not {value!r}.")
+    return number
+
+
+_READERS: dict[str, Callable[[object], object]] = {
+    "num_devices": _count,
+    "default_float": _flag_float,
+}
+
+
+@final
+class Config:
+    """The process's settings, read from the environment at birth.
+
+    ==================  ==========================  =============================================
+    name                environment                 meaning
+    ==================  ==========================  =============================================
+    ``num_devices``     ``MESHARD_NUM_DEVICES``     devices of this process; None: one per core
+    ``default_float``   ``MESHARD_DEFAULT_FLOAT``   dtype of floats that nothing else decides
+    ==================  ==========================  =============================================
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._values: dict[str, object] = {"num_devices": None, "default_float": "float64"}
+        for name, read in _READERS.items():
+            given = os.environ.get(f"MESHARD_{name.upper()}")
+            if given:
+                self._values[name] = read(given)
+
+    def update(self, name: str, value: object) -> None:
+        """Set one setting.
+
+        Raises:
+            ConfigError: if there is no such setting, or ``num_devices`` comes after first use.
+            ArgumentError: if the value is not one that the setting can have.
+        """
+        if name not in _READERS:
+            known = ", ".join(sorted(_READERS))
+            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
+        value = _READERS[name](value)
+        if name == "num_devices" and _process.world is not None and value != self._values[name]:
+            raise ConfigError(
+                f"config: num_devices was set to {value} after the devices had been made "
+                f"({len(_process.world.local_devices)} of them). Set it before the first use of "
+                f"meshard, or by MESHARD_NUM_DEVICES={value}."
+            )
+        self._values[name] = value
+        self.epoch += 1
+
+    def read(self, name: str) -> object:
+        """Return a setting's value.
+
+        Raises:
+            ConfigError: if there is no such setting.
+        """
+        if name not in _READERS:
+            known = ", ".join(sorted(_READERS))
+            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
+        return getattr(self, name)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices this process has."""
+        value = self._values["num_devices"]
+        if isinstance(value, int):
+            return value
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+
+    @property
+    def default_float(self) -> str:
+        """The dtype of floats that nothing else decides: ``"float64"`` or ``"float32"``."""
+        return str(self._values["default_float"])
+
+
+@final
+class _Process:
+    """The one place of process-wide state: the settings and the default world."""
+
+    def __init__(self) -> None:
+        self.config = Config()
+        self.world: World | None = None
+        self.making = threading.RLock()
+        self.factory: Callable[[], World] | None = None
+
+
+_process = _Process()
+_current: ContextVar[World | None] = ContextVar("meshard_world", default=None)
+config = _process.config
+
+
+def install_world_factory(factory: Callable[[], World]) -> None:
+    """Say how the process's default world is made; the runtime does so when it is imported."""
+    _process.factory = factory
+
+
+def current() -> World:
+    """Return the world of the calling context; the process's own, made at first use, by default."""
+    world = _current.get()
+    if world is not None:
+        return world
+    if _process.world is None:
+        if _process.factory is None:
+            raise ConfigError("meshard: no runtime has been imported that could make devices.")
+        # Two threads may come here first together; there must be one world.
+        with _process.making:
+            if _process.world is None:
+                _process.world = _process.factory()
+    return _process.world
+
+
+@contextlib.contextmanager
+def entered(world: World) -> Iterator[World]:
+    """Make ``world`` the current one of this context."""
+    token = _current.set(world)
+    try:
+        yield world
+    finally:
+        _current.reset(token)

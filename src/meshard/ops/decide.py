@@ -1,0 +1,332 @@
+"""Decisions: what an operation on operands of given types will do, worked out once.
+
+In: a row, the operands' types, the parameters. Out: a `Decision`: which operands move, which
+cells of blocks the kernel runs on, how partial results are reduced, what comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.layout import Layout, balanced_cuts, even_cuts
+from meshard.algebra.propagate import Placement, Propagation, Split, propagate
+from meshard.algebra.rule import BoundRule, Dim, OpRule
+from meshard.algebra.sharding import NamedSharding, device_tensor
+from meshard.plan.assemble import Part, Source, assemble
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+
+from .dtypes import result_dtypes
+from .exchange import Reduction, plan_reduction
+from .frame import Frame
+from .registry import Dtype, MoveOp, Op, Operand, Params
+
+__all__ = ["Cell", "KernelPlan", "Move", "MovePlan", "decide_kernel", "decide_move"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the kernel: the operands' pieces (-1: a scalar) and its parameters."""
+
+    pieces: tuple[int, ...]
+    params: Params
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An operand's way to the layout that the operation needs."""
+
+    part: Part
+    source: Layout
+    target: Layout
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """What running a row on operands of given types does.
+
+    Attributes:
+        moves: per operand how it moves first; None if it stays.
+        cells: the runs of the kernel that fall to this process.
+        groups: per piece of the results the cells that give it, in mesh order.
+        outputs: the results' types.
+        reduction: what joins partial results of several processes; None if nothing does.
+        partial: whether a cell's results are partial, to be combined over a group.
+        nbytes: bytes read and written by all cells.
+        cast: per result the dtype to convert to; None where the kernel gives the right one.
+        order: per cell its number among the cells of the contracted factors.
+    """
+
+    op: Op
+    moves: tuple[Move | None, ...]
+    cells: tuple[Cell, ...]
+    groups: tuple[tuple[int, ...], ...]
+    outputs: tuple[ArrayType, ...]
+    reduction: Reduction | None
+    partial: bool
+    nbytes: int
+    cast: tuple[Dtype | None, ...]
+    order: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """What moving elements between layouts does."""
+
+    part: Part
+    output: ArrayType
+
+
+def _operands(types: Sequence[ArrayType | type]) -> list[Operand]:
+    return [(t.shape, t.dtype) if isinstance(t, ArrayType) else ((), t) for t in types]
+
+
+def _indices(
+    term: Sequence[Dim], factors: Mapping[str, Split], coordinate: Mapping[str, int]
+) -> int:
+    """Return the piece of an operand or result that a cell reads or gives."""
+    piece = 0
+    for dim in term:
+        for factor in dim:
+            if factor in factors:
+                piece = piece * factors[factor].shards + coordinate[factor]
+    return piece
+
+
+def decide_kernel(
+    world: RuntimeWorld, op: Op, types: Sequence[ArrayType | type], params: Params
+) -> KernelPlan:
+    """Work out how a row runs on operands of these types.
+
+    Raises:
+        ShapeError: if the shapes do not fit the rule.
+        DtypeError: if the kernel cannot take the dtypes.
+        IncompatibleDevicesError: if the operands are committed to different devices.
+    """
+    operands = _operands(types)
+    text = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
+    text, sizes = (text, {}) if isinstance(text, str) else text
+    rule = OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
+    dtypes, given = result_dtypes(op, operands, params)
+    kinds = [t if isinstance(t, ArrayType) else None for t in types]
+    frame = Frame(op.name, kinds)
+    if op.partial is None:
+        rule = _nothing_reduced(rule)
+    found = propagate(
+        rule,
+        [frame.placement(k) for k in kinds],
+        frame.mesh.shape,
+        [0 if k is None else k.nbytes for k in kinds],
+    )
+    moves: list[Move | None] = []
+    for kind, placement in zip(kinds, found.inputs, strict=True):
+        moves.append(None if kind is None else _move_to(world, frame, kind, placement))
+    outputs = tuple(
+        _output(world, frame, rule.output_shape(i), dtypes[i], placement, kinds)
+        for i, placement in enumerate(found.outputs)
+    )
+    return _with_cells(world, op, params, frame, rule, found, kinds, moves, outputs, operands, given)
+
+
+def _nothing_reduced(rule: BoundRule) -> BoundRule:
+    """Demand that contracted factors are whole, for a row that cannot combine partial results."""
+    kept = {f for term in rule.outputs for dim in term for f in dim}
+    return BoundRule(
+        rule.inputs, rule.outputs, rule.sizes, rule.whole | (frozenset(rule.sizes) - kept)
+    )
+
+
+def _move_to(
+    world: RuntimeWorld, frame: Frame, kind: ArrayType, placement: Placement
+) -> Move | None:
+    """Return how an operand gets to a placement; None if it is there."""
+    split = any(s.shards > 1 for s in placement)
+    if frame.is_guest(kind) and not split:
+        return None
+    target = frame.sharding(placement)
+    layout = target.layout(kind.shape)
+    source = kind.layout
+    if frame.is_guest(kind):
+        source = frame.sharding(tuple(Split((), (0, n)) for n in kind.shape)).layout(kind.shape)
+    if source == layout:
+        return None
+    processes = world.process_map(target)
+    if processes is not None:
+        processes = {**processes, **(world.process_map(kind.sharding) or {})}
+    return Move(assemble(layout, [Source(source)], processes, world.process_index), source, layout)
+
+
+def _output(
+    world: RuntimeWorld,
+    frame: Frame,
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    placement: Placement,
+    kinds: Sequence[ArrayType | None],
+) -> ArrayType:
+    """Return a result's type; an operand's own sharding, where the result lies like it."""
+    if frame.single is None:
+        for kind in kinds:
+            if kind is not None and kind.shape == shape and isinstance(kind.sharding, NamedSharding):
+                own = frame.placement(kind)
+                if own is not None and _same(own, placement):
+                    return world.type_of(shape, dtype, kind.sharding, frame.committed)
+    return world.type_of(shape, dtype, frame.sharding(placement), frame.committed)
+
+
+def _same(a: Placement, b: Placement) -> bool:
+    return all(
+        s.cuts == t.cuts and (s.axes == t.axes or s.shards == 1)
+        for s, t in zip(a, b, strict=True)
+    )
+
+
+def _with_cells(
+    world: RuntimeWorld,
+    op: Op,
+    params: Params,
+    frame: Frame,
+    rule: BoundRule,
+    found: Propagation,
+    kinds: Sequence[ArrayType | None],
+    moves: Sequence[Move | None],
+    outputs: tuple[ArrayType, ...],
+    operands: Sequence[Operand],
+    given: tuple[Dtype, ...],
+) -> KernelPlan:
+    factors = found.factors
+    names = [f for f in rule.sizes if f in factors and f not in found.reduced]
+    names += found.reduced
+    tensor = device_tensor(
+        frame.mesh.device_ids, frame.mesh.axis_names, [factors[f].axes for f in names]
+    )
+    processes = None if frame.single is not None else _process_array(world, frame, tensor)
+    cells: list[Cell] = []
+    order: list[int] = []
+    reduced: list[Dim] = [(f,) for f in found.reduced]
+    groups: list[list[int]] = [[] for _ in range(outputs[0].layout.piece_count)]
+    nbytes = 0
+    for place in product(*(range(factors[f].shards) for f in names)):
+        if processes is not None and world.process_index not in processes[place]:
+            continue
+        at = dict(zip(names, place, strict=True))
+        bounds = {
+            f: (factors[f].cuts[at[f]], factors[f].cuts[at[f] + 1]) if f in at else (0, size)
+            for f, size in rule.sizes.items()
+        }
+        shapes = [
+            tuple(math.prod(bounds[f][1] - bounds[f][0] for f in dim) for dim in term)
+            for term in (*rule.inputs, rule.outputs[0])
+        ]
+        own = op.local(params, bounds, shapes[-1]) if op.local else params
+        pieces = tuple(
+            -1 if kind is None else _indices(term, factors, at)
+            for kind, term in zip(kinds, rule.inputs, strict=True)
+        )
+        groups[_indices(rule.outputs[0], factors, at)].append(len(cells))
+        cells.append(Cell(pieces, own))
+        order.append(_indices(reduced, factors, at))
+        sizes = [k.dtype.itemsize if k is not None else 0 for k in kinds]
+        sizes.append(outputs[0].dtype.itemsize)
+        nbytes += sum(math.prod(s) * n for s, n in zip(shapes, sizes, strict=True))
+    partial = any(factors[f].shards > 1 for f in found.reduced)
+    reduction = None
+    if partial and processes is not None:
+        assert op.partial is not None
+        law = op.partial.dtypes
+        dtypes = law(operands, params) if law else tuple(t.dtype for t in outputs)
+        reduction = plan_reduction(
+            world, frame, [factors[f].axes for f in found.reduced], found.outputs[0],
+            outputs[0].shape, dtypes,
+        )
+    return KernelPlan(
+        op,
+        tuple(moves),
+        tuple(cells),
+        tuple(tuple(g) for g in groups),
+        outputs,
+        reduction,
+        partial,
+        nbytes,
+        tuple(
+            None if t.dtype == own else t.dtype for t, own in zip(outputs, given, strict=True)
+        ),
+        tuple(order),
+    )
+
+
+def _process_array(world: RuntimeWorld, frame: Frame, tensor: Any) -> Any:
+    """Return the process of each device of a tensor; None if this world is alone."""
+    if world.process_count == 1:
+        return None
+    process = {d.id: d.process_index for d in frame.mesh.flat_devices}
+    return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
+
+
+def decide_move(
+    world: RuntimeWorld, op: MoveOp, types: Sequence[ArrayType], params: Params
+) -> MovePlan:
+    """Work out how elements move; the result keeps the first split operand's cuts if it can."""
+    frame = Frame(op.name, list(types))
+    maps = op.maps([t.shape for t in types], params)
+    shape = tuple(m.size for m in maps[0])
+    whole = op.whole(params)
+    order = sorted(
+        range(len(types)),
+        key=lambda i: (
+            not (op.follow and i == 0),
+            types[i].layout.piece_count == 1,
+            -types[i].nbytes,
+            i,
+        ),
+    )
+    placement: Placement | None = None
+    for number in order:
+        own = frame.placement(types[number])
+        if own is not None:
+            alone = len(types) == 1
+            placement = tuple(
+                _moved_split(s, m, alone) if d not in whole else Split((), (0, m.size))
+                for d, (s, m) in enumerate(zip(own, maps[number], strict=True))
+            )
+            break
+    if placement is None:
+        placement = tuple(Split((), (0, n)) for n in shape)
+    dtype = types[0].dtype
+    output = world.type_of(shape, dtype, frame.sharding(placement), frame.committed)
+    processes = world.process_map(output.sharding)
+    sources = []
+    for kind, own_maps in zip(types, maps, strict=True):
+        layout = kind.layout
+        if frame.is_guest(kind):
+            flat = tuple(Split((), (0, n)) for n in kind.shape)
+            layout = frame.sharding(flat).layout(kind.shape)
+        elif processes is not None:
+            processes = {**processes, **(world.process_map(kind.sharding) or {})}
+        sources.append(Source(layout, own_maps))
+    return MovePlan(assemble(output.layout, sources, processes, world.process_index), output)
+
+
+def _moved_split(split: Split, dim_map: Any, alone: bool) -> Split:
+    """Return how the result's dim is split: at the operand's own cuts if the map keeps order."""
+    if split.shards == 1:
+        return Split((), (0, dim_map.size))
+    if dim_map.is_identity:
+        return split
+    cuts = dim_map.image_cuts(split.cuts) if alone else None
+    if cuts is None:
+        n = split.shards
+        cuts = even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(
+            dim_map.size, n
+        )
+    return Split(split.axes, cuts)

@@ -1,0 +1,144 @@
+"""Dtype laws: NumPy's promotion, with ml_dtypes' small floats and one setting.
+
+With ``config.update("default_float", "float32")`` a float64 that no operand asked for, such as the
+mean of integers, becomes float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshard.algebra.world import config
+from meshard.errors import DtypeError
+
+from .registry import Dtype, Op, Operand, Params
+
+__all__ = [
+    "SMALL_FLOATS",
+    "accumulator",
+    "as_dtype",
+    "default_float",
+    "is_float",
+    "operand_dtype",
+    "result_dtypes",
+    "same_dtype",
+]
+
+SMALL_FLOATS = frozenset(
+    np.dtype(getattr(ml_dtypes, name))
+    for name in dir(ml_dtypes)
+    if name.startswith(("bfloat", "float")) and isinstance(getattr(ml_dtypes, name), type)
+)
+"""The floats of ml_dtypes, which NumPy does not count among its own kinds."""
+
+
+def default_float() -> Dtype:
+    """Return the dtype of floats that nothing else decides."""
+    return np.dtype(config.default_float)
+
+
+def default_complex() -> Dtype:
+    """Return the complex dtype that goes with `default_float`."""
+    return np.dtype(np.complex64 if config.default_float == "float32" else np.complex128)
+
+
+def as_dtype(given: Any) -> Dtype:
+    """Return a NumPy dtype; the Python type ``float`` is the default float.
+
+    Raises:
+        DtypeError: if it names no dtype, or one of Python objects or strings.
+    """
+    if given is float:
+        return default_float()
+    if given is complex:
+        return default_complex()
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
+    except TypeError as error:
+        raise DtypeError(f"{given!r} is not a dtype.") from error
+    return checked(dtype)
+
+
+def checked(dtype: Dtype) -> Dtype:
+    """Return the dtype if arrays can have it.
+
+    Raises:
+        DtypeError: if it is one of objects, strings, dates or records.
+    """
+    if dtype.kind not in "biufc" and not _is_extension(dtype):
+        raise DtypeError(
+            f"dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, complex "
+            "numbers and the small floats of ml_dtypes."
+        )
+    return dtype.newbyteorder("=") if not dtype.isnative else dtype
+
+
+def _is_extension(dtype: Dtype) -> bool:
+    return dtype.type.__module__.startswith("ml_dtypes")
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Whether a dtype is a real float, small ones included."""
+    return dtype.kind == "f" or dtype in SMALL_FLOATS
+
+
+def accumulator(dtype: Dtype) -> Dtype:
+    """Return the dtype in which sums are accumulated: float32 for all shorter floats."""
+    return np.dtype(np.float32) if dtype == np.float16 or dtype in SMALL_FLOATS else dtype
+
+
+def operand_dtype(operand: Operand) -> Dtype:
+    """Return an operand's dtype; of a Python scalar the default of its kind."""
+    kind = operand[1]
+    if isinstance(kind, np.dtype):
+        return kind
+    return {bool: np.dtype(bool), int: np.dtype(np.int64), float: default_float()}.get(
+        kind, default_complex()
+    )
+
+
+def same_dtype(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    """The law of operations that only rearrange their first operand's elements."""
+    return (operand_dtype(operands[0]),)
+
+
+def result_dtypes(
+    op: Op, operands: Sequence[Operand], params: Params
+) -> tuple[tuple[Dtype, ...], tuple[Dtype, ...]]:
+    """Return the dtypes of a row's results, and those that its kernel gives.
+
+    Raises:
+        DtypeError: if the kernel cannot take the operands' dtypes.
+    """
+    if op.dtypes is not None:
+        law = op.dtypes(operands, params)
+        return law, law
+    samples = [
+        np.ones((1,) * len(shape), kind) if isinstance(kind, np.dtype) else kind(1)
+        for shape, kind in operands
+    ]
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found = op.kernel(*samples, **params)
+    except TypeError as error:
+        kinds = ", ".join(str(getattr(k, "name", getattr(k, "__name__", k))) for _, k in operands)
+        raise DtypeError(f"{op.name}: not possible for operands of dtype {kinds}.") from error
+    results = found if isinstance(found, tuple) else (found,)
+    given = tuple(np.asarray(r).dtype for r in results)
+    return tuple(_modest(dtype, operands) for dtype in given), given
+
+
+def _modest(dtype: Dtype, operands: Sequence[Operand]) -> Dtype:
+    """Lower a float64 or complex128 that no operand has to the default float's kind."""
+    if dtype.kind not in "fc" or dtype.itemsize < (8 if dtype.kind == "f" else 16):
+        return dtype
+    for _, kind in operands:
+        if isinstance(kind, np.dtype) and kind in (np.dtype("f8"), np.dtype("c16")):
+            return dtype
+    return default_float() if dtype.kind == "f" else default_complex()

@@ -1,0 +1,298 @@
+"""The base interpreter: runs each operation at once, on blocks.
+
+The second time that an operation meets operands of the same types, what to do is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError, DtypeError
+from meshard.runtime.array import Array
+from meshard.runtime.execute import LARGE, run_part
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import Params
+from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.world import RuntimeWorld, here
+
+from .decide import KernelPlan, MovePlan, decide_kernel, decide_move
+from .registry import REGISTRY, MoveOp
+
+__all__ = ["EAGER", "Eager"]
+
+_WEAK = (bool, int, float, complex)
+Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
+
+
+@final
+class Eager:
+    """Runs operations at once; the decisions live in the world."""
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Run one operation and return its result, or a tuple of results."""
+        world = here()
+        key: list[Any] = [name, params]
+        for x in operands:
+            kind = type(x)
+            if kind is Array:
+                key.append(x._type)
+            elif kind in _WEAK:
+                key.append(kind)
+            else:
+                return self.run(name, _accepted(name, operands), params)
+        if world.settings != config.epoch:
+            world.decisions.clear()
+            world.settings = config.epoch
+        found = world.decisions.get(tuple(key))
+        if found is None:
+            if not any(type(x) is Array for x in operands):
+                return self.run(name, (as_array(operands[0]), *operands[1:]), params)
+            found = _decide(world, name, key[2:], params)
+            world.decided(tuple(key), found)
+        return found(world, operands)
+
+
+EAGER = Eager()
+
+
+def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the operands with everything array-like made an array, or refuse."""
+    accepted = []
+    for i, x in enumerate(operands):
+        if type(x) is Array or type(x) in _WEAK:
+            accepted.append(x)
+        elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
+            accepted.append(as_array(x))
+        else:
+            raise DtypeError(
+                f"{name}: operand {i} is {x!r} of type {type(x).__name__}, which is no array. "
+                "Make one with meshard.numpy.asarray(...)."
+            )
+    return tuple(accepted)
+
+
+def _decide(
+    world: RuntimeWorld, name: str, types: Sequence[ArrayType | type], params: Params
+) -> Runner:
+    row = REGISTRY.get(name)
+    if row is None:
+        raise ArgumentError(f"There is no operation named {name!r}.")
+    if isinstance(row, MoveOp):
+        arrays = [t for t in types if isinstance(t, ArrayType)]
+        return partial(_run_move, decide_move(world, row, arrays, dict(params)))
+    plan = decide_kernel(world, row, types, dict(params))
+    return _straight(plan) or partial(_run_kernel, plan)
+
+
+def _run_move(plan: MovePlan, world: RuntimeWorld, operands: tuple[Array, ...]) -> Array:
+    blocks = [x._live() for x in operands]
+    return Array(plan.output, run_part(world, plan.part, blocks, plan.output.dtype, 0))
+
+
+def _straight(plan: KernelPlan) -> Runner | None:
+    """Return the quick way for small cells that map pieces to pieces one by one; else None."""
+    op, count = plan.op, len(plan.cells)
+    if (
+        plan.nbytes >= LARGE
+        or len(plan.outputs) != 1
+        or plan.partial
+        or any(plan.moves)
+        or plan.cast != (None,)
+        or plan.groups != tuple((i,) for i in range(count))
+        or op.style not in ("ufunc", "view")
+        or any(c.params for c in plan.cells)
+        or not plan.outputs[0].shape
+        or len(plan.cells[0].pieces) > 2
+        or any(p not in (i, -1) for i, c in enumerate(plan.cells) for p in c.pieces)
+    ):
+        return None
+    kernel, output = op.kernel, plan.outputs[0]
+    scalars = tuple(p == -1 for p in plan.cells[0].pieces)
+
+    def unary(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x = operands[0]
+        return Array(output, tuple(map(kernel, x._blocks or x._live())))
+
+    def binary(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x, y = operands
+        return Array(output, tuple(map(kernel, x._blocks or x._live(), y._blocks or y._live())))
+
+    def scalar_right(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x, s = operands
+        return Array(output, tuple([kernel(b, s) for b in x._blocks or x._live()]))
+
+    def scalar_left(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        s, x = operands
+        return Array(output, tuple([kernel(s, b) for b in x._blocks or x._live()]))
+
+    return {
+        (False,): unary,
+        (False, False): binary,
+        (False, True): scalar_right,
+        (True, False): scalar_left,
+    }[scalars]
+
+
+def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
+    given: list[Any] = []
+    for x, move in zip(operands, plan.moves, strict=True):
+        if type(x) is not Array:
+            given.append(x)
+        elif move is None:
+            given.append(x._live())
+        else:
+            given.append(run_part(world, move.part, (x._live(),), x.dtype))
+    if plan.partial:
+        return _finished(plan, _run_partial(plan, world, given))
+    results = _run_cells(plan, world, given)
+    pieces = [[None if not g else results[g[0]][k] for g in plan.groups] for k in _range(plan)]
+    return _finished(plan, pieces)
+
+
+def _range(plan: KernelPlan) -> range:
+    return range(len(plan.outputs))
+
+
+def _finished(plan: KernelPlan, pieces: Sequence[Sequence[Block | None]]) -> Any:
+    arrays = [
+        Array(kind, tuple(_as_block(b, cast) for b in blocks))
+        for kind, blocks, cast in zip(plan.outputs, pieces, plan.cast, strict=True)
+    ]
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _as_block(block: Any, cast: Any) -> Block | None:
+    """Return a kernel's result as an array of the right dtype; NumPy gives scalars for 0-d."""
+    if block is None:
+        return None
+    return np.asarray(block) if cast is None else np.asarray(block, cast)
+
+
+def _tasks(
+    plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any], kernel: Callable[..., Any]
+) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
+    """Return one task per cell, and the list that they put their results into."""
+    results: list[tuple[Any, ...]] = [()] * len(plan.cells)
+    pooled = plan.op.style == "ufunc" and plan.cast == (None,) and not plan.partial
+    output = plan.outputs[0]
+    piece_of = {g[0]: i for i, g in enumerate(plan.groups) if g}
+
+    def task(number: int) -> None:
+        cell = plan.cells[number]
+        blocks = [
+            x if piece == -1 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)
+        ]
+        if pooled:
+            shape = output.layout.box(piece_of[number]).shape
+            out = world.pages.empty(shape, output.dtype)
+            results[number] = (kernel(*blocks, out=out, **cell.params),)
+        else:
+            found = kernel(*blocks, **cell.params)
+            results[number] = found if isinstance(found, tuple) else (found,)
+
+    return [partial(task, i) for i in range(len(plan.cells))], results
+
+
+def _run_all(plan: KernelPlan, world: RuntimeWorld, tasks: Sequence[Callable[[], None]]) -> None:
+    if plan.nbytes >= LARGE and plan.op.style != "blas":
+        world.workers.run(tasks)
+    else:
+        for task in tasks:
+            task()
+
+
+def _run_cells(
+    plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    tasks, results = _tasks(plan, world, given, plan.op.kernel)
+    _run_all(plan, world, tasks)
+    return results
+
+
+def _run_partial(
+    plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any]
+) -> list[list[Block | None]]:
+    """Run the cells and combine each group's partial results in mesh order."""
+    law = plan.op.partial
+    assert law is not None
+    kernel = law.kernel or plan.op.kernel
+    tasks, results = _tasks(plan, world, given, kernel)
+    combine = law.combine
+    if plan.op.style == "blas" and plan.reduction is None and isinstance(combine, np.ufunc):
+        return [[_folding(combine, [tasks[i] for i in g], results, g) for g in plan.groups]]
+    _run_all(plan, world, tasks)
+    if plan.reduction is None:
+        joined = [_combined(combine, [results[i] for i in g]) for g in plan.groups]
+    else:
+        joined = _across(plan, world, results, combine)
+    return [[j[k] if j else None for j in joined] for k in _range(plan)]
+
+
+def _folding(
+    combine: np.ufunc, tasks: Sequence[Callable[[], None]], results: list[Any], group: Sequence[int]
+) -> Block:
+    """Run one group's cells one by one, adding each to the sum of those before."""
+    total: Any = None
+    for task, number in zip(tasks, group, strict=True):
+        task()
+        part = np.asarray(results[number][0])
+        results[number] = ()
+        total = part if total is None else combine(total, part, out=total)
+    return np.asarray(total)
+
+
+def _combined(combine: Any, parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    if not parts:
+        return ()
+    if not isinstance(combine, np.ufunc):
+        return tuple(combine(parts))
+    total = parts[0][0]
+    for part in parts[1:]:
+        total = combine(total, part[0])
+    return (total,)
+
+
+def _across(
+    plan: KernelPlan, world: RuntimeWorld, results: Sequence[tuple[Any, ...]], combine: Any
+) -> list[tuple[Any, ...]]:
+    """Combine partial results that several processes hold."""
+    reduction = plan.reduction
+    assert reduction is not None
+    count = len(plan.groups)
+    own: dict[int, tuple[Any, ...]] = {}
+    for piece, group in enumerate(plan.groups):
+        for number in group:
+            own[plan.order[number] * count + piece] = results[number]
+    stacks: list[Blocks] = []
+    for k, dtype in enumerate(reduction.dtypes):
+        blocks = tuple(
+            np.asarray(own[i][k], dtype)[None] if i in own else None
+            for i in range(reduction.pieces)
+        )
+        stacks.append(run_part(world, reduction.gather, (blocks,), dtype))
+    joined: list[tuple[Any, ...]] = []
+    for pieces in zip(*stacks, strict=True):
+        if pieces[0] is None:
+            joined.append(())
+            continue
+        parts = [
+            tuple(np.asarray(b[r]) for b in pieces if b is not None)
+            for r in range(reduction.cells)
+        ]
+        joined.append(tuple(np.asarray(b) for b in _combined(combine, parts)))
+    if reduction.place is None:
+        return joined
+    dtypes = [np.asarray(b).dtype for b in next(j for j in joined if j)]
+    placed = [
+        run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
+        for k, dtype in enumerate(dtypes)
+    ]
+    return [
+        () if pieces[0] is None else tuple(b for b in pieces if b is not None)
+        for pieces in zip(*placed, strict=True)
+    ]

@@ -1,0 +1,280 @@
+"""Elementwise operations: rows of one table, with broadcasting and NumPy 2 promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
+
+from .dtypes import SMALL_FLOATS, as_dtype
+from .registry import Dtype, Op, Operand, Params, register
+
+Function = Callable[..., Any]
+
+
+def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
+    rule = ", ".join(["..."] * arity) + " -> " + ", ".join(["..."] * outputs)
+    style: Any = "ufunc" if outputs == 1 and kernel is not np.where else "plain"
+    register(Op(name, rule, kernel, outputs=outputs, style=style))
+
+
+def _finish(function: Function, name: str, text: str, example: str) -> Function:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""{text}
+
+    Elementwise, as ``numpy.{name}``: operands broadcast, dtypes are promoted as in NumPy 2, and
+    the result keeps the operands' sharding.
+
+    Raises:
+        ShapeError: if the shapes do not broadcast.
+        DtypeError: if an operand is no array or has a dtype that this cannot take.
+
+    >>> import meshard.numpy as mnp
+    >>> {example}
+    """
+    return function
+
+
+def _unary(name: str, kernel: Callable[..., Any], text: str) -> Function:
+    _row(name, kernel, 1)
+
+    def function(x: Any, /) -> Any:
+        return bind(name, x)
+
+    return _finish(function, name, text, f"mnp.{name}(mnp.ones(2)).shape\n    (2,)")
+
+
+def _unary_integer(name: str, kernel: Callable[..., Any], text: str) -> Function:
+    _row(name, kernel, 1)
+
+    def function(x: Any, /) -> Any:
+        return bind(name, x)
+
+    example = f"mnp.{name}(mnp.ones(2, dtype=int)).shape\n    (2,)"
+    return _finish(function, name, text, example)
+
+
+def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float") -> Function:
+    _row(name, kernel, 2)
+
+    def function(x1: Any, x2: Any, /) -> Any:
+        return bind(name, x1, x2)
+
+    example = f"mnp.{name}(mnp.ones(2, dtype={kind}), mnp.ones(2, dtype={kind})).shape\n    (2,)"
+    return _finish(function, name, text, example)
+
+
+def _special(name: str) -> Callable[..., Any]:
+    """Return a kernel that calls a function of scipy.special, imported at first use."""
+
+    def kernel(x: Any, out: Block | None = None) -> Any:
+        import scipy.special
+
+        function = getattr(scipy.special, name)
+        if getattr(x, "dtype", None) in SMALL_FLOATS:
+            found = function(x.astype(np.float32)).astype(x.dtype)
+            if out is None:
+                return found
+            out[...] = found
+            return out
+        return function(x, out=out) if out is not None else function(x)
+
+    return kernel
+
+
+negative = _unary("negative", np.negative, "Return the elements with the opposite sign.")
+positive = _unary("positive", np.positive, "Return the elements as they are.")
+absolute = _unary("absolute", np.absolute, "Return the absolute values.")
+sign = _unary("sign", np.sign, "Return the signs: -1, 0 or 1.")
+exp = _unary("exp", np.exp, "Return e to the power of each element.")
+exp2 = _unary("exp2", np.exp2, "Return 2 to the power of each element.")
+expm1 = _unary("expm1", np.expm1, "Return e to the power of each element, less one.")
+log = _unary("log", np.log, "Return the natural logarithms.")
+log2 = _unary("log2", np.log2, "Return the logarithms to base 2.")
+log10 = _unary("log10", np.log10, "Return the logarithms to base 10.")
+log1p = _unary("log1p", np.log1p, "Return the natural logarithms of one plus each element.")
+sqrt = _unary("sqrt", np.sqrt, "Return the square roots.")
+cbrt = _unary("cbrt", np.cbrt, "Return the cube roots.")
+square = _unary("square", np.square, "Return the squares.")
+reciprocal = _unary("reciprocal", np.reciprocal, "Return one over each element.")
+sin = _unary("sin", np.sin, "Return the sines of angles in radians.")
+cos = _unary("cos", np.cos, "Return the cosines of angles in radians.")
+tan = _unary("tan", np.tan, "Return the tangents of angles in radians.")
+arcsin = _unary("arcsin", np.arcsin, "Return the angles in radians with these sines.")
+arccos = _unary("arccos", np.arccos, "Return the angles in radians with these cosines.")
+arctan = _unary("arctan", np.arctan, "Return the angles in radians with these tangents.")
+sinh = _unary("sinh", np.sinh, "Return the hyperbolic sines.")
+cosh = _unary("cosh", np.cosh, "Return the hyperbolic cosines.")
+tanh = _unary("tanh", np.tanh, "Return the hyperbolic tangents.")
+arcsinh = _unary("arcsinh", np.arcsinh, "Return the inverse hyperbolic sines.")
+arccosh = _unary("arccosh", np.arccosh, "Return the inverse hyperbolic cosines.")
+arctanh = _unary("arctanh", lambda x, **k: np.arctanh(x, **k), "Return the inverse hyperbolic tangents.")
+floor = _unary("floor", np.floor, "Return the greatest whole numbers not above.")
+ceil = _unary("ceil", np.ceil, "Return the least whole numbers not below.")
+trunc = _unary("trunc", np.trunc, "Return the elements without their fractions.")
+rint = _unary("rint", np.rint, "Return the nearest whole numbers, halves to even.")
+deg2rad = _unary("deg2rad", np.deg2rad, "Return degrees as radians.")
+rad2deg = _unary("rad2deg", np.rad2deg, "Return radians as degrees.")
+isnan = _unary("isnan", np.isnan, "Return where the elements are not a number.")
+isinf = _unary("isinf", np.isinf, "Return where the elements are infinite.")
+isfinite = _unary("isfinite", np.isfinite, "Return where the elements are finite.")
+signbit = _unary("signbit", np.signbit, "Return where the sign bit is set.")
+logical_not = _unary("logical_not", np.logical_not, "Return where the elements are zero.")
+conjugate = _unary("conjugate", np.conjugate, "Return the complex conjugates.")
+invert = _unary_integer("invert", np.invert, "Return the elements with all bits flipped.")
+
+add = _binary("add", np.add, "Return the sums.")
+subtract = _binary("subtract", np.subtract, "Return the differences.")
+multiply = _binary("multiply", np.multiply, "Return the products.")
+divide = _binary("divide", np.divide, "Return the true quotients.")
+floor_divide = _binary("floor_divide", np.floor_divide, "Return the quotients, rounded down.")
+remainder = _binary("remainder", np.remainder, "Return the remainders, with the divisor's sign.")
+fmod = _binary("fmod", np.fmod, "Return the remainders, with the dividend's sign.")
+power = _binary("power", np.power, "Return the first elements to the power of the second.")
+float_power = _binary("float_power", np.float_power, "Return powers, computed as floats.")
+arctan2 = _binary("arctan2", np.arctan2, "Return the angles in radians of the points (x2, x1).")
+hypot = _binary("hypot", np.hypot, "Return the lengths of the hypotenuses.")
+maximum = _binary("maximum", np.maximum, "Return the greater elements; NaN where either is.")
+minimum = _binary("minimum", np.minimum, "Return the lesser elements; NaN where either is.")
+fmax = _binary("fmax", np.fmax, "Return the greater elements; NaN only where both are.")
+fmin = _binary("fmin", np.fmin, "Return the lesser elements; NaN only where both are.")
+logaddexp = _binary("logaddexp", np.logaddexp, "Return log(exp(x1) + exp(x2)), safely.")
+logaddexp2 = _binary("logaddexp2", np.logaddexp2, "Return log2(2**x1 + 2**x2), safely.")
+copysign = _binary("copysign", np.copysign, "Return the first magnitudes with the second signs.")
+nextafter = _binary("nextafter", np.nextafter, "Return the next floats after x1 towards x2.")
+heaviside = _binary("heaviside", np.heaviside, "Return the step function of x1, x2 where it is 0.")
+gcd = _binary("gcd", np.gcd, "Return the greatest common divisors.", "int")
+lcm = _binary("lcm", np.lcm, "Return the least common multiples.", "int")
+bitwise_and = _binary("bitwise_and", np.bitwise_and, "Return the bits set in both.", "int")
+bitwise_or = _binary("bitwise_or", np.bitwise_or, "Return the bits set in either.", "int")
+bitwise_xor = _binary("bitwise_xor", np.bitwise_xor, "Return the bits set in one only.", "int")
+left_shift = _binary("left_shift", np.left_shift, "Return x1 shifted x2 bits to the left.", "int")
+right_shift = _binary("right_shift", np.right_shift, "Return x1 shifted x2 bits right.", "int")
+logical_and = _binary("logical_and", np.logical_and, "Return where both are true.")
+logical_or = _binary("logical_or", np.logical_or, "Return where either is true.")
+logical_xor = _binary("logical_xor", np.logical_xor, "Return where one only is true.")
+equal = _binary("equal", np.equal, "Return where the elements are equal.")
+not_equal = _binary("not_equal", np.not_equal, "Return where the elements differ.")
+less = _binary("less", np.less, "Return where x1 < x2.")
+less_equal = _binary("less_equal", np.less_equal, "Return where x1 <= x2.")
+greater = _binary("greater", np.greater, "Return where x1 > x2.")
+greater_equal = _binary("greater_equal", np.greater_equal, "Return where x1 >= x2.")
+
+_row("erf", _special("erf"), 1)
+_row("erfc", _special("erfc"), 1)
+_row("erfinv", _special("erfinv"), 1)
+_row("lgamma", _special("gammaln"), 1)
+_row("digamma", _special("digamma"), 1)
+_row("logistic", _special("expit"), 1)
+_row("where", np.where, 3)
+_row("divmod", np.divmod, 2, 2)
+_row("modf", np.modf, 1, 2)
+_row("frexp", np.frexp, 1, 2)
+
+
+def _real(x: Block) -> Block:
+    return np.ascontiguousarray(x.real) if x.dtype.kind == "c" else x
+
+
+def _imag(x: Block) -> Block:
+    return np.ascontiguousarray(x.imag) if x.dtype.kind == "c" else np.zeros_like(x)
+
+
+def _round(x: Block, decimals: int) -> Any:
+    return np.round(x, decimals)
+
+
+def _astype(x: Block, dtype: Dtype) -> Block:
+    return x.astype(dtype, copy=False)
+
+
+def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (params["dtype"],)
+
+
+register(Op("real", "... -> ...", _real))
+register(Op("imag", "... -> ...", _imag))
+register(Op("round", "... -> ...", _round))
+register(Op("astype", "... -> ...", _astype, dtypes=_astype_law))
+
+
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """Return elements of ``x`` where the condition is true, of ``y`` elsewhere.
+
+    With the condition alone, return the positions where it is true, one array per dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.where(mnp.arange(4) < 2, mnp.arange(4), 9).tolist()
+    [0, 1, 9, 9]
+    """
+    if x is None and y is None:
+        from .index import nonzero
+
+        return nonzero(condition)
+    return bind("where", condition, x, y)
+
+
+def clip(a: Any, min: Any = None, max: Any = None) -> Any:
+    """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.clip(mnp.arange(5), 1, 3).tolist()
+    [1, 1, 2, 3, 3]
+    """
+    raised = a if min is None else bind("maximum", a, min)
+    return raised if max is None else bind("minimum", raised, max)
+
+
+def divmod(x1: Any, x2: Any, /) -> Any:
+    """Return the quotients rounded down, and the remainders.
+
+    >>> import meshard.numpy as mnp
+    >>> [a.tolist() for a in mnp.divmod(mnp.arange(4), 2)]
+    [[0, 0, 1, 1], [0, 1, 0, 1]]
+    """
+    return bind("divmod", x1, x2)
+
+
+def modf(x: Any, /) -> Any:
+    """Return the fractions and the whole parts."""
+    return bind("modf", x)
+
+
+def frexp(x: Any, /) -> Any:
+    """Return mantissas and exponents of two."""
+    return bind("frexp", x)
+
+
+def real(x: Any, /) -> Any:
+    """Return the real parts."""
+    return bind("real", x)
+
+
+def imag(x: Any, /) -> Any:
+    """Return the imaginary parts; zeros for real elements."""
+    return bind("imag", x)
+
+
+def round(x: Any, /, decimals: int = 0) -> Any:
+    """Return the elements rounded to a number of decimals, halves to even."""
+    return bind("round", x, decimals=int(decimals))
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+    """Return the array converted to another dtype; the sharding stays.
+
+    Raises:
+        DtypeError: if ``dtype`` is not one of numbers.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.astype(mnp.arange(3), "float32").dtype
+    dtype('float32')
+    """
+    wanted = as_dtype(dtype)
+    if not copy and getattr(x, "dtype", None) == wanted:
+        return x
+    return bind("astype", x, dtype=wanted)

@@ -1,0 +1,66 @@
+"""Installs this floor below the doors: the base interpreter, and the functions of methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshard.errors import ArgumentError
+from meshard.runtime.primitive import install
+
+from . import contract, create, elementwise, index, nn, reduce, shape
+from .eager import EAGER
+
+__all__ = ["array_namespace"]
+
+
+def array_namespace(api_version: str | None = None) -> Any:
+    """Return ``meshard.numpy``, for the Array API standard's ``__array_namespace__``.
+
+    Raises:
+        ArgumentError: if a version is asked for that is not supported.
+    """
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+        raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
+    import sys
+
+    return sys.modules["meshard.numpy"]
+
+
+_METHODS = {
+    "all": reduce.all,
+    "any": reduce.any,
+    "argmax": reduce.argmax,
+    "argmin": reduce.argmin,
+    "array_namespace": array_namespace,
+    "astype": elementwise.astype,
+    "at": index.at,
+    "clip": elementwise.clip,
+    "conj": elementwise.conjugate,
+    "copy": create.copy,
+    "divmod": elementwise.divmod,
+    "dot": contract.dot,
+    "getitem": index.getitem,
+    "imag": elementwise.imag,
+    "matmul": contract.matmul,
+    "matrix_transpose": shape.matrix_transpose,
+    "max": reduce.max,
+    "mean": reduce.mean,
+    "min": reduce.min,
+    "nonzero": index.nonzero,
+    "prod": reduce.prod,
+    "ptp": reduce.ptp,
+    "ravel": shape.ravel,
+    "real": elementwise.real,
+    "repeat": shape.repeat,
+    "reshape": shape.reshape,
+    "round": elementwise.round,
+    "softmax": nn.softmax,
+    "squeeze": shape.squeeze,
+    "std": reduce.std,
+    "sum": reduce.sum,
+    "swapaxes": shape.swapaxes,
+    "take": index.take,
+    "transpose": shape.transpose,
+    "var": reduce.var,
+}
+install(EAGER, _METHODS)

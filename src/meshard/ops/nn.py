@@ -1,0 +1,209 @@
+"""Functions of neural networks, made of operations, so that each keeps the sharding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import bind
+
+from .dtypes import default_float, is_float
+from .reduce import max as max_
+from .reduce import mean, var
+from .reduce import sum as sum_
+
+__all__ = [
+    "celu",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_tanh",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
+    "one_hot",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "standardize",
+    "tanh",
+]
+
+Axis = int | tuple[int, ...] | None
+
+
+def _float(x: Any) -> Any:
+    value = as_array(x)
+    return value if is_float(value.dtype) else value.astype(default_float())
+
+
+def relu(x: Any) -> Any:
+    """Return the elements that are positive, zero for the others.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.relu(mnp.asarray([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+    return bind("maximum", as_array(x), 0)
+
+
+def relu6(x: Any) -> Any:
+    """Return the elements limited to the interval from 0 to 6."""
+    return bind("minimum", relu(x), 6)
+
+
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangents."""
+    return bind("tanh", as_array(x))
+
+
+def hard_tanh(x: Any) -> Any:
+    """Return the elements limited to the interval from -1 to 1."""
+    return bind("minimum", bind("maximum", as_array(x), -1), 1)
+
+
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return bind("logistic", _float(x))
+
+
+def log_sigmoid(x: Any) -> Any:
+    """Return the logarithm of the sigmoid, safely."""
+    return -softplus(-_float(x))
+
+
+def softplus(x: Any) -> Any:
+    """Return log(1 + exp(x)), safely."""
+    return bind("logaddexp", _float(x), 0.0)
+
+
+def soft_sign(x: Any) -> Any:
+    """Return x / (1 + |x|)."""
+    value = _float(x)
+    return value / (abs(value) + 1)
+
+
+def silu(x: Any) -> Any:
+    """Return x times its sigmoid."""
+    value = _float(x)
+    return value * sigmoid(value)
+
+
+swish = silu
+
+
+def gelu(x: Any, approximate: bool = True) -> Any:
+    """Return the Gaussian error linear unit (Hendrycks and Gimpel, 2016).
+
+    Args:
+        x: the array.
+        approximate: by tanh, as in the paper; else exactly, by the error function.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> float(meshard.nn.gelu(mnp.asarray(0.0)))
+    0.0
+    """
+    value = _float(x)
+    if not approximate:
+        return value * 0.5 * (bind("erf", value * float(np.sqrt(0.5))) + 1.0)
+    inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
+    return value * 0.5 * (bind("tanh", inner) + 1.0)
+
+
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """Return x where positive, alpha * (exp(x) - 1) elsewhere."""
+    value = _float(x)
+    return bind("where", value > 0, value, bind("expm1", bind("minimum", value, 0.0)) * alpha)
+
+
+def selu(x: Any) -> Any:
+    """Return the scaled exponential linear unit (Klambauer et al., 2017)."""
+    return elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+def celu(x: Any, alpha: float = 1.0) -> Any:
+    """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
+    value = _float(x)
+    return relu(value) + bind("minimum", bind("expm1", bind("minimum", value, 0.0) / alpha) * alpha, 0.0)
+
+
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    """Return x where it is not negative, x times a slope elsewhere."""
+    value = _float(x)
+    return bind("where", value >= 0, value, value * negative_slope)
+
+
+def glu(x: Any, axis: int = -1) -> Any:
+    """Return the first half along a dim times the sigmoid of the second."""
+    from .shape import split
+
+    first, second = split(_float(x), 2, axis)
+    return first * sigmoid(second)
+
+
+def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """Return exp(x) divided by its sum over a dim, safely.
+
+    Args:
+        x: the array.
+        axis: the dim or dims that add up to one.
+        where: elements that take part; the others give 0.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.softmax(mnp.zeros(4)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    value = _float(x)
+    if where is not None:
+        value = bind("where", where, value, -float("inf"))
+    weights = bind("exp", value - max_(value, axis, keepdims=True))
+    return weights / sum_(weights, axis, keepdims=True)
+
+
+def log_softmax(x: Any, axis: Axis = -1) -> Any:
+    """Return the logarithm of the softmax, safely."""
+    value = _float(x)
+    shifted = value - max_(value, axis, keepdims=True)
+    return shifted - bind("log", sum_(bind("exp", shifted), axis, keepdims=True))
+
+
+def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the logarithm of the sum of exponentials, safely."""
+    value = _float(a)
+    top = max_(value, axis, keepdims=True)
+    safe = bind("where", bind("isfinite", top), top, 0.0)
+    total = bind("log", sum_(bind("exp", value - safe), axis, keepdims=True)) + safe
+    if keepdims:
+        return total
+    from .reduce import normalised_axes
+    from .shape import squeeze
+
+    return squeeze(total, normalised_axes(axis, value.ndim, "logsumexp"))
+
+
+def standardize(x: Any, axis: Axis = -1, epsilon: float = 1e-5) -> Any:
+    """Return the array less its mean, divided by its standard deviation over dims."""
+    value = _float(x)
+    off = value - mean(value, axis, keepdims=True)
+    return off / bind("sqrt", var(value, axis, keepdims=True) + epsilon)
+
+
+def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
+    """Return for each integer a row of zeros with a one at its place."""
+    from .create import arange
+    from .dtypes import as_dtype
+    from .shape import expand_dims
+
+    value = as_array(x)
+    at = axis % (value.ndim + 1)
+    classes = arange(num_classes).reshape((-1,) + (1,) * (value.ndim - at))
+    hits = bind("equal", expand_dims(value, at), classes)
+    return hits.astype(default_float() if dtype is None else as_dtype(dtype))

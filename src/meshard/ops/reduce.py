@@ -1,0 +1,387 @@
+"""Reductions: sums, extremes, tests and their positions over dims.
+
+A split dim that is reduced gives partial results, combined in mesh order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
+
+from .dtypes import accumulator, as_dtype, default_float, is_float, operand_dtype
+from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
+
+Axis = int | Sequence[int] | None
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "average",
+    "count_nonzero",
+    "max",
+    "mean",
+    "min",
+    "normalised_axes",
+    "prod",
+    "ptp",
+    "std",
+    "sum",
+    "var",
+]
+
+
+def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
+    """Return dims as a sorted tuple of numbers from 0; None means all.
+
+    Raises:
+        ArgumentError: if a dim does not exist or stands twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    for a in given:
+        if not -ndim <= a < ndim:
+            raise ArgumentError(
+                f"{what}: axis {a} is out of bounds for an array with {ndim} dims."
+            )
+    dims = tuple(sorted(int(a) % ndim for a in given))
+    if len(set(dims)) != len(dims):
+        raise ArgumentError(f"{what}: axis {axis} names a dim twice.")
+    return dims
+
+
+def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
+    """Return the rule of a reduction over ``axis``, with or without ``keepdims``."""
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    axes = params["axis"]
+    kept = [
+        "1" if i in axes else n
+        for i, n in enumerate(names)
+        if params["keepdims"] or i not in axes
+    ]
+    return f"{' '.join(names)} -> {' '.join(kept)}"
+
+
+def _sum_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    dtype = operand_dtype(operands[0])
+    if params["dtype"] is not None:
+        return (params["dtype"],)
+    return (np.add.reduce(np.ones(1, dtype)).dtype,) if dtype.kind in "biu" else (dtype,)
+
+
+def _accumulated(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (accumulator(_sum_law(operands, params)[0]),)
+
+
+def _accumulate(ufunc: np.ufunc, final: bool) -> Callable[..., Any]:
+    def kernel(x: Block, *, axis: tuple[int, ...], keepdims: bool, dtype: Dtype | None) -> Any:
+        law = _sum_law([(x.shape, x.dtype)], {"dtype": dtype})[0]
+        found = ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=accumulator(law))
+        return np.asarray(found, law) if final else found
+
+    return kernel
+
+
+def _lowest(dtype: Dtype) -> Any:
+    if dtype.kind == "b":
+        return False
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min
+    return dtype.type(-np.inf)
+
+
+def _highest(dtype: Dtype) -> Any:
+    if dtype.kind == "b":
+        return True
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).max
+    return dtype.type(np.inf)
+
+
+def _extreme(ufunc: np.ufunc, neutral: Callable[[Dtype], Any]) -> Callable[..., Any]:
+    def kernel(x: Block, *, axis: tuple[int, ...], keepdims: bool) -> Any:
+        if x.size:
+            return ufunc.reduce(x, axis=axis, keepdims=keepdims)
+        return ufunc.reduce(x, axis=axis, keepdims=keepdims, initial=neutral(x.dtype))
+
+    return kernel
+
+
+def _test(ufunc: np.ufunc) -> Callable[..., Any]:
+    def kernel(x: Block, *, axis: tuple[int, ...], keepdims: bool) -> Any:
+        return ufunc.reduce(x, axis=axis, keepdims=keepdims)
+
+    return kernel
+
+
+def _sum_partial(ufunc: np.ufunc) -> Partial:
+    return Partial(ufunc, _accumulate(ufunc, final=False), _accumulated)
+
+
+for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
+    register(
+        Op(
+            _name,
+            reduction_rule,
+            _accumulate(_ufunc, final=True),
+            dtypes=_sum_law,
+            partial=_sum_partial(_ufunc),
+        )
+    )
+register(Op("max", reduction_rule, _extreme(np.maximum, _lowest), partial=Partial(np.maximum)))
+register(Op("min", reduction_rule, _extreme(np.minimum, _highest), partial=Partial(np.minimum)))
+register(Op("any", reduction_rule, _test(np.logical_or), partial=Partial(np.logical_or)))
+register(Op("all", reduction_rule, _test(np.logical_and), partial=Partial(np.logical_and)))
+
+
+_NOWHERE = np.iinfo(np.int64).max
+
+
+def _position(
+    find: Callable[..., Any], neutral: Callable[[Dtype], Any], whole: bool
+) -> Callable[..., Any]:
+    """Return a kernel for the position of an extreme, counted in the global array.
+
+    The whole kernel returns positions, the partial one the extremes as well.
+    """
+
+    def kernel(
+        x: Block,
+        *,
+        axis: tuple[int, ...],
+        keepdims: bool,
+        starts: tuple[int, ...] = (),
+        shape: tuple[int, ...] = (),
+    ) -> Any:
+        over_all = len(axis) != 1
+        dim = None if over_all else axis[0]
+        if not x.size:
+            out = tuple(
+                1 if i in axis else n for i, n in enumerate(x.shape) if keepdims or i not in axis
+            )
+            nothing = np.full(out, neutral(x.dtype), x.dtype), np.full(out, _NOWHERE)
+            return nothing[1] if whole else nothing
+        at = find(x, axis=dim, keepdims=True)
+        if over_all:
+            value = x.reshape(-1)[at.reshape(())].reshape(at.shape)
+            local = np.unravel_index(at, x.shape)
+            offset = starts or (0,) * x.ndim
+            place = tuple(a + b for a, b in zip(local, offset, strict=True))
+            at = np.ravel_multi_index(place, shape or x.shape)
+        else:
+            value = np.take_along_axis(x, at, axis=axis[0])
+            at = at + (starts[axis[0]] if starts else 0)
+        if not keepdims:
+            value, at = np.squeeze(value, axis=axis), np.squeeze(at, axis=axis)
+        return np.asarray(at, np.int64) if whole else (value, np.asarray(at, np.int64))
+
+    return kernel
+
+
+def _first(better: np.ufunc) -> Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]:
+    """Return what picks, of several extremes and positions, the best one's first position."""
+
+    def combine(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
+        values = np.stack([p[0] for p in parts])
+        places = np.stack([p[1] for p in parts])
+        best = better.reduce(values, axis=0)
+        match = values == best
+        if is_float(values.dtype) or values.dtype.kind == "c":
+            match |= np.isnan(values) & np.isnan(best)
+        match &= places != _NOWHERE
+        return (np.where(match, places, _NOWHERE).min(axis=0),)
+
+    return combine
+
+
+def _position_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    dims = [bounds[f"d{i}"] for i in range(len(params["shape"]))]
+    return {**params, "starts": tuple(start for start, _ in dims)}
+
+
+def _position_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (np.dtype(np.int64),)
+
+
+def _position_partial(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return operand_dtype(operands[0]), np.dtype(np.int64)
+
+
+for _name, _find, _neutral, _better in (
+    ("argmax", np.argmax, _lowest, np.maximum),
+    ("argmin", np.argmin, _highest, np.minimum),
+):
+    register(
+        Op(
+            _name,
+            reduction_rule,
+            _position(_find, _neutral, whole=True),
+            dtypes=_position_law,
+            partial=Partial(
+                _first(_better), _position(_find, _neutral, whole=False), _position_partial
+            ),
+            local=_position_cell,
+        )
+    )
+
+
+def _reduce(name: str, a: Array, axis: Axis, keepdims: bool, **more: Any) -> Any:
+    x = as_array(a)
+    return bind(
+        name, x, axis=normalised_axes(axis, x.ndim, name), keepdims=bool(keepdims), **more
+    )
+
+
+def sum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the sum over dims, all by default.
+
+    Floats shorter than 32 bits are accumulated in float32. A split dim is summed part by part and
+    the parts in mesh order, so that every device holds the same bits.
+
+    Raises:
+        ArgumentError: if ``axis`` names no dim, or one twice.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.sum(mnp.ones((2, 3)), axis=0).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    wanted = None if dtype is None else as_dtype(dtype)
+    return _reduce("sum", a, axis, keepdims, dtype=wanted)
+
+
+def prod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the product over dims, all by default."""
+    wanted = None if dtype is None else as_dtype(dtype)
+    return _reduce("prod", a, axis, keepdims, dtype=wanted)
+
+
+def _not_empty(a: Any, axis: Axis, what: str) -> Array:
+    x = as_array(a)
+    for dim in normalised_axes(axis, x.ndim, what):
+        if x.shape[dim] == 0:
+            raise ShapeError(
+                f"{what}: dim {dim} of the shape {x.shape} is empty, and nothing is the {what} of "
+                "no elements."
+            )
+    return x
+
+
+def max(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the maximum over dims, all by default; NaN where an element is.
+
+    Raises:
+        ShapeError: if a reduced dim is empty.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.max(mnp.arange(5)))
+    4
+    """
+    return _reduce("max", _not_empty(a, axis, "max"), axis, keepdims)
+
+
+def min(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the minimum over dims, all by default; NaN where an element is."""
+    return _reduce("min", _not_empty(a, axis, "min"), axis, keepdims)
+
+
+def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return maximum less minimum over dims."""
+    return max(a, axis, keepdims) - min(a, axis, keepdims)
+
+
+def any(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return whether any element is true over dims, all by default."""
+    return _reduce("any", a, axis, keepdims)
+
+
+def all(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return whether all elements are true over dims, all by default."""
+    return _reduce("all", a, axis, keepdims)
+
+
+def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the number of elements that are not zero over dims."""
+    return sum(bind("not_equal", a, 0), axis, keepdims=keepdims)
+
+
+def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
+    x = _not_empty(a, axis, name)
+    return _reduce(name, x, axis, keepdims, shape=x.shape)
+
+
+def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Return the position of the first maximum along a dim; without one, in the flat array.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.argmax(mnp.asarray([3, 9, 9])))
+    1
+    """
+    return _positions("argmax", a, axis, keepdims)
+
+
+def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """Return the position of the first minimum along a dim; without one, in the flat array."""
+    return _positions("argmin", a, axis, keepdims)
+
+
+def _count(x: Array, axis: Axis, what: str) -> int:
+    return int(np.prod([x.shape[d] for d in normalised_axes(axis, x.ndim, what)], dtype=np.int64))
+
+
+def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the mean over dims, all by default; of integers in the default float.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.mean(mnp.arange(4)))
+    1.5
+    """
+    x = as_array(a)
+    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
+    wanted = own if dtype is None else as_dtype(dtype)
+    total = sum(x, axis, accumulator(wanted), keepdims)
+    found = bind("divide", total, _count(x, axis, "mean"))
+    return found if found.dtype == wanted else found.astype(wanted)
+
+
+def var(
+    a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
+) -> Any:
+    """Return the variance over dims, all by default, with ``ddof`` taken off the divisor."""
+    x = as_array(a)
+    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
+    wanted = own if dtype is None else as_dtype(dtype)
+    wide = accumulator(wanted)
+    off = bind("subtract", x, mean(x, axis, wide, keepdims=True))
+    real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
+    squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
+    divisor = _count(x, axis, "var") - ddof
+    found = bind("divide", sum(squares, axis, keepdims=keepdims), divisor if divisor > 0 else 0.0)
+    return found if found.dtype == real_dtype else found.astype(real_dtype)
+
+
+def std(
+    a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
+) -> Any:
+    """Return the standard deviation over dims, all by default."""
+    return bind("sqrt", var(a, axis, dtype, ddof, keepdims))
+
+
+def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
+    """Return the mean over dims, weighted if weights of the array's shape are given."""
+    if weights is None:
+        return mean(a, axis, keepdims=keepdims)
+    weighted = sum(bind("multiply", a, weights), axis, keepdims=keepdims)
+    x, w = as_array(a), as_array(weights)
+    if w.shape != x.shape:
+        raise ShapeError(f"average: weights of shape {w.shape} for an array of shape {x.shape}.")
+    return weighted / sum(w, axis, keepdims=keepdims)

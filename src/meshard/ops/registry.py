@@ -1,0 +1,115 @@
+"""The registry: every operation is a row.
+
+A row says how an operation relates to sharding (its rule), what it computes on one cell of blocks
+(its kernel), which dtypes come out (its dtype law), and how partial results over a contracted
+factor are combined. The engine needs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.runtime.types import Block
+
+Dtype = np.dtype[Any]
+Operand = tuple[tuple[int, ...], Dtype | type]
+"""A shape and a dtype; of a Python scalar ``()`` and its type."""
+
+Params = Mapping[str, Any]
+Bounds = Mapping[str, tuple[int, int]]
+"""For each factor the positions that one cell holds."""
+
+__all__ = [
+    "Bounds",
+    "Dtype",
+    "MoveOp",
+    "Op",
+    "Operand",
+    "Params",
+    "Partial",
+    "REGISTRY",
+    "RuleText",
+    "register",
+]
+
+RuleText = str | tuple[str, Mapping[str, int]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What happens where a contracted factor is split.
+
+    Attributes:
+        combine: a ufunc that joins two partial results, or a function from the list of all cells'
+            results (each a tuple of blocks), in mesh order, to the final blocks.
+        kernel: computes the partial results of one cell; None for the row's own kernel.
+        dtypes: the partial results' dtypes, from the operands'; None for the results' own.
+    """
+
+    combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
+    kernel: Callable[..., Any] | None = None
+    dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row: an operation whose cells are computed by a kernel.
+
+    Attributes:
+        name: what `bind` is given.
+        rule: the sharding rule, or a function from operands and parameters to one.
+        kernel: called with the operands' blocks of one cell and the parameters.
+        dtypes: the results' dtypes, from the operands'; None: as the kernel says on empty blocks.
+        partial: how to reduce over a split contracted factor; None: such a factor is made whole.
+        local: the kernel's parameters for one cell, from the parameters, the positions of each
+            factor and the shape of the cell's first result; None: the parameters themselves.
+        outputs: the number of results.
+        style: ``"ufunc"``: takes ``out=``; ``"blas"``: has threads of its own, so that cells run
+            one after the other; ``"view"``: may return a view of its operand; ``"plain"``.
+    """
+
+    name: str
+    rule: str | Callable[[Sequence[Operand], Params], RuleText]
+    kernel: Callable[..., Any]
+    dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+    partial: Partial | None = None
+    local: Callable[[Params, Bounds, tuple[int, ...]], Params] | None = None
+    outputs: int = 1
+    style: Literal["ufunc", "blas", "view", "plain"] = "plain"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MoveOp:
+    """One row: an operation that only moves elements, described by a `DimMap` per dim.
+
+    Attributes:
+        name: what `bind` is given.
+        maps: from the operands' shapes and the parameters to each operand's maps, of which the
+            result's dim sizes are the maps' sizes.
+        whole: the dims of the result that are not to be split.
+        follow: whether the result always lies like the first operand.
+    """
+
+    name: str
+    maps: Callable[[Sequence[tuple[int, ...]], Params], Sequence[tuple[DimMap, ...]]]
+    whole: Callable[[Params], frozenset[int]] = lambda params: frozenset()
+    follow: bool = False
+
+
+REGISTRY: dict[str, Op | MoveOp] = {}
+"""All rows by name; written while the modules of this floor are imported."""
+
+
+def register(row: Op | MoveOp) -> Op | MoveOp:
+    """Add a row."""
+    assert row.name not in REGISTRY, row.name
+    REGISTRY[row.name] = row
+    return row

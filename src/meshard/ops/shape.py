@@ -1,0 +1,568 @@
+"""Shapes: operations that regroup dims, and those that place arrays side by side.
+
+Regrouping is a rule of factors and a reshape of each block; placing side by side is a `DimMap`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
+
+from .dtypes import same_dtype
+from .reduce import normalised_axes
+from .registry import Bounds, MoveOp, Op, Operand, Params, RuleText, register
+
+__all__ = [
+    "atleast_1d",
+    "atleast_2d",
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "concatenate",
+    "expand_dims",
+    "flip",
+    "hstack",
+    "matrix_transpose",
+    "moveaxis",
+    "pad",
+    "ravel",
+    "repeat",
+    "reshape",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "swapaxes",
+    "tile",
+    "transpose",
+    "unstack",
+    "vstack",
+]
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Match runs of dims of two shapes that have equal products, the shortest runs first."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = [i] if i < len(old) else [], [j] if j < len(new) else []
+        if not a or not b:
+            groups.append((list(range(i, len(old))), list(range(j, len(new)))))
+            break
+        p, q = old[i], new[j]
+        i, j = i + 1, j + 1
+        while p != q:
+            if p < q:
+                p *= old[i]
+                a.append(i)
+                i += 1
+            else:
+                q *= new[j]
+                b.append(j)
+                j += 1
+        groups.append((a, b))
+    return groups
+
+
+def _refined(old: Sequence[int], new: Sequence[int]) -> list[int] | None:
+    """Return factor sizes that both lists of dims group without splitting; None if none do."""
+    ends = set()
+    for dims in (old, new):
+        volume = 1
+        for n in reversed(dims):
+            volume *= n
+            ends.add(volume)
+    sizes = []
+    before = 1
+    for end in sorted(ends | {1})[1:]:
+        if end % before:
+            return None
+        sizes.append(end // before)
+        before = end
+    return sizes[::-1]
+
+
+def _grouping(dims: Sequence[int], factors: Sequence[str], sizes: dict[str, int]) -> list[str]:
+    """Write dims as groups of consecutive factors."""
+    text = []
+    left = list(factors)
+    for n in dims:
+        own: list[str] = []
+        volume = 1
+        while volume < n:
+            own.append(left.pop(0))
+            volume *= sizes[own[-1]]
+        text.append("1" if not own else own[0] if len(own) == 1 else f"({' '.join(own)})")
+    return text
+
+
+def _reshape_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    old, new = operands[0][0], params["shape"]
+    if 0 in old:
+        left = [f"!a{i}" for i in range(len(old))]
+        right = [f"!b{i}" for i in range(len(new))]
+        sizes = {f"b{i}": n for i, n in enumerate(new)}
+        return f"{' '.join(left)} -> {' '.join(right)}", sizes
+    sizes = {}
+    left, right = [], []
+    for number, (a, b) in enumerate(_groups(old, new)):
+        found = _refined([old[i] for i in a], [new[j] for j in b])
+        assert found is not None, "reshape is bound for shapes with common factors only"
+        names = [f"g{number}f{i}" for i in range(len(found))]
+        sizes.update(zip(names, found, strict=True))
+        left += _grouping([old[i] for i in a], names, sizes)
+        right += _grouping([new[j] for j in b], names, sizes)
+    return f"{' '.join(left)} -> {' '.join(right)}", sizes
+
+
+def _cell_shape(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {"shape": shape}
+
+
+def _reshape(x: Block, *, shape: tuple[int, ...]) -> Block:
+    return x.reshape(shape)
+
+
+def _broadcast_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    old, new = operands[0][0], params["shape"]
+    names = [f"d{i}" for i in range(len(new))]
+    skipped = len(new) - len(old)
+    left = [
+        "1" if n == 1 and new[skipped + i] != 1 else names[skipped + i] for i, n in enumerate(old)
+    ]
+    return f"{' '.join(left)} -> {' '.join(names)}", dict(zip(names, new, strict=True))
+
+
+def _broadcast(x: Block, *, shape: tuple[int, ...]) -> Block:
+    return np.broadcast_to(x, shape)
+
+
+def _transpose_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    return f"{' '.join(names)} -> {' '.join(names[a] for a in params['axes'])}"
+
+
+def _transpose(x: Block, *, axes: tuple[int, ...]) -> Block:
+    return x.transpose(axes)
+
+
+register(Op("reshape", _reshape_rule, _reshape, dtypes=same_dtype, local=_cell_shape, style="view"))
+register(Op("broadcast_to", _broadcast_rule, _broadcast, dtypes=same_dtype, local=_cell_shape, style="view"))
+register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="view"))
+
+
+def _shape_argument(shape: Any, what: str) -> tuple[int, ...]:
+    try:
+        given = (shape,) if not isinstance(shape, (tuple, list)) else tuple(shape)
+        return tuple(n.__index__() for n in given)
+    except (AttributeError, TypeError) as error:
+        raise ShapeError(f"{what}: {shape!r} is not a shape.") from error
+
+
+def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None) -> Any:
+    """Return the array in another shape with the same elements in C order.
+
+    Args:
+        a: the array.
+        shape: the new shape; one entry may be -1.
+        order: ``"C"``; ``"F"`` reads and writes with the first dim the fastest.
+        copy: accepted as in NumPy; arrays are immutable and share blocks where they can.
+
+    A split dim that is merged or divided stays split wherever the new shape can say so.
+
+    Raises:
+        ShapeError: if the sizes differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.reshape(mnp.arange(6), (2, -1)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    x = as_array(a)
+    wanted = list(_shape_argument(shape, "reshape"))
+    if order == "F":
+        return transpose(reshape(transpose(x), tuple(reversed(_filled(x, wanted)))))
+    if order != "C":
+        raise ArgumentError(f"reshape: order is 'C' or 'F', not {order!r}.")
+    new = _filled(x, wanted)
+    if new == x.shape:
+        return x
+    if x.size:
+        middle: list[int] = []
+        for old_dims, new_dims in _groups(x.shape, new):
+            before = [x.shape[i] for i in old_dims]
+            if _refined(before, [new[j] for j in new_dims]) is None:
+                middle.append(math.prod(before))
+            else:
+                middle += before
+        if tuple(middle) != x.shape:
+            x = bind("reshape", x, shape=tuple(middle))
+    return bind("reshape", x, shape=new)
+
+
+def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return the new shape with its -1 worked out."""
+    known = math.prod(n for n in wanted if n != -1)
+    holes = [i for i, n in enumerate(wanted) if n == -1]
+    fits = (not holes and known == x.size) or (
+        len(holes) == 1 and known and x.size % known == 0
+    )
+    if not fits or any(n < -1 for n in wanted):
+        raise ShapeError(
+            f"reshape: cannot reshape an array of shape {x.shape} (size {x.size}) into "
+            f"{tuple(wanted)}."
+        )
+    return tuple(x.size // known if n == -1 else n for n in wanted)
+
+
+def ravel(a: Any, order: str = "C") -> Any:
+    """Return the array with one dim."""
+    return reshape(a, (-1,), order=order) if as_array(a).size else reshape(a, (0,), order=order)
+
+
+def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
+    """Return the array with its dims permuted, reversed by default; no data moves.
+
+    Raises:
+        ArgumentError: if ``axes`` is no permutation of the dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.transpose(mnp.ones((2, 3, 4)), (0, 2, 1)).shape
+    (2, 4, 3)
+    """
+    x = as_array(a)
+    if axes is None:
+        order = tuple(range(x.ndim))[::-1]
+    else:
+        order = tuple(int(i) % x.ndim if -x.ndim <= i < x.ndim else int(i) for i in axes)
+        if sorted(order) != list(range(x.ndim)):
+            raise ArgumentError(
+                f"transpose: axes {tuple(axes)} is no permutation of the {x.ndim} dims."
+            )
+    return bind("transpose", x, axes=order)
+
+
+permute_dims = transpose
+
+
+def matrix_transpose(x: Any, /) -> Any:
+    """Return the array with its last two dims exchanged."""
+    value = as_array(x)
+    if value.ndim < 2:
+        raise ShapeError(f"matrix_transpose: needs at least two dims, got shape {value.shape}.")
+    return swapaxes(value, -1, -2)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    """Return the array with two dims exchanged."""
+    x = as_array(a)
+    (i,), (j,) = (normalised_axes(d, x.ndim, "swapaxes") for d in (axis1, axis2))
+    order = list(range(x.ndim))
+    order[i], order[j] = order[j], order[i]
+    return transpose(x, order)
+
+
+def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+    """Return the array with some dims moved to other places, the others kept in order."""
+    x = as_array(a)
+    old = [source] if isinstance(source, int) else list(source)
+    new = [destination] if isinstance(destination, int) else list(destination)
+    old = [normalised_axes(d, x.ndim, "moveaxis")[0] for d in old]
+    new = [normalised_axes(d, x.ndim, "moveaxis")[0] for d in new]
+    if len(old) != len(new):
+        raise ArgumentError(f"moveaxis: {source} and {destination} have different lengths.")
+    order = [d for d in range(x.ndim) if d not in old]
+    for place, dim in sorted(zip(new, old, strict=True)):
+        order.insert(place, dim)
+    return transpose(x, order)
+
+
+def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
+    """Return the array with dims of size one inserted."""
+    x = as_array(a)
+    count = 1 if isinstance(axis, (int, np.integer)) else len(axis)
+    at = normalised_axes(axis, x.ndim + count, "expand_dims")
+    shape = list(x.shape)
+    for d in at:
+        shape.insert(d, 1)
+    return reshape(x, tuple(shape))
+
+
+def squeeze(a: Any, axis: int | Sequence[int] | None = None) -> Any:
+    """Return the array without dims of size one: those named, or all.
+
+    Raises:
+        ShapeError: if a named dim is longer than one.
+    """
+    x = as_array(a)
+    if axis is None:
+        gone: tuple[int, ...] = tuple(i for i, n in enumerate(x.shape) if n == 1)
+    else:
+        gone = normalised_axes(axis, x.ndim, "squeeze")
+    for d in gone:
+        if x.shape[d] != 1:
+            raise ShapeError(f"squeeze: dim {d} of {x.shape} has size {x.shape[d]}, not one.")
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
+
+
+def broadcast_to(a: Any, shape: Any) -> Any:
+    """Return the array repeated along dims of size one to a shape; no memory is used.
+
+    Raises:
+        ShapeError: if it does not broadcast to the shape.
+    """
+    x, wanted = as_array(a), _shape_argument(shape, "broadcast_to")
+    tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()
+    if len(tail) != x.ndim or any(n not in (1, m) for n, m in zip(x.shape, tail, strict=True)):
+        raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {wanted}.")
+    return x if x.shape == wanted else bind("broadcast_to", x, shape=wanted)
+
+
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+    """Return the shape that several shapes broadcast to."""
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+    except ValueError as error:
+        raise ShapeError(f"broadcast_shapes: {shapes} do not broadcast.") from error
+
+
+def broadcast_arrays(*args: Any) -> list[Any]:
+    """Return the arrays broadcast against each other."""
+    arrays = [as_array(a) for a in args]
+    shape = broadcast_shapes(*[x.shape for x in arrays])
+    return [broadcast_to(x, shape) for x in arrays]
+
+
+def atleast_1d(a: Any) -> Any:
+    """Return the array with at least one dim."""
+    x = as_array(a)
+    return reshape(x, (1,)) if x.ndim == 0 else x
+
+
+def atleast_2d(a: Any) -> Any:
+    """Return the array with at least two dims."""
+    x = as_array(a)
+    return x if x.ndim >= 2 else reshape(x, (1, x.size))
+
+
+# side by side
+
+
+def _concatenate_maps(
+    shapes: Sequence[tuple[int, ...]], params: Params
+) -> list[tuple[DimMap, ...]]:
+    axis = params["axis"]
+    total = sum(s[axis] for s in shapes)
+    maps, at = [], 0
+    for shape in shapes:
+        maps.append(
+            tuple(
+                DimMap.place(n, total, at) if d == axis else DimMap.identity(n)
+                for d, n in enumerate(shape)
+            )
+        )
+        at += shape[axis]
+    return maps
+
+
+def _one_dim(make: Any) -> Any:
+    """Return the maps of an operation that maps some dims of one operand."""
+
+    def maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+        arguments = dict(params["dims"])
+        return [
+            tuple(
+                make(n, *arguments[d]) if d in arguments else DimMap.identity(n)
+                for d, n in enumerate(shapes[0])
+            )
+        ]
+
+    return maps
+
+
+register(MoveOp("concatenate", _concatenate_maps))
+register(MoveOp("flip", _one_dim(DimMap.flip)))
+register(MoveOp("roll", _one_dim(DimMap.roll)))
+register(MoveOp("pad_zeros", _one_dim(DimMap.pad)))
+register(MoveOp("tile", _one_dim(DimMap.tile)))
+register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
+
+
+def concatenate(arrays: Any, /, *, axis: int | None = 0, dtype: Any = None) -> Any:
+    """Return arrays joined along an existing dim.
+
+    Raises:
+        ShapeError: if there are none, or the other dims differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.concatenate([mnp.zeros((1, 2)), mnp.ones((2, 2))]).shape
+    (3, 2)
+    """
+    values = [as_array(a) for a in arrays]
+    if not values:
+        raise ShapeError("concatenate: needs at least one array.")
+    if axis is None:
+        values, axis = [ravel(x) for x in values], 0
+    (dim,) = normalised_axes(axis, values[0].ndim, "concatenate")
+    first = values[0].shape
+    for number, x in enumerate(values):
+        if x.ndim != len(first) or any(
+            a != b for d, (a, b) in enumerate(zip(x.shape, first, strict=True)) if d != dim
+        ):
+            raise ShapeError(
+                f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
+                f"differ along dim {dim} only."
+            )
+    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else np.dtype(dtype)
+    return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
+
+
+concat = concatenate
+
+
+def stack(arrays: Any, /, *, axis: int = 0) -> Any:
+    """Return arrays of one shape joined along a new dim."""
+    values = [as_array(a) for a in arrays]
+    if not values:
+        raise ShapeError("stack: needs at least one array.")
+    for number, x in enumerate(values):
+        if x.shape != values[0].shape:
+            raise ShapeError(
+                f"stack: array {number} has shape {x.shape}, array 0 {values[0].shape}."
+            )
+    (dim,) = normalised_axes(axis, values[0].ndim + 1, "stack")
+    return concatenate([expand_dims(x, dim) for x in values], axis=dim)
+
+
+def hstack(arrays: Any) -> Any:
+    """Return arrays joined along the second dim, or the first of one-dim arrays."""
+    values = [atleast_1d(a) for a in arrays]
+    return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
+
+
+def vstack(arrays: Any) -> Any:
+    """Return arrays joined along the first dim, one-dim arrays as rows."""
+    return concatenate([atleast_2d(a) for a in arrays], axis=0)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+    """Return the parts along a dim, without it."""
+    value = as_array(x)
+    (dim,) = normalised_axes(axis, value.ndim, "unstack")
+    head = (slice(None),) * dim
+    return tuple(value[(*head, i)] for i in range(value.shape[dim]))
+
+
+def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """Return the parts of the array along a dim: a number of equal ones, or at cut points.
+
+    Raises:
+        ShapeError: if a number of sections does not divide the dim.
+    """
+    x = as_array(a)
+    (dim,) = normalised_axes(axis, x.ndim, "split")
+    size = x.shape[dim]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        n = int(indices_or_sections)
+        if n < 1 or size % n:
+            raise ShapeError(f"split: dim {dim} of size {size} has no {n} equal parts.")
+        cuts = [size // n * i for i in range(n + 1)]
+    else:
+        cuts = [0, *[int(i) for i in indices_or_sections], size]
+    head = (slice(None),) * dim
+    return [x[(*head, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
+    """Return the array with some dims reversed, all by default."""
+    x = as_array(m)
+    dims = normalised_axes(axis, x.ndim, "flip")
+    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
+
+
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    """Return the array with its elements moved along dims, those that fall out coming back in."""
+    x = as_array(a)
+    if axis is None:
+        return reshape(roll(ravel(x), shift, 0), x.shape)
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    shifts = (shift,) * len(axes) if isinstance(shift, (int, np.integer)) else tuple(shift)
+    if len(shifts) != len(axes):
+        raise ArgumentError(f"roll: shift {shift} and axis {axis} have different lengths.")
+    moves: dict[int, int] = {}
+    for d, s in zip(axes, shifts, strict=True):
+        (dim,) = normalised_axes(d, x.ndim, "roll")
+        moves[dim] = moves.get(dim, 0) + int(s)
+    return bind("roll", x, dims=tuple((d, (s,)) for d, s in sorted(moves.items())))
+
+
+def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+    """Return the array with elements added at the ends of its dims.
+
+    Args:
+        array: the array.
+        pad_width: a number, a pair for all dims, or a pair per dim.
+        mode: ``"constant"``, ``"edge"``, ``"wrap"``, ``"reflect"`` or ``"symmetric"``.
+        constant_values: the value of the added elements in mode ``"constant"``.
+
+    Raises:
+        ArgumentError: if the widths do not fit the dims, or the mode is unknown.
+    """
+    x = as_array(array)
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width, np.int64), (x.ndim, 2)).tolist()
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"pad: pad_width {pad_width!r} is not a number, a pair or a pair for each of the "
+            f"{x.ndim} dims."
+        ) from error
+    if any(w < 0 for pair in widths for w in pair):
+        raise ArgumentError(f"pad: pad_width {pad_width!r} holds a negative width.")
+    if mode in ("edge", "wrap", "reflect", "symmetric"):
+        dims = tuple(
+            (d, (tuple(np.pad(np.arange(n), widths[d], mode=mode).tolist()),))  # type: ignore[call-overload]
+            for d, n in enumerate(x.shape)
+        )
+        return bind("take_positions", x, dims=dims)
+    if mode != "constant":
+        raise ArgumentError(f"pad: mode {mode!r} is not known.")
+    dims_padded = tuple((d, tuple(pair)) for d, pair in enumerate(widths) if any(pair))
+    padded = bind("pad_zeros", x, dims=dims_padded) if dims_padded else x
+    if isinstance(constant_values, (int, float, complex)) and constant_values == 0:
+        return padded
+    inside = bind("pad_zeros", bind("equal", x, x) | True, dims=dims_padded)
+    return bind("where", inside, padded, constant_values).astype(x.dtype, copy=False)
+
+
+def tile(A: Any, reps: Any) -> Any:
+    """Return the array repeated as a whole along dims."""
+    x = as_array(A)
+    counts = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
+    rank = max(x.ndim, len(counts))
+    x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
+    counts = (1,) * (rank - len(counts)) + tuple(int(n) for n in counts)
+    return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+
+
+def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+    """Return the array with each element repeated along a dim, or in the flat array."""
+    x = as_array(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    (dim,) = normalised_axes(axis, x.ndim, "repeat")
+    if isinstance(repeats, (int, np.integer)):
+        spread = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
+        merged = (*x.shape[:dim], x.shape[dim] * int(repeats), *x.shape[dim + 1 :])
+        return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)
+    counts = np.asarray(repeats)
+    positions = np.repeat(np.arange(x.shape[dim]), counts)
+    return bind("take_positions", x, dims=((dim, (tuple(positions.tolist()),)),))

@@ -1,0 +1,1 @@
+"""Planning: what a movement will do, as a value."""

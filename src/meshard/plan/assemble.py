@@ -1,0 +1,276 @@
+"""Assembly: which copies, and which messages, build the pieces of one layout out of others.
+
+In: the destination's layout and, for each source, its layout and one `DimMap` per dim. Out: a
+`Part`, what one process has to do. A reshard is the identity map; a slice, a flip, a pad or a
+concatenation are other maps. Both ends of a message derive it from the layouts alone, in one
+canonical order, so nothing is negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import final
+
+from ..algebra.box import Box, Index
+from ..algebra.dimmap import DimMap
+from ..algebra.layout import Cuts, Layout
+
+__all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An operand of an assembly: its layout, and how each destination dim reads from it.
+
+    ``maps`` is None for the identity.
+    """
+
+    layout: Layout
+    maps: tuple[DimMap, ...] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One box: ``destination[piece][target] = sources[operand][origin][region]``."""
+
+    operand: int
+    origin: int
+    region: Index
+    piece: int
+    target: Index
+    shape: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one local piece is built.
+
+    Attributes:
+        shape: the piece's shape.
+        alias: the copy that is the whole piece, which then is the source's block or a view of it.
+        copies: the local copies, where it is not an alias.
+        covered: whether copies and received boxes fill the piece; the rest is fill.
+        layered: whether later copies lie over earlier ones, so that their order matters.
+    """
+
+    shape: tuple[int, ...]
+    alias: Copy | None
+    copies: tuple[Copy, ...]
+    covered: bool
+    layered: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The boxes that pass between this process and a peer, in canonical order."""
+
+    peer: int
+    copies: tuple[Copy, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process does: a recipe for each piece (None: not held here), and its messages."""
+
+    recipes: tuple[Recipe | None, ...]
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+
+
+@final
+class _Cells:
+    """A source seen as a product grid: the layout's own, or the refinement of an irregular one."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.cuts: tuple[Cuts, ...] = layout.cuts
+        self._grid = tuple(len(c) - 1 for c in self.cuts)
+        self._covers: dict[tuple[int, ...], list[int]] = {}
+        if not layout.regular:
+            for piece, box in enumerate(layout.boxes):
+                spans = [
+                    range(bisect_left(c, a), bisect_left(c, b))
+                    for c, a, b in zip(self.cuts, box.starts, box.stops, strict=True)
+                ]
+                for cell in product(*spans):
+                    self._covers.setdefault(cell, []).append(piece)
+
+    def pieces(self, cell: tuple[int, ...]) -> list[int]:
+        """Return the pieces that hold a cell."""
+        if self.layout.regular:
+            return [self.layout.piece_at(cell)]
+        return self._covers[cell]
+
+    def offset(self, cell: tuple[int, ...], piece: int) -> tuple[int, ...]:
+        """Return where a cell begins inside a piece."""
+        if self.layout.regular:
+            return (0,) * len(cell)
+        starts = self.layout.box(piece).starts
+        return tuple([c[i] - a for c, i, a in zip(self.cuts, cell, starts, strict=True)])
+
+
+def _identity_runs(cuts: Cuts, start: int, stop: int) -> list[tuple[int, int, int, int, int]]:
+    """Return the runs of ``[start, stop)`` in the shards: destination, length, shard, source, step."""
+    runs = []
+    shard = bisect_left(cuts, start + 1) - 1
+    while start < stop:
+        end = min(stop, cuts[shard + 1])
+        if end > start:
+            runs.append((start, end - start, shard, start - cuts[shard], 1))
+            start = end
+        shard += 1
+    first = runs[0][0] if runs else 0
+    return [(at - first, length, shard, source, step) for at, length, shard, source, step in runs]
+
+
+def _span(source: int, length: int, step: int) -> slice:
+    """Return the slice that reads ``length`` positions from ``source`` on."""
+    if step > 0:
+        return slice(source, source + step * (length - 1) + 1, step if step > 1 else None)
+    if step == 0:
+        return slice(source, source + 1)
+    stop = source + step * (length - 1) - 1
+    return slice(source, stop if stop >= 0 else None, step)
+
+
+def _boxes(
+    operand: int, source: Source, cells: _Cells, piece: int, box: Box
+) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
+    """Yield for each overlapping cell of a source the copies that could bring its part."""
+    per_dim = []
+    for dim, (start, stop) in enumerate(zip(box.starts, box.stops, strict=True)):
+        cuts = cells.cuts[dim]
+        per_dim.append(
+            _identity_runs(cuts, start, stop)
+            if source.maps is None
+            else source.maps[dim].runs(start, stop, cuts)
+        )
+    for runs in product(*per_dim):
+        cell = tuple([r[2] for r in runs])
+        target = tuple([slice(r[0], r[0] + r[1]) for r in runs])
+        shape = tuple([r[1] for r in runs])
+        choices = []
+        for origin in cells.pieces(cell):
+            at = cells.offset(cell, origin)
+            region = tuple([_span(o + r[3], r[1], r[4]) for o, r in zip(at, runs, strict=True)])
+            choices.append(Copy(operand, origin, region, piece, target, shape))
+        yield cell, choices
+
+
+def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int, list[int]]]:
+    """Return the cells of a source that one piece of a destination reads.
+
+    Each is the number of elements, and the source's pieces that hold it.
+    """
+    found = []
+    for _, choices in _boxes(0, source, _Cells(source.layout), piece, destination.box(piece)):
+        found.append((math.prod(choices[0].shape), [c.origin for c in choices]))
+    return found
+
+
+def assemble(
+    destination: Layout,
+    sources: Sequence[Source],
+    process_of: Mapping[int, int] | None = None,
+    me: int = 0,
+) -> Part:
+    """Return what process ``me`` does to build its pieces of ``destination``.
+
+    Args:
+        destination: the layout to reach.
+        sources: where the elements come from. Where they overlap, the later ones lie over the
+            first, which then must lie as the destination does.
+        process_of: the process of each device id; None when one process holds all.
+        me: the process whose part is wanted.
+
+    A process takes what it holds itself; of the others that hold a box, the receivers take turns.
+    """
+    cells = [_Cells(s.layout) for s in sources]
+    holders = [_processes(s.layout, process_of) for s in sources]
+    wanted = _processes(destination, process_of)
+    local: dict[int, list[Copy]] = {}
+    sends: dict[int, list[Copy]] = {}
+    receives: dict[int, list[Copy]] = {}
+    elements: dict[int, int] = {}
+    for piece in range(destination.piece_count):
+        if me not in wanted[piece] and not any(me in h for hold in holders for h in hold):
+            continue
+        box = destination.box(piece)
+        if not box.volume:
+            continue
+        for operand, source in enumerate(sources):
+            for _, choices in _boxes(operand, source, cells[operand], piece, box):
+                owners = [(p, c) for c in choices for p in holders[operand][c.origin]]
+                for receiver in wanted[piece]:
+                    mine = [o for o in owners if o[0] == receiver]
+                    sender, copy = mine[0] if mine else owners[receiver % len(owners)]
+                    if receiver == me:
+                        elements[piece] = elements.get(piece, 0) + math.prod(copy.shape)
+                        if sender == me:
+                            local.setdefault(piece, []).append(copy)
+                        else:
+                            receives.setdefault(sender, []).append(copy)
+                    elif sender == me:
+                        sends.setdefault(receiver, []).append(copy)
+    recipes: list[Recipe | None] = []
+    for piece in range(destination.piece_count):
+        if me not in wanted[piece]:
+            recipes.append(None)
+            continue
+        shape = destination.box(piece).shape
+        copies = tuple(local.get(piece, ()))
+        volume, count = math.prod(shape), elements.get(piece, 0)
+        alias = copies[0] if len(copies) == 1 and count == volume else None
+        if alias is not None and (
+            alias.shape != shape or any(s.step not in (None, 1) for s in alias.region)
+        ):
+            alias = None
+        recipes.append(Recipe(shape, alias, copies, count >= volume, count > volume))
+    return Part(
+        _with_affordable_views(recipes, sources),
+        tuple(Message(p, tuple(c)) for p, c in sorted(sends.items())),
+        tuple(Message(p, tuple(c)) for p, c in sorted(receives.items())),
+    )
+
+
+def _processes(layout: Layout, process_of: Mapping[int, int] | None) -> list[tuple[int, ...]]:
+    """Return for each piece the processes that hold it, ascending."""
+    if process_of is None:
+        return [(0,)] * layout.piece_count
+    return [
+        tuple(sorted({process_of[d] for d in layout.holders(i)}))
+        for i in range(layout.piece_count)
+    ]
+
+
+def _with_affordable_views(
+    recipes: Sequence[Recipe | None], sources: Sequence[Source]
+) -> tuple[Recipe | None, ...]:
+    """Give up views that would pin a block of which less than half is seen."""
+    seen: dict[tuple[int, int], int] = {}
+    for recipe in recipes:
+        if recipe is not None and recipe.alias is not None:
+            key = (recipe.alias.operand, recipe.alias.origin)
+            seen[key] = seen.get(key, 0) + math.prod(recipe.shape)
+    pinned = {
+        key
+        for key, volume in seen.items()
+        if 2 * volume < sources[key[0]].layout.box(key[1]).volume
+    }
+    return tuple(
+        Recipe(r.shape, None, r.copies, r.covered, r.layered)
+        if r is not None
+        and r.alias is not None
+        and (r.alias.operand, r.alias.origin) in pinned
+        else r
+        for r in recipes
+    )

@@ -1,0 +1,167 @@
+"""The words and colours of drawings: device labels, one-line summaries, the palette."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.algebra.world import Device
+
+__all__ = [
+    "PALETTE",
+    "device_label",
+    "headline",
+    "ink",
+    "layout_summary",
+    "platform_of",
+    "process_summary",
+    "sharding_summary",
+    "wrap",
+]
+
+# Okabe and Ito's colours, which stay apart in every common kind of colour blindness, then the same
+# hues lighter and darker. Twenty-three, a prime: rows of 8, 12 or 16 blocks do not repeat below
+# each other.
+PALETTE = (
+    *("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bdbdbd"),
+    *("#a6d8f5", "#f7cf7a", "#7fd0b6", "#f8f3a8", "#7db8dc", "#f2a878", "#e8c1d6", "#e3e3e3"),
+    *("#1b6c99", "#8a5f00", "#00563f", "#8d8410", "#003f63", "#7d3700", "#853a63"),
+)
+
+
+def device_label(ids: Iterable[int], platform: str = "", *, most: int = 6) -> str:
+    """Return device ids as people write them: ascending, runs of four and more as a range.
+
+    Args:
+        ids: the device ids.
+        platform: the word before them.
+        most: show at most this many parts; of more, the first two and the last, and the count.
+
+    >>> device_label([3, 1], "CPU"), device_label(range(8)), device_label(range(0, 32, 2))
+    ('CPU 1,3', '0-7', '0,2..30 (16)')
+    """
+    parts: list[str] = []
+    run: list[int] = []
+    numbers = sorted(set(ids))
+    for number in [*numbers, None]:
+        if number is not None and run and number == run[-1] + 1:
+            run.append(number)
+            continue
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 3 else map(str, run)
+        run = [] if number is None else [number]
+    text = ",".join(parts)
+    if len(parts) > most:
+        text = f"{','.join(parts[: min(2, most)])}..{parts[-1].split('-')[-1]} ({len(numbers)})"
+    return f"{platform} {text}".strip()
+
+
+def ink(color: str) -> str:
+    """Return the text colour, black or white, that reads best on a background ``#rrggbb``.
+
+    >>> ink("#f0e442"), ink("#003f63")
+    ('#000000', '#ffffff')
+    """
+    light = 0.0
+    for weight, place in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
+        channel = int(color[place : place + 2], 16) / 255
+        light += weight * (
+            channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+        )
+    return "#000000" if (light + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def layout_summary(layout: Layout) -> str:
+    """Return one line on the blocks of a layout: how many, how large, on how many devices each.
+
+    >>> import numpy as np
+    >>> layout_summary(
+    ...     Layout((30522, 384), ((0, 3816, 7632, 30522), (0, 384)), np.zeros((3, 1, 2)))
+    ... )
+    'uneven: 3816 x 2 + 22890 x 1 rows, each on 2 devices'
+    """
+    copies = f", each on {layout.replicas} devices" if layout.replicas > 1 else ""
+    if not layout.regular:
+        return f"irregular: {layout.piece_count} boxes"
+    if layout.piece_count == 1:
+        return f"whole on each of {layout.replicas} devices" if copies else "whole on 1 device"
+    if layout.even:
+        size = ",".join(map(str, layout.box(0).shape))
+        return f"{layout.piece_count} blocks of [{size}]{copies}"
+    units = {1: ("elements",), 2: ("rows", "columns")}.get(
+        len(layout.shape), tuple(f"along dim {dim}" for dim in range(len(layout.shape)))
+    )
+    uneven = []
+    for cuts, unit in zip(layout.cuts, units, strict=True):
+        sizes = Counter(b - a for a, b in pairwise(cuts))
+        if len(sizes) > 4:
+            uneven.append(f"{min(sizes)} to {max(sizes)} {unit}")
+        elif len(sizes) > 1:
+            uneven.append(f"{' + '.join(f'{size} x {n}' for size, n in sizes.items())} {unit}")
+    return f"uneven: {', '.join(uneven)}{copies}"
+
+
+def sharding_summary(sharding: Sharding) -> str:
+    """Return one line on a sharding: its spec and mesh where it has them.
+
+    >>> from meshard.algebra.sharding import SingleDeviceSharding
+    >>> sharding_summary(SingleDeviceSharding(Device(2)))
+    'SingleDeviceSharding on CPU 2'
+    """
+    if isinstance(sharding, NamedSharding):
+        return f"{sharding.spec!r} over {sharding.mesh!r}"
+    ids = device_label((d.id for d in sharding.device_set), platform_of(sharding))
+    return f"{type(sharding).__name__} on {ids}"
+
+
+def platform_of(sharding: Sharding) -> str:
+    """Return the word for a sharding's devices, as in ``CPU 0``: that of the first of them."""
+    return min(sharding.device_set, key=lambda d: d.id).platform.upper()
+
+
+def process_summary(devices: Iterable[Device]) -> str:
+    """Return which process owns which devices; nothing where there is one process.
+
+    >>> process_summary([Device(0), Device(1), Device(2, process_index=1)])
+    'process 0: 0,1; process 1: 2'
+    """
+    owned: dict[int, list[int]] = {}
+    for device in devices:
+        owned.setdefault(device.process_index, []).append(device.id)
+    if len(owned) < 2:
+        return ""
+    shown = sorted(owned.items())
+    return "; ".join(f"process {process}: {device_label(ids)}" for process, ids in shown)
+
+
+def headline(shape: tuple[int, ...], sharding: Sharding, dtype: str = "") -> tuple[str, ...]:
+    """Return what stands above a drawing, part by part: array, sharding, blocks, processes.
+
+    >>> from meshard.algebra.sharding import SingleDeviceSharding
+    >>> headline((4, 2), SingleDeviceSharding(Device(2)), "int64")
+    ('int64[4,2]', 'SingleDeviceSharding on CPU 2', 'whole on 1 device')
+    """
+    parts = (
+        f"{dtype}[{','.join(map(str, shape))}]",
+        sharding_summary(sharding),
+        layout_summary(sharding.layout(shape)),
+        process_summary(sharding.device_order),
+    )
+    return tuple([part for part in parts if part])
+
+
+def wrap(words: Iterable[str], width: int, *, between: str = "  ") -> list[str]:
+    """Return words in lines of at most ``width`` characters; a longer word has its own line.
+
+    >>> wrap(["one", "two", "three"], 9)
+    ['one  two', 'three']
+    """
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(between) + len(word) <= width:
+            lines[-1] += between + word
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,1 @@
+"""The runtime: devices, blocks, the Array, and how blocks move."""

@@ -1,0 +1,35 @@
+"""The transport of a process that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from meshard.errors import TransportError
+from .types import Block
+
+__all__ = ["LocalTransport"]
+
+
+@final
+class LocalTransport:
+    """Nobody to talk to: any message is an error of ours."""
+
+    index = 0
+    count = 1
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        receives: Sequence[tuple[int, Sequence[Block]]],
+    ) -> None:
+        """Refuse messages; there are no peers."""
+        if sends or receives:
+            raise TransportError("This process is alone, and a plan asks it to send or receive.")
+
+    def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
+        """Return the one value."""
+        return [value]
+
+    def barrier(self, peers: Sequence[int]) -> None:
+        """Return at once."""

@@ -1,0 +1,284 @@
+"""Placement: from host values and other layouts to arrays.
+
+In: a NumPy value, a callback, or an array; a sharding. Out: an `Array` whose blocks this process's
+devices share. Nothing here gathers: each piece is filled from the boxes that overlap it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshard.algebra.mesh import ambient_mesh
+from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import Device, config
+from meshard.errors import ArgumentError, DtypeError, ShardingError
+from meshard.plan.assemble import Part, Source, assemble
+
+from .array import Array
+from .execute import LARGE, run_part
+from .types import ArrayType, Block
+from .world import RuntimeWorld, here
+
+__all__ = [
+    "as_array",
+    "as_host",
+    "as_sharding",
+    "checked_dtype",
+    "default_device",
+    "placed",
+    "resharded",
+]
+
+_default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
+_CHUNK = 4 << 20
+
+
+@contextlib.contextmanager
+def default_device(device: Device | None) -> Iterator[None]:
+    """Make new arrays on ``device`` within a ``with`` statement.
+
+    Raises:
+        ArgumentError: if it is not a device of this process.
+    """
+    if device is not None and device not in here().local_devices:
+        raise ArgumentError(f"default_device: {device!r} is not a device of this process.")
+    token = _default_device.set(device)
+    try:
+        yield
+    finally:
+        _default_device.reset(token)
+
+
+def home(world: RuntimeWorld) -> SingleDeviceSharding:
+    """Return the sharding of new arrays that nobody placed."""
+    device = _default_device.get()
+    if device is None or device not in world.local_devices:
+        device = world.local_devices[0]
+    known = world.homes
+    if device not in known:
+        known[device] = SingleDeviceSharding(device)
+    return known[device]
+
+
+def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Return the dtype in native byte order if arrays can have it.
+
+    Raises:
+        DtypeError: if it is one of objects, strings, dates or records.
+    """
+    if dtype.kind not in "biufc" and not dtype.type.__module__.startswith(ml_dtypes.__name__):
+        raise DtypeError(
+            f"{what}: dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, "
+            "complex numbers and the small floats of ml_dtypes."
+        )
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
+    """Return any array-like as a NumPy array of a dtype that arrays can have.
+
+    Python floats, alone or in lists, take the default float.
+
+    Raises:
+        DtypeError: if its elements are not numbers.
+    """
+    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
+        value = np.asarray(x, dtype)
+    else:
+        try:
+            value = np.asarray(x, dtype)
+        except (ValueError, TypeError) as error:
+            raise DtypeError(f"{what}: {x!r} cannot become an array: {error}") from error
+        if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
+            value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
+    wanted = checked_dtype(value.dtype, what)
+    return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
+
+
+def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Array:
+    """Return an array-like as an array on the default device, uncommitted.
+
+    ``fresh`` says that nobody else holds the value, so that its memory may become the block.
+    """
+    if type(x) is Array and (dtype is None or x.dtype == dtype):
+        return x
+    world = here()
+    value = as_host(x, "array", dtype)
+    if not fresh:
+        value = _copied(world, value)
+    return Array(world.type_of(value.shape, value.dtype, home(world), False), (value,))
+
+
+def _copied(world: RuntimeWorld, value: Block) -> Block:
+    target = world.pages.empty(value.shape, value.dtype)
+    _run_copies(world, [(target, value)])
+    return target
+
+
+def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
+    """Copy each second array into the first; large ones in parts, on the workers."""
+    if sum(t.nbytes for t, _ in copies) < LARGE:
+        for target, value in copies:
+            target[...] = value
+        return
+    tasks = []
+    for target, value in copies:
+        rows = target.shape[0] if target.ndim else 1
+        parts = min(rows, max(1, target.nbytes // _CHUNK))
+        for i in range(parts):
+            if parts == 1:
+                tasks.append(partial(np.copyto, target, value))
+            else:
+                rows_i = slice(rows * i // parts, rows * (i + 1) // parts)
+                tasks.append(partial(np.copyto, target[rows_i], value[rows_i]))
+    world.workers.run(tasks)
+
+
+def as_sharding(given: Any, what: str) -> Sharding | None:
+    """Return the sharding that a placement argument means; None for None.
+
+    Raises:
+        ShardingError: if it is no device, sharding or spec, or a spec with no mesh set.
+    """
+    if given is None or isinstance(given, Sharding):
+        return given
+    if isinstance(given, Device):
+        return SingleDeviceSharding(given)
+    if isinstance(given, PartitionSpec):
+        mesh = ambient_mesh()
+        if mesh is None:
+            raise ShardingError(
+                f"{what}: the bare spec {given} needs a mesh, and none is set. Write "
+                f"NamedSharding(mesh, {given}), or call it within `with mesh:`."
+            )
+        return NamedSharding(mesh, given)
+    raise ShardingError(
+        f"{what}: expected a Sharding, a Device or None, got {given!r} of type "
+        f"{type(given).__name__}."
+    )
+
+
+def _check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> None:
+    if sharding in world.known_shardings:
+        return
+    missing = [d for d in sharding.device_order if d not in world.device_set]
+    if missing:
+        raise ShardingError(
+            f"{what}: {missing[0]!r} of {sharding!r} does not exist here; there are "
+            f"{len(world.devices)} devices. A plan can be made for devices that do not exist, an "
+            "array cannot."
+        )
+    world.known_shardings.add(sharding)
+
+
+def placed(x: Any, sharding: Sharding | None, *, donate: bool = False) -> Array:
+    """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
+
+    Raises:
+        ShardingError: if the shape cannot lie so, or a device does not exist.
+        DeletedArrayError: if the array was deleted.
+    """
+    if sharding is None:
+        return as_array(x)
+    world = here()
+    _check_devices_exist(world, sharding, "device_put")
+    if type(x) is Array:
+        spans = world.process_count > 1 and not sharding.is_fully_addressable
+        if not (spans and x.is_fully_addressable):
+            kind = world.type_of(x.shape, x.dtype, sharding, True)
+            result = resharded(world, x, kind)
+            if donate:
+                x._discard("It was donated to device_put.")
+            return result
+    value = as_host(x, "device_put")
+    kind = world.type_of(value.shape, value.dtype, sharding, True)
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    copies = []
+    for piece in kind.local:
+        box = kind.layout.box(piece)
+        block = world.pages.empty(box.shape, kind.dtype)
+        copies.append((block, value[box.slices]))
+        blocks[piece] = block
+    _run_copies(world, copies)
+    return Array(kind, tuple(blocks))
+
+
+def resharded(world: RuntimeWorld, x: Array, kind: ArrayType) -> Array:
+    """Return an array in the layout of another type of the same shape and dtype."""
+    source, blocks = x._type, x._live()
+    if source.layout == kind.layout:
+        return Array(kind, blocks)
+    key = ("reshard", source, kind)
+    part: Part | None = world.decisions.get(key)
+    if part is None:
+        processes = world.process_map(kind.sharding)
+        if processes is not None:
+            processes = {**processes, **(world.process_map(source.sharding) or {})}
+        part = assemble(kind.layout, [Source(source.layout)], processes, world.process_index)
+        world.decided(key, part)
+    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+
+
+def filled(
+    world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str
+) -> Array:
+    """Return an array whose local pieces are what ``values(piece)`` gives.
+
+    Raises:
+        ShardingError: if a value has another shape or dtype than its piece; the index is named.
+    """
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    copies = []
+    for piece in kind.local:
+        value = values(piece)
+        box = kind.layout.box(piece)
+        if value.shape != box.shape:
+            raise ShardingError(
+                f"{what}: expected shard shape {box.shape} for index {box}, but got "
+                f"{value.shape}. The array is {kind.str_short()} with sharding {kind.sharding!r}."
+            )
+        if value.dtype != kind.dtype:
+            raise ShardingError(
+                f"{what}: expected dtype {kind.dtype} for index {box}, but got {value.dtype}. "
+                "All pieces of an array have one dtype; pass dtype= to convert them."
+            )
+        if not _is_ours(value):
+            block = world.pages.empty(box.shape, kind.dtype)
+            copies.append((block, value))
+            value = block
+        blocks[piece] = value
+    _run_copies(world, copies)
+    return Array(kind, tuple(blocks))
+
+
+def _is_ours(value: Block) -> bool:
+    """Whether a value that was just handed over is known to nobody else."""
+    return (
+        value.base is None
+        and value.flags.owndata
+        and value.flags.c_contiguous
+        and value.flags.writeable
+        and sys.getrefcount(value) <= _SOLE_OWNER
+    )
+
+
+def _references(value: Block) -> int:
+    return sys.getrefcount(value)
+
+
+def _sole_owner() -> int:
+    value = np.empty(1)
+    return _references(value)
+
+
+_SOLE_OWNER = _sole_owner()
+"""How many references Python counts for an array that only one local variable names."""

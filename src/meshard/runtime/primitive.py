@@ -1,0 +1,66 @@
+"""The door up: `bind` says which operation is wanted, an interpreter decides what happens.
+
+Below this door nothing knows the operations. The floor above installs the base interpreter, which
+runs an operation at once, and the functions that `Array`'s methods stand for; transformations push
+interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from meshard.errors import MeshardError
+
+__all__ = ["Interpreter", "bind", "call", "install", "interpreting"]
+
+Params = tuple[tuple[str, Hashable], ...]
+
+
+class Interpreter(Protocol):
+    """What decides the fate of an operation."""
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Run, record or map one operation."""
+
+
+class _Installed:
+    """What the floor above has installed: written once, while it is imported."""
+
+    base: Interpreter | None = None
+    functions: dict[str, Callable[..., Any]] = {}
+
+
+_stack: ContextVar[tuple[Interpreter, ...]] = ContextVar("meshard_interpreters", default=())
+
+
+def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None:
+    """Install the base interpreter and the functions behind `Array`'s methods."""
+    _Installed.base = base
+    _Installed.functions.update(functions)
+
+
+def bind(name: str, *operands: Any, **params: Hashable) -> Any:
+    """Hand an operation to the innermost interpreter."""
+    stack = _stack.get()
+    interpreter = stack[-1] if stack else _Installed.base
+    if interpreter is None:
+        raise MeshardError(f"{name}: no operations are installed; import meshard.")
+    return interpreter.run(name, operands, tuple(params.items()))
+
+
+def call(function: str, *args: Any, **kwargs: Any) -> Any:
+    """Call one of the installed functions, for a method of `Array`."""
+    return _Installed.functions[function](*args, **kwargs)
+
+
+@contextlib.contextmanager
+def interpreting(interpreter: Interpreter) -> Iterator[None]:
+    """Make an interpreter the innermost one of this context."""
+    token = _stack.set((*_stack.get(), interpreter))
+    try:
+        yield
+    finally:
+        _stack.reset(token)

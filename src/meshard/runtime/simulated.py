@@ -1,0 +1,169 @@
+"""Simulated processes: threads of one interpreter, each with a world of its own.
+
+What works here works between real processes, since nothing but messages passes between worlds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import Any, TypeVar, final
+
+import numpy as np
+
+from ..algebra.world import Device, entered
+from meshard.errors import TransportError
+from .types import Block
+from .world import RuntimeWorld
+
+T = TypeVar("T")
+
+__all__ = ["SimulatedTransport", "simulate"]
+
+
+@final
+class _Post:
+    """The mail boxes that a set of simulated processes share."""
+
+    def __init__(self, count: int, deadline: float) -> None:
+        self.count = count
+        self.deadline = deadline
+        self.boxes: dict[tuple[int, int], deque[Any]] = {
+            (a, b): deque() for a in range(count) for b in range(count)
+        }
+        self.changed = threading.Condition()
+        self.failed: int | None = None
+
+    def put(self, source: int, target: int, letter: object) -> None:
+        with self.changed:
+            self.boxes[source, target].append(letter)
+            self.changed.notify_all()
+
+    def take(self, source: int, target: int) -> Any:
+        box = self.boxes[source, target]
+        until = time.monotonic() + self.deadline
+        with self.changed:
+            while not box:
+                left = until - time.monotonic()
+                if self.failed is not None:
+                    raise TransportError(
+                        f"Process {target} waits for process {source}, but process "
+                        f"{self.failed} has failed."
+                    )
+                if left <= 0:
+                    raise TransportError(
+                        f"Process {target} has waited {self.deadline:g} s for a message of "
+                        f"process {source}. Do all processes run the same operations?"
+                    )
+                self.changed.wait(min(left, 0.05))
+            return box.popleft()
+
+    def fail(self, index: int) -> None:
+        with self.changed:
+            if self.failed is None:
+                self.failed = index
+            self.changed.notify_all()
+
+
+@final
+class SimulatedTransport:
+    """One simulated process's end of the post."""
+
+    def __init__(self, post: _Post, index: int) -> None:
+        self._post = post
+        self.index = index
+        self.count = post.count
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        receives: Sequence[tuple[int, Sequence[Block]]],
+    ) -> None:
+        """Send copies of blocks, then wait for the peers'."""
+        for peer, blocks in sends:
+            self._post.put(self.index, peer, [np.array(b) for b in blocks])
+        for peer, blocks in receives:
+            letter = self._post.take(peer, self.index)
+            if len(letter) != len(blocks):
+                raise TransportError(
+                    f"Process {self.index} expects {len(blocks)} boxes of process {peer}, which "
+                    f"sent {len(letter)}: the processes have come out of step."
+                )
+            for target, sent in zip(blocks, letter, strict=True):
+                if target.shape != sent.shape or target.dtype != sent.dtype:
+                    raise TransportError(
+                        f"Process {self.index} expects a box {target.dtype}{target.shape} of "
+                        f"process {peer}, which sent {sent.dtype}{sent.shape}: the processes "
+                        "have come out of step."
+                    )
+                target[...] = sent
+
+    def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
+        """Return every peer's object, this process's included."""
+        for peer in peers:
+            self._post.put(self.index, peer, value)
+        return [self._post.take(peer, self.index) for peer in peers]
+
+    def barrier(self, peers: Sequence[int]) -> None:
+        """Wait until all peers have come here."""
+        self.all_gather(None, peers)
+
+
+def simulate(
+    processes: int,
+    devices_per_process: int,
+    program: Callable[[], T],
+    *,
+    deadline: float = 60.0,
+) -> list[T]:
+    """Run ``program`` once in each of several simulated processes.
+
+    Args:
+        processes: how many there are.
+        devices_per_process: the devices of each.
+        program: called without arguments, in a thread and a world of its own per process.
+        deadline: seconds that a process waits for a message.
+
+    Returns:
+        What the program returned, process by process.
+
+    Raises:
+        Exception: what the first process that failed raised; the others are ended.
+    """
+    devices = [
+        Device(p * devices_per_process + i, p)
+        for p in range(processes)
+        for i in range(devices_per_process)
+    ]
+    post = _Post(processes, deadline)
+    results: list[Any] = [None] * processes
+    errors: list[BaseException | None] = [None] * processes
+
+    def body(index: int) -> None:
+        world = RuntimeWorld(index, processes, devices, SimulatedTransport(post, index))
+        try:
+            with entered(world):
+                results[index] = program()
+        except BaseException as error:  # raised again in the caller's thread
+            errors[index] = error
+            post.fail(index)
+        finally:
+            world.close()
+
+    threads = [
+        threading.Thread(target=copy_context().run, args=(body, i), name=f"process {i}")
+        for i in range(processes)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = post.failed
+    if first is not None:
+        error = errors[first]
+        assert error is not None
+        raise error
+    return results

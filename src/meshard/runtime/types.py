@@ -1,0 +1,97 @@
+"""`ArrayType`: all that is known of an array but its data.
+
+Types are interned per world, so that two arrays have the same type exactly when the objects are
+the same; decisions about operations are keyed by them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from ..algebra.layout import Layout
+from ..algebra.sharding import Sharding
+
+if TYPE_CHECKING:
+    from .world import RuntimeWorld
+
+Block = np.ndarray[Any, np.dtype[Any]]
+Blocks = tuple[Block | None, ...]
+"""One block per piece of a layout; None for a piece that no device of this process holds."""
+
+__all__ = ["ArrayType", "Block", "Blocks"]
+
+
+@final
+class ArrayType:
+    """Shape, dtype, sharding and commitment of an array.
+
+    Attributes:
+        shape: the global shape.
+        dtype: the NumPy dtype.
+        sharding: how it lies.
+        committed: whether it was placed there by the user, so that operations must follow.
+        layout: the sharding applied to the shape.
+        local: the pieces that this process holds.
+        addressable: whether all devices are this process's.
+    """
+
+    __slots__ = (
+        "addressable",
+        "committed",
+        "dtype",
+        "layout",
+        "local",
+        "ndim",
+        "shape",
+        "sharding",
+        "size",
+    )
+
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        sharding: Sharding,
+        committed: bool,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.sharding = sharding
+        self.committed = committed
+        self.ndim = len(shape)
+        self.size = math.prod(shape)
+        layout: Layout = sharding.layout(shape)
+        self.layout = layout
+        processes = world.process_map(sharding)
+        me = world.process_index
+        if processes is None:
+            self.local: tuple[int, ...] = tuple(range(layout.piece_count))
+            self.addressable = True
+        else:
+            self.local = tuple(
+                i
+                for i in range(layout.piece_count)
+                if any(processes[d] == me for d in layout.holders(i))
+            )
+            self.addressable = all(p == me for p in processes.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, replicas not counted."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak here."""
+        return False
+
+    def str_short(self) -> str:
+        """Return dtype and shape as in ``float32[4,8]``."""
+        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+    def __repr__(self) -> str:
+        return self.str_short()

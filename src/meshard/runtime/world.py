@@ -1,0 +1,97 @@
+"""The runtime's world: devices, transport, pools and caches of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from ..algebra.sharding import Sharding, SingleDeviceSharding
+from ..algebra.world import Device, World, config, current, install_world_factory
+from .local import LocalTransport
+from .pages import Pages
+from .transport import Transport
+from .types import ArrayType
+from .workers import Workers
+
+__all__ = ["RuntimeWorld", "here"]
+
+_MOST_DECISIONS = 1 << 15
+
+
+@final
+class RuntimeWorld(World):
+    """A world with all that the runtime needs.
+
+    Attributes:
+        transport: how to reach the other processes.
+        pages: memory for large blocks.
+        workers: the thread pool.
+        decisions: what was decided for each operation on each kind of operands.
+        device_set: all devices, as a set.
+        known_shardings: shardings whose devices are known to exist.
+        homes: the sharding of new arrays on each device.
+        settings: the state of the settings that the decisions were made under.
+    """
+
+    def __init__(
+        self,
+        process_index: int,
+        process_count: int,
+        devices: Sequence[Device],
+        transport: Transport,
+    ) -> None:
+        super().__init__(process_index, process_count, devices)
+        self.transport = transport
+        self.pages = Pages()
+        self.workers = Workers()
+        self.decisions: dict[Hashable, Any] = {}
+        self.settings = config.epoch
+        self.device_set = frozenset(self.devices)
+        self.known_shardings: set[Sharding] = set()
+        self.homes: dict[Device, SingleDeviceSharding] = {}
+        self._types: dict[Hashable, ArrayType] = {}
+
+    def process_map(self, sharding: Sharding) -> Mapping[int, int] | None:
+        """Return the process of each device id of a sharding; None if this world is alone."""
+        if self.process_count == 1:
+            return None
+        return {d.id: d.process_index for d in sharding.device_order}
+
+    def type_of(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding, committed: bool
+    ) -> ArrayType:
+        """Return the one type object with these properties."""
+        key = (shape, dtype, sharding, committed)
+        found = self._types.get(key)
+        if found is None:
+            if len(self._types) > _MOST_DECISIONS:
+                self._types.clear()
+            found = self._types[key] = ArrayType(self, shape, dtype, sharding, committed)
+        return found
+
+    def decided(self, key: Hashable, decision: Any) -> None:
+        """Keep a decision; all are forgotten when there are too many."""
+        if len(self.decisions) > _MOST_DECISIONS:
+            self.decisions.clear()
+        self.decisions[key] = decision
+
+    def close(self) -> None:
+        """End the threads and give idle memory back."""
+        self.workers.close()
+        self.pages.trim()
+
+
+def _alone() -> World:
+    return RuntimeWorld(0, 1, [Device(i) for i in range(config.num_devices)], LocalTransport())
+
+
+install_world_factory(_alone)
+
+
+def here() -> RuntimeWorld:
+    """Return the current world, as the runtime knows it."""
+    world = current()
+    assert isinstance(world, RuntimeWorld)
+    return world

@@ -1,0 +1,33 @@
+"""What tests of sharded programs need.
+
+`virtual_devices` makes devices for meshes that exist nowhere. The rest are Hypothesis strategies,
+which draw meshes, specs, shapes and shardings; Hypothesis is imported when one is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .virtual import virtual_devices
+
+if TYPE_CHECKING:
+    from .strategies import box_shardings, meshes, named_shardings, placed_shapes, shapes, specs
+
+__all__ = [
+    "box_shardings",
+    "meshes",
+    "named_shardings",
+    "placed_shapes",
+    "shapes",
+    "specs",
+    "virtual_devices",
+]
+
+_STRATEGIES = frozenset(__all__) - {"virtual_devices"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _STRATEGIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".strategies", __name__), name)

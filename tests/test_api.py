@@ -1,0 +1,156 @@
+"""The public surface is a list, `golden/api.txt`, and this pins it.
+
+After a change that is meant: `UPDATE_GOLDEN=1 python -m pytest tests/test_api.py`.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden" / "api.txt"
+
+# The modules that users import from; one that does not exist yet is simply not listed.
+PUBLIC_MODULES = (
+    *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
+    *("distributed", "multihost_utils", "experimental", "testing"),
+)
+
+OPTIONAL = (
+    *("jax", "jaxlib", "torch", "mpi4py", "safetensors", "zarr", "tokenizers", "rich"),
+    "hypothesis",
+)
+# Needed, but slow to load: imported by the first function that calls it.
+LATE = ("scipy",)
+
+
+def public_modules() -> Iterator[ModuleType]:
+    yield importlib.import_module("meshard")
+    for door in PUBLIC_MODULES:
+        if importlib.util.find_spec(f"meshard.{door}") is None:
+            continue
+        module = importlib.import_module(f"meshard.{door}")
+        yield module
+        if door == "experimental":
+            for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
+                yield importlib.import_module(found.name)
+
+
+def public_names() -> Iterator[tuple[str, object]]:
+    """Each public name with what it names, `meshard.lax.psum` first."""
+    for module in public_modules():
+        assert hasattr(module, "__all__"), (
+            f"{module.__name__} is public and has no __all__; list there what users may import"
+        )
+        listed = list(module.__all__)
+        twice = sorted({name for name in listed if listed.count(name) > 1})
+        assert not twice, f"{module.__name__}.__all__ lists {', '.join(twice)} more than once"
+        for name in listed:
+            assert hasattr(module, name), (
+                f"{module.__name__}.__all__ lists {name!r}, which the module does not have"
+            )
+            yield f"{module.__name__}.{name}", getattr(module, name)
+
+
+def lacks_docstring(value: object) -> bool:
+    """Whether a function or class has no docstring of its own (a dataclass's signature is none)."""
+    if not (callable(value) or inspect.isclass(value)):
+        return False
+    text = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    text = (text or "").strip()
+    return not text or (inspect.isclass(value) and text.startswith(f"{value.__name__}("))
+
+
+def test_the_public_surface_is_the_golden_list() -> None:
+    names = sorted(name for name, _ in public_names())
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    assert GOLDEN.exists(), f"no {GOLDEN.name} yet; make it with UPDATE_GOLDEN=1"
+    golden = GOLDEN.read_text(encoding="utf-8").splitlines()
+    new = sorted(set(names) - set(golden))
+    gone = sorted(set(golden) - set(names))
+    unchanged = not new and not gone
+    assert unchanged, (
+        f"the public surface changed: new {', '.join(new) or 'nothing'}; "
+        f"gone {', '.join(gone) or 'nothing'}; if that is meant, run this test with "
+        f"UPDATE_GOLDEN=1 and give CHANGELOG.md a line"
+    )
+    assert golden == names, f"{GOLDEN.name} is not sorted; run this test with UPDATE_GOLDEN=1"
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    bare = [name for name, value in public_names() if lacks_docstring(value)]
+    assert not bare, f"public names without a docstring: {', '.join(bare)}"
+
+
+def test_modules_have_docstrings() -> None:
+    bare = [module.__name__ for module in public_modules() if not (module.__doc__ or "").strip()]
+    assert not bare, f"public modules without a docstring: {', '.join(bare)}"
+
+
+@pytest.fixture(scope="module")
+def modules_after_import(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    """The top-level modules of a fresh interpreter that has run `import meshard`, and no more."""
+    script = (
+        "import sys; before = set(sys.modules); import meshard; "
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"`import meshard` failed in a fresh interpreter:\n{done.stderr}"
+    names = frozenset(done.stdout.split())
+    assert "meshard" in names
+    return names
+
+
+def test_import_loads_no_optional_package(modules_after_import: frozenset[str]) -> None:
+    loaded = sorted(modules_after_import.intersection(OPTIONAL))
+    assert not loaded, (
+        f"`import meshard` loads {', '.join(loaded)}; an optional package is imported by the "
+        f"function that needs it"
+    )
+
+
+def test_import_loads_no_slow_package(modules_after_import: frozenset[str]) -> None:
+    loaded = sorted(modules_after_import.intersection(LATE))
+    assert not loaded, (
+        f"`import meshard` loads {', '.join(loaded)}, which makes it slow; import it inside the "
+        f"function that needs it"
+    )
+
+
+class Documented:
+    """Has one."""
+
+
+class Inherits(Documented):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Documented, False),
+        (Inherits, True),
+        (lacks_docstring, False),
+        (lambda: 0, True),
+        (3, False),
+    ],
+)
+def test_lacks_docstring(value: object, expected: bool) -> None:
+    assert lacks_docstring(value) is expected

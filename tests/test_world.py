@@ -1,0 +1,179 @@
+import copy
+import pickle
+import threading
+
+import pytest
+
+from meshard.algebra import world as module
+from meshard.algebra.world import Config, Device, World, current, entered, install_world_factory
+from meshard.errors import ArgumentError, ConfigError
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> module._Process:
+    """A process that has done nothing yet."""
+    for name in ("NUM_DEVICES", "DEFAULT_FLOAT"):
+        monkeypatch.delenv(f"MESHARD_{name}", raising=False)
+    process = module._Process()
+    monkeypatch.setattr(module, "_process", process)
+    return process
+
+
+def some_world(devices: int = 3) -> World:
+    return World(0, 1, [Device(i) for i in range(devices)])
+
+
+def test_a_device_says_what_it_is():
+    device = Device(3, 1, "cpu", "AMD EPYC")
+    assert (device.id, device.process_index, device.platform, device.device_kind) == (
+        3,
+        1,
+        "cpu",
+        "AMD EPYC",
+    )
+    assert repr(device) == "CpuDevice(id=3)"
+    assert str(device) == "cpu:3"
+    assert repr(Device(4, platform="virtual")) == "VirtualDevice(id=4)"
+
+
+def test_devices_compare_by_id_process_and_platform():
+    assert Device(3, 1) == Device(3, 1, device_kind="other")
+    assert hash(Device(3, 1)) == hash(Device(3, 1, device_kind="other"))
+    others = [Device(4, 1), Device(3, 0), Device(3, 1, "virtual"), 3]
+    assert all(Device(3, 1) != other for other in others)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))]
+)
+def test_a_copied_device_is_equal_and_keeps_its_kind(again):
+    device = Device(3, 1, "virtual", "chip")
+    assert again(device) == device
+    assert again(device).device_kind == "chip"
+
+
+def test_a_world_knows_its_own_devices():
+    devices = [Device(i, i // 2) for i in range(6)]
+    world = World(1, 3, devices)
+    assert world.devices == tuple(devices)
+    assert world.local_devices == (devices[2], devices[3])
+
+
+def test_the_current_world_is_the_entered_one():
+    outer, inner = some_world(), some_world()
+    with entered(outer) as got:
+        assert got is outer
+        with entered(inner):
+            assert current() is inner
+        assert current() is outer
+
+
+def test_the_entered_world_is_left_when_an_error_passes():
+    outer = some_world()
+    with entered(outer):
+        with pytest.raises(KeyError), entered(some_world()):
+            raise KeyError
+        assert current() is outer
+
+
+def test_the_default_world_is_made_once(fresh):
+    made = []
+
+    def factory() -> World:
+        made.append(some_world())
+        return made[-1]
+
+    install_world_factory(factory)
+    assert current() is current() is made[0]
+    assert len(made) == 1
+
+
+def test_threads_that_come_first_together_get_one_world(fresh):
+    together = threading.Barrier(4, timeout=10)
+    slow = threading.Event()
+    made, seen = [], []
+
+    def factory() -> World:
+        slow.wait(0.2)  # long enough for the others to come to the same place
+        made.append(some_world())
+        return made[-1]
+
+    def first_use() -> None:
+        together.wait()
+        seen.append(current())
+
+    install_world_factory(factory)
+    threads = [threading.Thread(target=first_use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert seen == made * 4
+
+
+def test_without_a_runtime_there_is_no_world(fresh):
+    with pytest.raises(ConfigError, match="no runtime has been imported"):
+        current()
+
+
+def test_settings_have_defaults(fresh, monkeypatch):
+    assert fresh.config.default_float == "float64"
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda who: {0, 3, 5}, raising=False)
+    assert fresh.config.num_devices == 3
+    monkeypatch.delattr(module.os, "sched_getaffinity")
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 5)
+    assert fresh.config.num_devices == 5
+    monkeypatch.setattr(module.os, "cpu_count", lambda: None)
+    assert fresh.config.num_devices == 1
+
+
+def test_settings_are_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("MESHARD_NUM_DEVICES", "6")
+    monkeypatch.setenv("MESHARD_DEFAULT_FLOAT", "float32")
+    assert (Config().num_devices, Config().default_float) == (6, "float32")
+    monkeypatch.setenv("MESHARD_NUM_DEVICES", "")
+    assert Config()._values["num_devices"] is None
+    monkeypatch.setenv("MESHARD_NUM_DEVICES", "many")
+    with pytest.raises(ArgumentError, match="num_devices is a whole number from 1 on, not 'many'"):
+        Config()
+
+
+def test_an_update_changes_the_value_and_the_epoch(fresh):
+    config = fresh.config
+    before = config.epoch
+    config.update("default_float", "float32")
+    config.update("num_devices", 4)
+    assert (config.default_float, config.num_devices) == ("float32", 4)
+    assert config.epoch == before + 2
+    config.update("num_devices", None)
+    assert config._values["num_devices"] is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "x", True, ""])
+def test_a_number_of_devices_that_is_none_is_refused(fresh, value):
+    with pytest.raises(ArgumentError, match=rf"from 1 on, not {value!r}\."):
+        fresh.config.update("num_devices", value)
+
+
+def test_another_float_is_refused(fresh):
+    with pytest.raises(ArgumentError, match="is 'float32' or 'float64', not 'float16'"):
+        fresh.config.update("default_float", "float16")
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(fresh):
+    with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, num_devices"):
+        fresh.config.update("devices", 3)
+
+
+def test_the_number_of_devices_comes_before_first_use(fresh):
+    install_world_factory(some_world)
+    fresh.config.update("num_devices", 3)
+    current()
+    fresh.config.update("num_devices", 3)
+    epoch = fresh.config.epoch
+    with pytest.raises(
+        ConfigError, match=r"set to 8 after .* \(3 of them\).*MESHARD_NUM_DEVICES=8"
+    ):
+        fresh.config.update("num_devices", 8)
+    assert (fresh.config.num_devices, fresh.config.epoch) == (3, epoch)
