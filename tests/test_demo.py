@@ -263,7 +263,7 @@ class TestDemo:
         assert max(map(len, text.splitlines())) <= 100
         assert "Read 104 tensors straight into an FSDP layout" in text
         assert "90.9 MB in" in text
-        assert "30,522 rows = 2 x 3,816 + 6 x 3,815" in text
+        assert "the 30,522 rows of the vocabulary over 8 devices: 2 x 3,816 + 6 x 3,815" in text
         assert "Reshard FSDP 8 to 2 x 4 (data, model) tensor parallel" in text
         assert re.search(r"tensors +to +size +moved +lower bound +ratio +time +GB/s", text)
         assert re.search(r"word embeddings +1 +P\('model', None\) +46\.9 MB .* \d+\.\d ms", text)
@@ -271,6 +271,7 @@ class TestDemo:
         assert total is not None
         assert float(total[3]) == pytest.approx(float(total[1]) / float(total[2]), abs=0.01)
         assert float(total[3]) >= 1
+        assert "embeddings (16, 384) come out as P('data',)" in text
         difference = re.search(r"largest difference (\S+), allowed 2e-06", text)
         assert difference is not None
         assert float(difference[1]) <= demo.TOLERANCE
@@ -324,6 +325,23 @@ class TestDemo:
         result = run_command("demo", "--weights", path)
         assert result.returncode == 1
         assert "sentences do not find their neighbour" in result.stderr
+        assert "All checks hold" not in result.stdout
+
+    def test_embeddings_that_differ(self, real: tuple[Path, Path]) -> None:
+        code = (
+            "from meshard.cli import demo, main\n"
+            "demo.TOLERANCE = 0\n"
+            "raise SystemExit(main(['demo', '--devices', '2']))"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=150,
+            check=False,
+        )
+        assert result.returncode == 1
+        assert "the embeddings differ from NumPy's on one device by up to" in result.stderr
         assert "All checks hold" not in result.stdout
 
     def test_the_example_alone(self, real: tuple[Path, Path]) -> None:

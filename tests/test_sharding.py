@@ -175,7 +175,8 @@ def test_a_spec_longer_than_the_rank_is_refused():
 
 
 def test_equality():
-    sharding = NamedSharding(MESH, P("x"))
+    sharding = itself = NamedSharding(MESH, P("x"))
+    assert sharding == itself
     again = NamedSharding(Mesh(MESH.devices, MESH.axis_names), P(("x",)))
     assert sharding == again
     assert hash(sharding) == hash(again)

@@ -166,6 +166,14 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(fresh):
         fresh.config.update("devices", 3)
 
 
+def test_a_setting_is_read_by_name(fresh):
+    fresh.config.update("num_devices", 4)
+    assert fresh.config.read("num_devices") == 4
+    assert fresh.config.read("default_float") == "float64"
+    with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, num_devices"):
+        fresh.config.read("devices")
+
+
 def test_the_number_of_devices_comes_before_first_use(fresh):
     install_world_factory(some_world)
     fresh.config.update("num_devices", 3)

@@ -12,12 +12,13 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
+from meshard import config, debug, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import P
 from meshard.algebra.world import Device
-from meshard.ops import install as _install
+from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
 from meshard.runtime.array import Array, Shard, live_arrays
 from meshard.runtime.make import (
     ShapeDtypeStruct,
@@ -37,8 +38,6 @@ from meshard.runtime.make import (
 )
 from meshard.runtime.place import default_device
 from meshard.runtime.reshard import plan_reshard, reshard
-
-from meshard import config, debug, errors, nn, numpy, sharding, tree
 
 __all__ = [
     "Array",

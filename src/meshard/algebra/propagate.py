@@ -183,9 +183,7 @@ def _rehome(
         chosen[best] = Split(axes, _cut(rule.sizes[best], shards))
 
 
-def _legalise(
-    chosen: dict[str, Split], rule: BoundRule, axis_sizes: Mapping[str, int]
-) -> None:
+def _legalise(chosen: dict[str, Split], rule: BoundRule, axis_sizes: Mapping[str, int]) -> None:
     """Make every merged dim expressible as cuts of that dim.
 
     A faster factor may be split only where all slower ones are split into single positions; its

@@ -157,7 +157,7 @@ def matrix(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> Table:
     nearest = np.argmax(likeness - 2 * np.eye(len(sentences)), axis=1)
     for row, sentence in enumerate(sentences):
         cells = [
-            Text("  · ", "dim")
+            Text("  . ", "dim")
             if row == column
             else _cell(float(likeness[row, column]), column == nearest[row])
             for column in range(len(sentences))

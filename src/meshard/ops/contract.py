@@ -22,6 +22,7 @@ from meshard.runtime.types import Block
 from .dtypes import accumulator, as_dtype, operand_dtype
 from .reduce import sum as sum_
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
+from .shape import broadcast_to, transpose
 
 __all__ = ["dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot", "vecdot"]
 
@@ -45,13 +46,13 @@ def _letters(term: Term) -> list[str]:
     return [dim[0] for dim in term]
 
 
-def _product(x: Block, y: Block, rule: str) -> Any:
+def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     """Contract two blocks by a rule, as one (batched) matrix product."""
     parsed = OpRule.parse(rule)
     a, b = (_letters(t) for t in parsed.inputs)
     out = _letters(parsed.outputs[0])
     if len(a) == 2 and len(b) == 2 and a[1] == b[0] and out == [a[0], b[1]]:
-        return np.matmul(x, y)
+        return np.matmul(x, y, out=result)
     batch = [f for f in out if f in a and f in b]
     rows = [f for f in out if f in a and f not in b]
     columns = [f for f in out if f in b and f not in a]
@@ -64,23 +65,23 @@ def _product(x: Block, y: Block, rule: str) -> Any:
     if batch and len(rows) == len(columns) == len(inner_) == 1:
         found = np.matmul(left, right)
     else:
-        found = np.matmul(
-            left.reshape((*outer_shape, m, k)), right.reshape((*outer_shape, k, n))
-        )
+        found = np.matmul(left.reshape((*outer_shape, m, k)), right.reshape((*outer_shape, k, n)))
     order = [*batch, *rows, *columns]
     found = found.reshape([size[f] for f in order])
     return found.transpose([order.index(f) for f in out])
 
 
 def _kernel(final: bool) -> Any:
-    def kernel(x: Block, y: Block, *, rule: str, dtype: Dtype | None) -> Any:
+    def kernel(
+        x: Block, y: Block, *, rule: str, dtype: Dtype | None, out: Block | None = None
+    ) -> Any:
         law = _law([(x.shape, x.dtype), (y.shape, y.dtype)], {"dtype": dtype})[0]
         wide = accumulator(law)
         if x.dtype != wide:
             x = x.astype(wide)
         if y.dtype != wide:
             y = y.astype(wide)
-        found = _product(x, y, rule)
+        found = _product(x, y, rule, out if out is not None and out.dtype == wide else None)
         return np.asarray(found, law) if final else found
 
     return kernel
@@ -105,9 +106,7 @@ def _own_rule(operands: Sequence[Operand], params: Params) -> RuleText:
         if letter not in seen:
             seen.append(letter)
     marks = [f"!{f}{i}" if a.count(f) > 1 else f for i, f in enumerate(a)]
-    return f"{' '.join(marks)} -> {' '.join(out)}", dict(
-        zip(a, operands[0][0], strict=True)
-    )
+    return f"{' '.join(marks)} -> {' '.join(out)}", dict(zip(a, operands[0][0], strict=True))
 
 
 def _own_kernel(x: Block, *, inputs: tuple[str, ...], output: tuple[str, ...]) -> Any:
@@ -164,8 +163,6 @@ def matmul(
 
 def _aligned(x: Array, y: Array) -> tuple[Any, Any]:
     """Broadcast leading dims of size one against longer ones."""
-    from .shape import broadcast_to
-
     a, b = x.shape[:-2], y.shape[:-2]
     try:
         common = np.broadcast_shapes(a, b)
@@ -203,7 +200,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = No
     x, y = as_array(a), as_array(b)
     if isinstance(axes, int):
         if axes > min(x.ndim, y.ndim):
-            raise ShapeError(f"tensordot: axes={axes} is more than the dims of {x.shape}, {y.shape}.")
+            raise ShapeError(
+                f"tensordot: axes={axes} is more than the dims of {x.shape}, {y.shape}."
+            )
         pairs = [(x.ndim - axes + i, i) for i in range(axes)]
     else:
         left, right = ([d] if isinstance(d, int) else list(d) for d in axes)
@@ -212,9 +211,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = No
         pairs = [(i % x.ndim, j % y.ndim) for i, j in zip(left, right, strict=True)]
     for i, j in pairs:
         if x.shape[i] != y.shape[j]:
-            raise ShapeError(
-                f"tensordot: dim {i} of {x.shape} and dim {j} of {y.shape} differ."
-            )
+            raise ShapeError(f"tensordot: dim {i} of {x.shape} and dim {j} of {y.shape} differ.")
     first = [f"i{d}" for d in range(x.ndim)]
     second = [f"j{d}" for d in range(y.ndim)]
     for i, j in pairs:
@@ -250,7 +247,14 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return sum_(bind("multiply", bind("conjugate", x) if x.dtype.kind == "c" else x, x2), axis)
 
 
-def einsum(subscripts: Any, /, *operands: Any, optimize: Any = "auto", preferred_element_type: Any = None, precision: Any = None) -> Any:
+def einsum(
+    subscripts: Any,
+    /,
+    *operands: Any,
+    optimize: Any = "auto",
+    preferred_element_type: Any = None,
+    precision: Any = None,
+) -> Any:
     """Return the sum of products that Einstein's notation describes.
 
     Args:
@@ -303,10 +307,8 @@ def einsum(subscripts: Any, /, *operands: Any, optimize: Any = "auto", preferred
 
 def _unary(letters: list[str], x: Any, out: list[str]) -> Any:
     """Take diagonals, sum and permute until the letters are those wanted."""
-    from .shape import transpose
-
     if len(set(letters)) != len(letters):
-        kept = [f for f in dict.fromkeys(letters)]
+        kept = list(dict.fromkeys(letters))
         x = bind("einsum_diagonal", x, inputs=tuple(letters), output=tuple(kept))
         letters = kept
     gone = tuple(i for i, f in enumerate(letters) if f not in out)
@@ -337,7 +339,10 @@ def _pair(
                 b2 = [f for i, f in enumerate(term) if i not in thin]
     lone = [f for f in a2 if f not in b2 and f not in keep]
     lone += [f for f in b2 if f not in a2 and f not in keep]
-    x, y = _unary(a2, x, [f for f in a2 if f not in lone]), _unary(b2, y, [f for f in b2 if f not in lone])
+    x, y = (
+        _unary(a2, x, [f for f in a2 if f not in lone]),
+        _unary(b2, y, [f for f in b2 if f not in lone]),
+    )
     a2, b2 = [f for f in a2 if f not in lone], [f for f in b2 if f not in lone]
     out = [f for f in dict.fromkeys([*a2, *b2]) if f in keep]
     named = {f: f"l{ord(f)}" for f in {*a2, *b2}}

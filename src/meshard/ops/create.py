@@ -15,12 +15,14 @@ from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, as_host, as_sharding, filled, home, placed
+from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
 from .dtypes import as_dtype, default_float
+from .move import stack
 from .registry import Dtype
-from .shape import stack
+from .shape import broadcast_arrays
 
 __all__ = [
     "arange",
@@ -72,7 +74,9 @@ def _shape(shape: Any, what: str) -> tuple[int, ...]:
 def _from_nested(value: Any) -> Any:
     """Stack lists that hold arrays; leave everything else alone."""
     if isinstance(value, (list, tuple)) and _holds_array(value):
-        return stack([_from_nested(v) if isinstance(v, (list, tuple)) else as_array(v) for v in value])
+        return stack(
+            [_from_nested(v) if isinstance(v, (list, tuple)) else as_array(v) for v in value]
+        )
     return value
 
 
@@ -114,9 +118,7 @@ def array(
     return placed(result, as_sharding(device, "array")) if device is not None else result
 
 
-def asarray(
-    a: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None
-) -> Any:
+def asarray(a: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Any:
     """Make an array; one that is an array already stays where it is.
 
     >>> import meshard.numpy as mnp
@@ -150,9 +152,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
         world = here()
         whole = np.broadcast_to(value, sizes)
         return placed(whole, as_sharding(device, "full") or home(world))
-    return _made(
-        sizes, value.dtype, device, lambda box: _constant(box.shape, value), "full"
-    )
+    return _made(sizes, value.dtype, device, lambda box: _constant(box.shape, value), "full")
 
 
 def _constant(shape: tuple[int, ...], value: Block) -> Block:
@@ -247,7 +247,7 @@ def arange(
         if wanted.kind in "iu":
             lo, hi = box.starts[0], box.stops[0]
             return np.arange(start + lo * step, start + hi * step, step).astype(wanted)[: hi - lo]
-        whole = np.arange(box.starts[0], box.stops[0]) * step + start
+        whole: Block = np.arange(box.starts[0], box.stops[0]) * step + start
         return whole.astype(wanted)
 
     if wanted.kind in "iu" and floats:
@@ -280,7 +280,8 @@ def _by_position(
 
     def part(box: Box) -> Block:
         rows = np.arange(box.starts[0], box.stops[0])[:, None]
-        return np.asarray(test(rows, np.arange(box.starts[1], box.stops[1]))).astype(wanted)
+        hits: Block = np.asarray(test(rows, np.arange(box.starts[1], box.stops[1])))
+        return hits.astype(wanted)
 
     return _made((n, columns), wanted, device, part, what)
 
@@ -304,10 +305,9 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
     x = as_array(m)
     if x.ndim < 2:
         raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
-    keep = tri(*x.shape[-2:], k=k if lower else k - 1, dtype=bool)
+    rows, columns = x.shape[-2:]
+    keep = tri(rows, columns, k if lower else k - 1, bool)
     zero = np.zeros((), x.dtype)
-    from meshard.runtime.primitive import bind
-
     return bind("where", keep, x, zero) if lower else bind("where", keep, zero, x)
 
 
@@ -344,9 +344,10 @@ def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
     order = list(range(count))
     if indexing == "xy" and count > 1:
         order[0], order[1] = 1, 0
-    thin = [x.reshape((1,) * order[i] + (-1,) + (1,) * (count - order[i] - 1)) for i, x in enumerate(arrays)]
+    thin = [
+        x.reshape((1,) * order[i] + (-1,) + (1,) * (count - order[i] - 1))
+        for i, x in enumerate(arrays)
+    ]
     if sparse:
         return thin
-    from .shape import broadcast_arrays
-
     return broadcast_arrays(*thin)

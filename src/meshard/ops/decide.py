@@ -63,6 +63,7 @@ class KernelPlan:
         partial: whether a cell's results are partial, to be combined over a group.
         nbytes: bytes read and written by all cells.
         cast: per result the dtype to convert to; None where the kernel gives the right one.
+        own_dtype: whether a cell's results have the dtype of the operation's.
         order: per cell its number among the cells of the contracted factors.
     """
 
@@ -76,6 +77,7 @@ class KernelPlan:
     nbytes: int
     cast: tuple[Dtype | None, ...]
     order: tuple[int, ...]
+    own_dtype: bool
 
 
 @final
@@ -135,7 +137,9 @@ def decide_kernel(
         _output(world, frame, rule.output_shape(i), dtypes[i], placement, kinds)
         for i, placement in enumerate(found.outputs)
     )
-    return _with_cells(world, op, params, frame, rule, found, kinds, moves, outputs, operands, given)
+    return _with_cells(
+        world, op, params, frame, rule, found, kinds, moves, outputs, operands, given
+    )
 
 
 def _nothing_reduced(rule: BoundRule) -> BoundRule:
@@ -177,7 +181,11 @@ def _output(
     """Return a result's type; an operand's own sharding, where the result lies like it."""
     if frame.single is None:
         for kind in kinds:
-            if kind is not None and kind.shape == shape and isinstance(kind.sharding, NamedSharding):
+            if (
+                kind is not None
+                and kind.shape == shape
+                and isinstance(kind.sharding, NamedSharding)
+            ):
                 own = frame.placement(kind)
                 if own is not None and _same(own, placement):
                     return world.type_of(shape, dtype, kind.sharding, frame.committed)
@@ -186,8 +194,7 @@ def _output(
 
 def _same(a: Placement, b: Placement) -> bool:
     return all(
-        s.cuts == t.cuts and (s.axes == t.axes or s.shards == 1)
-        for s, t in zip(a, b, strict=True)
+        s.cuts == t.cuts and (s.axes == t.axes or s.shards == 1) for s, t in zip(a, b, strict=True)
     )
 
 
@@ -241,13 +248,19 @@ def _with_cells(
         nbytes += sum(math.prod(s) * n for s, n in zip(shapes, sizes, strict=True))
     partial = any(factors[f].shards > 1 for f in found.reduced)
     reduction = None
-    if partial and processes is not None:
+    dtypes = given
+    if partial:
         assert op.partial is not None
-        law = op.partial.dtypes
-        dtypes = law(operands, params) if law else tuple(t.dtype for t in outputs)
+        if op.partial.dtypes is not None:
+            dtypes = op.partial.dtypes(operands, params)
+    if partial and processes is not None:
         reduction = plan_reduction(
-            world, frame, [factors[f].axes for f in found.reduced], found.outputs[0],
-            outputs[0].shape, dtypes,
+            world,
+            frame,
+            [factors[f].axes for f in found.reduced],
+            found.outputs[0],
+            outputs[0].shape,
+            dtypes,
         )
     return KernelPlan(
         op,
@@ -259,9 +272,11 @@ def _with_cells(
         partial,
         nbytes,
         tuple(
-            None if t.dtype == own else t.dtype for t, own in zip(outputs, given, strict=True)
+            None if t.dtype == own and not partial else t.dtype
+            for t, own in zip(outputs, given, strict=True)
         ),
         tuple(order),
+        dtypes == tuple(t.dtype for t in outputs),
     )
 
 
@@ -326,7 +341,7 @@ def _moved_split(split: Split, dim_map: Any, alone: bool) -> Split:
     cuts = dim_map.image_cuts(split.cuts) if alone else None
     if cuts is None:
         n = split.shards
-        cuts = even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(
-            dim_map.size, n
+        cuts = (
+            even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(dim_map.size, n)
         )
     return Split(split.axes, cuts)

@@ -25,6 +25,7 @@ from .registry import REGISTRY, MoveOp
 
 __all__ = ["EAGER", "Eager"]
 
+_PIECE = 1 << 18
 _WEAK = (bool, int, float, complex)
 Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 
@@ -178,9 +179,9 @@ def _tasks(
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
     results: list[tuple[Any, ...]] = [()] * len(plan.cells)
-    pooled = plan.op.style == "ufunc" and plan.cast == (None,) and not plan.partial
     output = plan.outputs[0]
-    piece_of = {g[0]: i for i, g in enumerate(plan.groups) if g}
+    pooled = plan.op.style in ("ufunc", "blas") and plan.own_dtype
+    piece_of = {number: i for i, g in enumerate(plan.groups) for number in g}
 
     def task(number: int) -> None:
         cell = plan.cells[number]
@@ -199,11 +200,15 @@ def _tasks(
 
 
 def _run_all(plan: KernelPlan, world: RuntimeWorld, tasks: Sequence[Callable[[], None]]) -> None:
-    if plan.nbytes >= LARGE and plan.op.style != "blas":
-        world.workers.run(tasks)
-    else:
+    """Run the cells: large ones on the workers, each with one thread of BLAS."""
+    if plan.nbytes < LARGE or len(tasks) < 2:
         for task in tasks:
             task()
+    elif plan.op.style == "blas":
+        with world.workers.one_blas_thread():
+            world.workers.run(tasks)
+    else:
+        world.workers.run(tasks)
 
 
 def _run_cells(
@@ -220,41 +225,44 @@ def _run_partial(
     """Run the cells and combine each group's partial results in mesh order."""
     law = plan.op.partial
     assert law is not None
-    kernel = law.kernel or plan.op.kernel
-    tasks, results = _tasks(plan, world, given, kernel)
-    combine = law.combine
-    if plan.op.style == "blas" and plan.reduction is None and isinstance(combine, np.ufunc):
-        return [[_folding(combine, [tasks[i] for i in g], results, g) for g in plan.groups]]
+    tasks, results = _tasks(plan, world, given, law.kernel or plan.op.kernel)
     _run_all(plan, world, tasks)
     if plan.reduction is None:
-        joined = [_combined(combine, [results[i] for i in g]) for g in plan.groups]
+        joined = [_combined(world, law.combine, [results[i] for i in g]) for g in plan.groups]
     else:
-        joined = _across(plan, world, results, combine)
+        joined = _across(plan, world, results, law.combine)
     return [[j[k] if j else None for j in joined] for k in _range(plan)]
 
 
-def _folding(
-    combine: np.ufunc, tasks: Sequence[Callable[[], None]], results: list[Any], group: Sequence[int]
-) -> Block:
-    """Run one group's cells one by one, adding each to the sum of those before."""
-    total: Any = None
-    for task, number in zip(tasks, group, strict=True):
-        task()
-        part = np.asarray(results[number][0])
-        results[number] = ()
-        total = part if total is None else combine(total, part, out=total)
-    return np.asarray(total)
-
-
-def _combined(combine: Any, parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _combined(
+    world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """Join the partial results of one piece, the first with the second, and so on."""
     if not parts:
         return ()
     if not isinstance(combine, np.ufunc):
         return tuple(combine(parts))
-    total = parts[0][0]
-    for part in parts[1:]:
-        total = combine(total, part[0])
+    blocks = [p[0] for p in parts]
+    if len(blocks) == 1:
+        return (blocks[0],)
+    if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
+        total = combine(blocks[0], blocks[1])
+        for block in blocks[2:]:
+            total = combine(total, block)
+        return (total,)
+    total = world.pages.empty(blocks[0].shape, blocks[0].dtype)
+    rows = max(1, _PIECE * total.shape[0] // total.nbytes)
+    spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
+    world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
     return (total,)
+
+
+def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:
+    """Combine some rows of all blocks; few enough to stay in the cache."""
+    target = total[rows]
+    combine(blocks[0][rows], blocks[1][rows], out=target)
+    for block in blocks[2:]:
+        combine(target, block[rows], out=target)
 
 
 def _across(
@@ -281,10 +289,9 @@ def _across(
             joined.append(())
             continue
         parts = [
-            tuple(np.asarray(b[r]) for b in pieces if b is not None)
-            for r in range(reduction.cells)
+            tuple(np.asarray(b[r]) for b in pieces if b is not None) for r in range(reduction.cells)
         ]
-        joined.append(tuple(np.asarray(b) for b in _combined(combine, parts)))
+        joined.append(tuple(np.asarray(b) for b in _combined(world, combine, parts)))
     if reduction.place is None:
         return joined
     dtypes = [np.asarray(b).dtype for b in next(j for j in joined if j)]

@@ -11,6 +11,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .dtypes import SMALL_FLOATS, as_dtype
+from .index import nonzero
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -112,7 +113,9 @@ cosh = _unary("cosh", np.cosh, "Return the hyperbolic cosines.")
 tanh = _unary("tanh", np.tanh, "Return the hyperbolic tangents.")
 arcsinh = _unary("arcsinh", np.arcsinh, "Return the inverse hyperbolic sines.")
 arccosh = _unary("arccosh", np.arccosh, "Return the inverse hyperbolic cosines.")
-arctanh = _unary("arctanh", lambda x, **k: np.arctanh(x, **k), "Return the inverse hyperbolic tangents.")
+arctanh = _unary(
+    "arctanh", lambda x, **k: np.arctanh(x, **k), "Return the inverse hyperbolic tangents."
+)
 floor = _unary("floor", np.floor, "Return the greatest whole numbers not above.")
 ceil = _unary("ceil", np.ceil, "Return the least whole numbers not below.")
 trunc = _unary("trunc", np.trunc, "Return the elements without their fractions.")
@@ -212,8 +215,6 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     [0, 1, 9, 9]
     """
     if x is None and y is None:
-        from .index import nonzero
-
         return nonzero(condition)
     return bind("where", condition, x, y)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -76,11 +77,10 @@ def plan_reduction(
         return Reduction(cells, gather, None, dtypes, partial.piece_count)
     dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
     own = cuts[dim]
-    fine = tuple(
-        a + c
-        for a, b in zip(own, own[1:], strict=False)
-        for c in balanced_cuts(b - a, cells)[:-1]
-    ) + (own[-1],)
+    fine = (
+        *(a + c for a, b in pairwise(own) for c in balanced_cuts(b - a, cells)[:-1]),
+        own[-1],
+    )
     shared = np.moveaxis(tensor, 0, dim + 1)
     shape_of = (*shared.shape[:dim], shared.shape[dim] * cells, *shared.shape[dim + 2 :])
     shared = np.ascontiguousarray(shared.reshape(shape_of))

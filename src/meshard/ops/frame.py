@@ -27,9 +27,7 @@ def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) ->
     while entries and not entries[-1]:
         entries.pop()
     uneven: Uneven = None
-    odd = [
-        s for s in placement if s.shards > 1 and len({b - a for a, b in pairwise(s.cuts)}) > 1
-    ]
+    odd = [s for s in placement if s.shards > 1 and len({b - a for a, b in pairwise(s.cuts)}) > 1]
     if odd:
         if all(s.cuts == balanced_cuts(s.cuts[-1], s.shards) for s in odd):
             uneven = "balanced"

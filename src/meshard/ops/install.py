@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from meshard.errors import ArgumentError
 from meshard.runtime.primitive import install
 
-from . import contract, create, elementwise, index, nn, reduce, shape
+from . import contract, create, elementwise, index, move, nn, reduce, shape, update
 from .eager import EAGER
 
 __all__ = ["array_namespace"]
@@ -26,14 +27,14 @@ def array_namespace(api_version: str | None = None) -> Any:
     return sys.modules["meshard.numpy"]
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[..., Any]] = {
     "all": reduce.all,
     "any": reduce.any,
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
     "array_namespace": array_namespace,
     "astype": elementwise.astype,
-    "at": index.at,
+    "at": update.at,
     "clip": elementwise.clip,
     "conj": elementwise.conjugate,
     "copy": create.copy,
@@ -51,7 +52,7 @@ _METHODS = {
     "ptp": reduce.ptp,
     "ravel": shape.ravel,
     "real": elementwise.real,
-    "repeat": shape.repeat,
+    "repeat": move.repeat,
     "reshape": shape.reshape,
     "round": elementwise.round,
     "softmax": nn.softmax,

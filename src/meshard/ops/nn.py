@@ -9,10 +9,13 @@ import numpy as np
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
-from .dtypes import default_float, is_float
+from .create import arange
+from .dtypes import as_dtype, default_float, is_float
+from .move import split
 from .reduce import max as max_
-from .reduce import mean, var
+from .reduce import mean, normalised_axes, var
 from .reduce import sum as sum_
+from .shape import expand_dims, squeeze
 
 __all__ = [
     "celu",
@@ -132,7 +135,9 @@ def selu(x: Any) -> Any:
 def celu(x: Any, alpha: float = 1.0) -> Any:
     """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
     value = _float(x)
-    return relu(value) + bind("minimum", bind("expm1", bind("minimum", value, 0.0) / alpha) * alpha, 0.0)
+    return relu(value) + bind(
+        "minimum", bind("expm1", bind("minimum", value, 0.0) / alpha) * alpha, 0.0
+    )
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
@@ -143,8 +148,6 @@ def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
 
 def glu(x: Any, axis: int = -1) -> Any:
     """Return the first half along a dim times the sigmoid of the second."""
-    from .shape import split
-
     first, second = split(_float(x), 2, axis)
     return first * sigmoid(second)
 
@@ -183,9 +186,6 @@ def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     total = bind("log", sum_(bind("exp", value - safe), axis, keepdims=True)) + safe
     if keepdims:
         return total
-    from .reduce import normalised_axes
-    from .shape import squeeze
-
     return squeeze(total, normalised_axes(axis, value.ndim, "logsumexp"))
 
 
@@ -198,10 +198,6 @@ def standardize(x: Any, axis: Axis = -1, epsilon: float = 1e-5) -> Any:
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
     """Return for each integer a row of zeros with a one at its place."""
-    from .create import arange
-    from .dtypes import as_dtype
-    from .shape import expand_dims
-
     value = as_array(x)
     at = axis % (value.ndim + 1)
     classes = arange(num_classes).reshape((-1,) + (1,) * (value.ndim - at))

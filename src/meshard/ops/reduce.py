@@ -51,9 +51,7 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
     given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
     for a in given:
         if not -ndim <= a < ndim:
-            raise ArgumentError(
-                f"{what}: axis {a} is out of bounds for an array with {ndim} dims."
-            )
+            raise ArgumentError(f"{what}: axis {a} is out of bounds for an array with {ndim} dims.")
     dims = tuple(sorted(int(a) % ndim for a in given))
     if len(set(dims)) != len(dims):
         raise ArgumentError(f"{what}: axis {axis} names a dim twice.")
@@ -65,9 +63,7 @@ def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
     names = [f"d{i}" for i in range(len(operands[0][0]))]
     axes = params["axis"]
     kept = [
-        "1" if i in axes else n
-        for i, n in enumerate(names)
-        if params["keepdims"] or i not in axes
+        "1" if i in axes else n for i, n in enumerate(names) if params["keepdims"] or i not in axes
     ]
     return f"{' '.join(names)} -> {' '.join(kept)}"
 
@@ -237,9 +233,7 @@ for _name, _find, _neutral, _better in (
 
 def _reduce(name: str, a: Array, axis: Axis, keepdims: bool, **more: Any) -> Any:
     x = as_array(a)
-    return bind(
-        name, x, axis=normalised_axes(axis, x.ndim, name), keepdims=bool(keepdims), **more
-    )
+    return bind(name, x, axis=normalised_axes(axis, x.ndim, name), keepdims=bool(keepdims), **more)
 
 
 def sum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
@@ -353,9 +347,7 @@ def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -
     return found if found.dtype == wanted else found.astype(wanted)
 
 
-def var(
-    a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
-) -> Any:
+def var(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the variance over dims, all by default, with ``ddof`` taken off the divisor."""
     x = as_array(a)
     own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
@@ -369,9 +361,7 @@ def var(
     return found if found.dtype == real_dtype else found.astype(real_dtype)
 
 
-def std(
-    a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
-) -> Any:
+def std(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the standard deviation over dims, all by default."""
     return bind("sqrt", var(a, axis, dtype, ddof, keepdims))
 

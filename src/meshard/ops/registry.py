@@ -25,6 +25,7 @@ Bounds = Mapping[str, tuple[int, int]]
 """For each factor the positions that one cell holds."""
 
 __all__ = [
+    "REGISTRY",
     "Bounds",
     "Dtype",
     "MoveOp",
@@ -32,7 +33,6 @@ __all__ = [
     "Operand",
     "Params",
     "Partial",
-    "REGISTRY",
     "RuleText",
     "register",
 ]
@@ -71,8 +71,9 @@ class Op:
         local: the kernel's parameters for one cell, from the parameters, the positions of each
             factor and the shape of the cell's first result; None: the parameters themselves.
         outputs: the number of results.
-        style: ``"ufunc"``: takes ``out=``; ``"blas"``: has threads of its own, so that cells run
-            one after the other; ``"view"``: may return a view of its operand; ``"plain"``.
+        style: ``"ufunc"``: takes ``out=``; ``"blas"``: takes ``out=``, which it may ignore, and
+            has threads of its own, to be limited while cells run side by side; ``"view"``: may
+            return a view of its operand; ``"plain"``.
     """
 
     name: str

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
@@ -20,7 +19,7 @@ from meshard.runtime.types import Block
 
 from .dtypes import same_dtype
 from .reduce import normalised_axes
-from .registry import Bounds, MoveOp, Op, Operand, Params, RuleText, register
+from .registry import Bounds, Op, Operand, Params, RuleText, register
 
 __all__ = [
     "atleast_1d",
@@ -28,25 +27,14 @@ __all__ = [
     "broadcast_arrays",
     "broadcast_shapes",
     "broadcast_to",
-    "concatenate",
     "expand_dims",
-    "flip",
-    "hstack",
     "matrix_transpose",
     "moveaxis",
-    "pad",
     "ravel",
-    "repeat",
     "reshape",
-    "roll",
-    "split",
     "squeeze",
-    "stack",
     "swapaxes",
-    "tile",
     "transpose",
-    "unstack",
-    "vstack",
 ]
 
 
@@ -157,7 +145,16 @@ def _transpose(x: Block, *, axes: tuple[int, ...]) -> Block:
 
 
 register(Op("reshape", _reshape_rule, _reshape, dtypes=same_dtype, local=_cell_shape, style="view"))
-register(Op("broadcast_to", _broadcast_rule, _broadcast, dtypes=same_dtype, local=_cell_shape, style="view"))
+register(
+    Op(
+        "broadcast_to",
+        _broadcast_rule,
+        _broadcast,
+        dtypes=same_dtype,
+        local=_cell_shape,
+        style="view",
+    )
+)
 register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="view"))
 
 
@@ -213,9 +210,7 @@ def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
     """Return the new shape with its -1 worked out."""
     known = math.prod(n for n in wanted if n != -1)
     holes = [i for i, n in enumerate(wanted) if n == -1]
-    fits = (not holes and known == x.size) or (
-        len(holes) == 1 and known and x.size % known == 0
-    )
+    fits = (not holes and known == x.size) or (len(holes) == 1 and known and x.size % known == 0)
     if not fits or any(n < -1 for n in wanted):
         raise ShapeError(
             f"reshape: cannot reshape an array of shape {x.shape} (size {x.size}) into "
@@ -352,217 +347,3 @@ def atleast_2d(a: Any) -> Any:
     """Return the array with at least two dims."""
     x = as_array(a)
     return x if x.ndim >= 2 else reshape(x, (1, x.size))
-
-
-# side by side
-
-
-def _concatenate_maps(
-    shapes: Sequence[tuple[int, ...]], params: Params
-) -> list[tuple[DimMap, ...]]:
-    axis = params["axis"]
-    total = sum(s[axis] for s in shapes)
-    maps, at = [], 0
-    for shape in shapes:
-        maps.append(
-            tuple(
-                DimMap.place(n, total, at) if d == axis else DimMap.identity(n)
-                for d, n in enumerate(shape)
-            )
-        )
-        at += shape[axis]
-    return maps
-
-
-def _one_dim(make: Any) -> Any:
-    """Return the maps of an operation that maps some dims of one operand."""
-
-    def maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
-        arguments = dict(params["dims"])
-        return [
-            tuple(
-                make(n, *arguments[d]) if d in arguments else DimMap.identity(n)
-                for d, n in enumerate(shapes[0])
-            )
-        ]
-
-    return maps
-
-
-register(MoveOp("concatenate", _concatenate_maps))
-register(MoveOp("flip", _one_dim(DimMap.flip)))
-register(MoveOp("roll", _one_dim(DimMap.roll)))
-register(MoveOp("pad_zeros", _one_dim(DimMap.pad)))
-register(MoveOp("tile", _one_dim(DimMap.tile)))
-register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
-
-
-def concatenate(arrays: Any, /, *, axis: int | None = 0, dtype: Any = None) -> Any:
-    """Return arrays joined along an existing dim.
-
-    Raises:
-        ShapeError: if there are none, or the other dims differ.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.concatenate([mnp.zeros((1, 2)), mnp.ones((2, 2))]).shape
-    (3, 2)
-    """
-    values = [as_array(a) for a in arrays]
-    if not values:
-        raise ShapeError("concatenate: needs at least one array.")
-    if axis is None:
-        values, axis = [ravel(x) for x in values], 0
-    (dim,) = normalised_axes(axis, values[0].ndim, "concatenate")
-    first = values[0].shape
-    for number, x in enumerate(values):
-        if x.ndim != len(first) or any(
-            a != b for d, (a, b) in enumerate(zip(x.shape, first, strict=True)) if d != dim
-        ):
-            raise ShapeError(
-                f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
-                f"differ along dim {dim} only."
-            )
-    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else np.dtype(dtype)
-    return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
-
-
-concat = concatenate
-
-
-def stack(arrays: Any, /, *, axis: int = 0) -> Any:
-    """Return arrays of one shape joined along a new dim."""
-    values = [as_array(a) for a in arrays]
-    if not values:
-        raise ShapeError("stack: needs at least one array.")
-    for number, x in enumerate(values):
-        if x.shape != values[0].shape:
-            raise ShapeError(
-                f"stack: array {number} has shape {x.shape}, array 0 {values[0].shape}."
-            )
-    (dim,) = normalised_axes(axis, values[0].ndim + 1, "stack")
-    return concatenate([expand_dims(x, dim) for x in values], axis=dim)
-
-
-def hstack(arrays: Any) -> Any:
-    """Return arrays joined along the second dim, or the first of one-dim arrays."""
-    values = [atleast_1d(a) for a in arrays]
-    return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
-
-
-def vstack(arrays: Any) -> Any:
-    """Return arrays joined along the first dim, one-dim arrays as rows."""
-    return concatenate([atleast_2d(a) for a in arrays], axis=0)
-
-
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
-    """Return the parts along a dim, without it."""
-    value = as_array(x)
-    (dim,) = normalised_axes(axis, value.ndim, "unstack")
-    head = (slice(None),) * dim
-    return tuple(value[(*head, i)] for i in range(value.shape[dim]))
-
-
-def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
-    """Return the parts of the array along a dim: a number of equal ones, or at cut points.
-
-    Raises:
-        ShapeError: if a number of sections does not divide the dim.
-    """
-    x = as_array(a)
-    (dim,) = normalised_axes(axis, x.ndim, "split")
-    size = x.shape[dim]
-    if isinstance(indices_or_sections, (int, np.integer)):
-        n = int(indices_or_sections)
-        if n < 1 or size % n:
-            raise ShapeError(f"split: dim {dim} of size {size} has no {n} equal parts.")
-        cuts = [size // n * i for i in range(n + 1)]
-    else:
-        cuts = [0, *[int(i) for i in indices_or_sections], size]
-    head = (slice(None),) * dim
-    return [x[(*head, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False)]
-
-
-def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
-    """Return the array with some dims reversed, all by default."""
-    x = as_array(m)
-    dims = normalised_axes(axis, x.ndim, "flip")
-    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
-
-
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """Return the array with its elements moved along dims, those that fall out coming back in."""
-    x = as_array(a)
-    if axis is None:
-        return reshape(roll(ravel(x), shift, 0), x.shape)
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    shifts = (shift,) * len(axes) if isinstance(shift, (int, np.integer)) else tuple(shift)
-    if len(shifts) != len(axes):
-        raise ArgumentError(f"roll: shift {shift} and axis {axis} have different lengths.")
-    moves: dict[int, int] = {}
-    for d, s in zip(axes, shifts, strict=True):
-        (dim,) = normalised_axes(d, x.ndim, "roll")
-        moves[dim] = moves.get(dim, 0) + int(s)
-    return bind("roll", x, dims=tuple((d, (s,)) for d, s in sorted(moves.items())))
-
-
-def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
-    """Return the array with elements added at the ends of its dims.
-
-    Args:
-        array: the array.
-        pad_width: a number, a pair for all dims, or a pair per dim.
-        mode: ``"constant"``, ``"edge"``, ``"wrap"``, ``"reflect"`` or ``"symmetric"``.
-        constant_values: the value of the added elements in mode ``"constant"``.
-
-    Raises:
-        ArgumentError: if the widths do not fit the dims, or the mode is unknown.
-    """
-    x = as_array(array)
-    try:
-        widths = np.broadcast_to(np.asarray(pad_width, np.int64), (x.ndim, 2)).tolist()
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(
-            f"pad: pad_width {pad_width!r} is not a number, a pair or a pair for each of the "
-            f"{x.ndim} dims."
-        ) from error
-    if any(w < 0 for pair in widths for w in pair):
-        raise ArgumentError(f"pad: pad_width {pad_width!r} holds a negative width.")
-    if mode in ("edge", "wrap", "reflect", "symmetric"):
-        dims = tuple(
-            (d, (tuple(np.pad(np.arange(n), widths[d], mode=mode).tolist()),))  # type: ignore[call-overload]
-            for d, n in enumerate(x.shape)
-        )
-        return bind("take_positions", x, dims=dims)
-    if mode != "constant":
-        raise ArgumentError(f"pad: mode {mode!r} is not known.")
-    dims_padded = tuple((d, tuple(pair)) for d, pair in enumerate(widths) if any(pair))
-    padded = bind("pad_zeros", x, dims=dims_padded) if dims_padded else x
-    if isinstance(constant_values, (int, float, complex)) and constant_values == 0:
-        return padded
-    inside = bind("pad_zeros", bind("equal", x, x) | True, dims=dims_padded)
-    return bind("where", inside, padded, constant_values).astype(x.dtype, copy=False)
-
-
-def tile(A: Any, reps: Any) -> Any:
-    """Return the array repeated as a whole along dims."""
-    x = as_array(A)
-    counts = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
-    rank = max(x.ndim, len(counts))
-    x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
-    counts = (1,) * (rank - len(counts)) + tuple(int(n) for n in counts)
-    return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
-
-
-def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
-    """Return the array with each element repeated along a dim, or in the flat array."""
-    x = as_array(a)
-    if axis is None:
-        x, axis = ravel(x), 0
-    (dim,) = normalised_axes(axis, x.ndim, "repeat")
-    if isinstance(repeats, (int, np.integer)):
-        spread = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
-        merged = (*x.shape[:dim], x.shape[dim] * int(repeats), *x.shape[dim + 1 :])
-        return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)
-    counts = np.asarray(repeats)
-    positions = np.repeat(np.arange(x.shape[dim]), counts)
-    return bind("take_positions", x, dims=((dim, (tuple(positions.tolist()),)),))

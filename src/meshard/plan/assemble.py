@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import final
 
-from ..algebra.box import Box, Index
-from ..algebra.dimmap import DimMap
-from ..algebra.layout import Cuts, Layout
+from meshard.algebra.box import Box, Index
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Cuts, Layout
 
 __all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"]
 
@@ -119,7 +119,7 @@ class _Cells:
 
 
 def _identity_runs(cuts: Cuts, start: int, stop: int) -> list[tuple[int, int, int, int, int]]:
-    """Return the runs of ``[start, stop)`` in the shards: destination, length, shard, source, step."""
+    """Return the runs of ``[start, stop)``: destination, length, shard, source, step."""
     runs = []
     shard = bisect_left(cuts, start + 1) - 1
     while start < stop:
@@ -247,8 +247,7 @@ def _processes(layout: Layout, process_of: Mapping[int, int] | None) -> list[tup
     if process_of is None:
         return [(0,)] * layout.piece_count
     return [
-        tuple(sorted({process_of[d] for d in layout.holders(i)}))
-        for i in range(layout.piece_count)
+        tuple(sorted({process_of[d] for d in layout.holders(i)})) for i in range(layout.piece_count)
     ]
 
 
@@ -268,9 +267,7 @@ def _with_affordable_views(
     }
     return tuple(
         Recipe(r.shape, None, r.copies, r.covered, r.layered)
-        if r is not None
-        and r.alias is not None
-        and (r.alias.operand, r.alias.origin) in pinned
+        if r is not None and r.alias is not None and (r.alias.operand, r.alias.origin) in pinned
         else r
         for r in recipes
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..algebra.layout import Layout
+from meshard.algebra.layout import Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ rank, uneven and irregular layouts, cut points along the edges, thousands of dev
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -133,7 +133,6 @@ def visualize_sharding(
     ┌───────┬───────┬───────┬───────┐
     │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
     └───────┴───────┴───────┴───────┘
-    <BLANKLINE>
     """
     size = tuple(operator.index(n) for n in shape)
     words = headline(size, sharding) if header else ()
@@ -189,7 +188,7 @@ def _print(
     lines = _compose(drawing, style)
     picture = _colored(drawing, lines, color_map) if filled else Text(_plain(lines))
     above = [Text(line, style="bold" if filled else "") for line in wrap(words, style.max_width)]
-    whole = Text("\n").join([*above, picture, Text()])
+    whole = Text("\n").join([*above, picture])
     try:
         whole.plain.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
@@ -266,27 +265,21 @@ def _gutter(drawing: Drawing, style: Style) -> int:
 
 def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
     """Return the best way in which all slabs fit, and the slabs."""
-    width = style.max_width - _gutter(drawing, style)
+    gutter = _gutter(drawing, style)
+    width, half = style.max_width - gutter, (style.max_width - BETWEEN) // 2 - gutter
     columns = max(len(slab.columns) - 1 for slab in drawing.slabs)
-    half = (style.max_width - BETWEEN) // 2 - _gutter(drawing, style)
-    for attempt in _ways(width, half if len(drawing.slabs) > 1 else width, columns, style):
-        rasters = []
-        for slab in drawing.slabs:
-            raster = rasterize(drawing, slab, style, attempt)
-            if raster is None:
-                break
-            rasters.append(raster)
-        else:
-            return attempt, rasters
-    raise AssertionError("the last attempt is forced, and cannot fail")
-
-
-def _ways(width: int, half: int, columns: int, style: Style) -> Iterator[Attempt]:
-    """Yield the attempts, those with slabs side by side before those that are as long."""
+    ways: list[Attempt] = []
     for attempt in attempts(width, style.min_width, columns):
-        if half < width and attempt.most >= columns:
-            yield replace(attempt, width=half)
-        yield attempt
+        # Side by side before one below the other, as long as every block is shown.
+        beside = len(drawing.slabs) > 1 and attempt.most >= columns
+        ways += [replace(attempt, width=half), attempt] if beside else [attempt]
+    while True:
+        # The last way cannot fail.
+        attempt = ways.pop(0)
+        tried = [rasterize(drawing, slab, style, attempt) for slab in drawing.slabs]
+        rasters = [raster for raster in tried if raster is not None]
+        if len(rasters) == len(tried):
+            return attempt, rasters
 
 
 def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> list[Line]:

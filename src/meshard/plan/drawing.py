@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Areas = NDArray[np.int64]
 
-__all__ = ["Drawing", "Rectangle", "Slab", "draw_layout", "kept", "split_rectangles"]
+__all__ = ["Drawing", "Rectangle", "Slab", "cuts_shown", "draw_layout", "kept", "split_rectangles"]
 
 
 @final
@@ -115,14 +115,21 @@ def draw_layout(layout: Layout, *, platform: str = "CPU", max_slabs: int = 12) -
         return Drawing(layout, platform, (), (0,), (), tuple(empty))
     overlaps: dict[tuple[int, ...], int] = {}
     if layout.regular:
-        counts, slabs = _regular_slabs(layout)
+        counts, slabs = _regular_slabs(layout, max_slabs)
     else:
-        counts, slabs = _irregular_slabs(layout, overlaps)
-    count = math.prod(counts)
+        counts, slabs = _irregular_slabs(layout, max_slabs, overlaps)
+    return Drawing(layout, platform, tuple(slabs), counts, tuple(overlaps), tuple(empty))
+
+
+def _blocks(
+    spans: Sequence[Sequence[tuple[int, int]]], max_slabs: int
+) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """Yield the place and the box of each block of the leading dims that is shown."""
+    count = math.prod(map(len, spans))
     shown = count if count <= max_slabs else max(1, max_slabs // 2)
-    # Drawing the slabs is what fills `overlaps`.
-    seen = tuple(islice(slabs, shown))
-    return Drawing(layout, platform, seen, counts, tuple(overlaps), tuple(empty))
+    for place in islice(product(*[range(len(dim)) for dim in spans]), shown):
+        block = [dim[i] for dim, i in zip(spans, place, strict=True)]
+        yield place, Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
 
 
 def _without_elements(layout: Layout) -> Iterator[int]:
@@ -143,60 +150,52 @@ def _slab(shape: tuple[int, ...], leading: Box, cuts: Sequence[Cuts], areas: Are
     return Slab(leading, title, rows, columns, tuple(map(tuple, grid.tolist())))
 
 
-def _regular_slabs(layout: Layout) -> tuple[tuple[int, ...], Iterator[Slab]]:
-    """Return the slabs of a product form, and how many there are for each leading dim."""
+def _regular_slabs(layout: Layout, max_slabs: int) -> tuple[tuple[int, ...], list[Slab]]:
+    """Return how many blocks each leading dim of a product form has, and the slabs shown."""
     spans = [[(a, b) for a, b in pairwise(cuts) if a < b] for cuts in layout.cuts]
     taken = [[i for i, (a, b) in enumerate(pairwise(c)) if a < b] for c in layout.cuts]
     numbers = np.arange(layout.piece_count).reshape(layout.grid)
     numbers = numbers[np.ix_(*taken)] if taken else numbers
-    cuts = [(0, *(b for _, b in dim)) for dim in spans]
-
-    def slabs() -> Iterator[Slab]:
-        for place in product(*[range(len(dim)) for dim in spans[:-2]]):
-            block = [spans[dim][i] for dim, i in enumerate(place)]
-            leading = Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
-            yield _slab(layout.shape, leading, cuts[-2:], numbers[place])
-
-    return tuple(map(len, spans[:-2])), slabs()
+    cuts = [(0, *(b for _, b in dim)) for dim in spans[-2:]]
+    slabs = [
+        _slab(layout.shape, leading, cuts, numbers[place])
+        for place, leading in _blocks(spans[:-2], max_slabs)
+    ]
+    return tuple(map(len, spans[:-2])), slabs
 
 
 def _irregular_slabs(
-    layout: Layout, overlaps: dict[tuple[int, ...], int]
-) -> tuple[tuple[int, ...], Iterator[Slab]]:
-    """Do the same for a list of boxes; drawing the slabs numbers the overlaps."""
+    layout: Layout, max_slabs: int, overlaps: dict[tuple[int, ...], int]
+) -> tuple[tuple[int, ...], list[Slab]]:
+    """Do the same for a list of boxes, and number their overlaps in ``overlaps``."""
     boxes = {i: box for i in range(layout.piece_count) if (box := layout.box(i)).volume}
 
     def cuts_of(pieces: Iterable[int], dim: int) -> Cuts:
-        return tuple(
-            sorted({end for i in pieces for end in (boxes[i].starts[dim], boxes[i].stops[dim])})
-        )
+        ends = {end for i in pieces for end in (boxes[i].starts[dim], boxes[i].stops[dim])}
+        return tuple(sorted(ends))
 
     dims = range(len(layout.shape))
     spans = [list(pairwise(cuts_of(boxes, dim))) for dim in dims[:-2]]
-
-    def slabs() -> Iterator[Slab]:
-        for block in product(*spans):
-            leading = Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
-            inside = [
-                i
-                for i, box in boxes.items()
-                if all(
-                    a <= s < b
-                    for s, a, b in zip(leading.starts, box.starts, box.stops, strict=False)
-                )
-            ]
-            cuts = [cuts_of(inside, dim) for dim in dims[-2:]]
-            areas = np.full([len(c) - 1 for c in cuts], -1)
-            for piece in inside:
-                box = boxes[piece]
-                where = tuple(
-                    slice(c.index(box.starts[dim]), c.index(box.stops[dim]))
-                    for dim, c in zip(dims[-2:], cuts, strict=True)
-                )
-                _paint(areas[where], piece, layout.piece_count, overlaps)
-            yield _slab(layout.shape, leading, cuts, areas)
-
-    return tuple(map(len, spans)), slabs()
+    slabs = []
+    for _, leading in _blocks(spans, max_slabs):
+        inside = [
+            i
+            for i, box in boxes.items()
+            if all(
+                a <= at < b for at, a, b in zip(leading.starts, box.starts, box.stops, strict=False)
+            )
+        ]
+        cuts = [cuts_of(inside, dim) for dim in dims[-2:]]
+        areas = np.full([len(c) - 1 for c in cuts], -1)
+        for piece in inside:
+            box = boxes[piece]
+            where = tuple(
+                slice(c.index(box.starts[dim]), c.index(box.stops[dim]))
+                for dim, c in zip(dims[-2:], cuts, strict=True)
+            )
+            _paint(areas[where], piece, layout.piece_count, overlaps)
+        slabs.append(_slab(layout.shape, leading, cuts, areas))
+    return tuple(map(len, spans)), slabs
 
 
 def _paint(
@@ -299,3 +298,15 @@ def kept(count: int, most: int) -> tuple[int | None, ...]:
         return tuple(range(count))
     last = (most - 1) // 2
     return (*range(most - 1 - last), None, *range(count - last, count))
+
+
+def cuts_shown(cuts: Sequence[int], shown: Sequence[int | None]) -> tuple[int, ...]:
+    """Return the cut points at the borders of the intervals that are shown.
+
+    >>> cuts_shown((0, 2, 4, 6, 8, 9), (0, 1, None, 4))
+    (0, 2, 4, 8, 9)
+    """
+    ends = [i + 1 for i in shown if i is not None]
+    # A gap starts where the interval before it ends.
+    starts = [ends[place - 1] if i is None else i for place, i in enumerate(shown)]
+    return tuple([cuts[i] for i in (*starts, ends[-1])])

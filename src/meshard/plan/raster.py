@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import final
 
 from .captions import device_label
-from .drawing import Drawing, Slab, kept, split_rectangles
+from .drawing import Drawing, Slab, cuts_shown, kept, split_rectangles
 
 __all__ = ["Attempt", "Line", "Raster", "Style", "attempts", "rasterize"]
 
@@ -167,18 +167,6 @@ class Raster:
         return line.ljust(end) + last
 
 
-def _cuts_shown(cuts: Sequence[int], shown: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the cut points at the borders of the intervals that are shown.
-
-    >>> _cuts_shown((0, 2, 4, 6, 8, 9), (0, 1, None, 4))
-    (0, 2, 4, 8, 9)
-    """
-    ends = [i + 1 for i in shown if i is not None]
-    # A gap starts where the interval before it ends.
-    starts = [ends[place - 1] if i is None else i for place, i in enumerate(shown)]
-    return tuple([cuts[i] for i in (*starts, ends[-1])])
-
-
 def _widths(
     sizes: Sequence[int], needs: Sequence[tuple[int, int, int]], natural: int, width: int
 ) -> list[int] | None:
@@ -276,8 +264,8 @@ def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> R
         areas,
         xs,
         ys,
-        _cuts_shown(slab.columns, columns),
-        _cuts_shown(slab.rows, rows),
+        cuts_shown(slab.columns, columns),
+        cuts_shown(slab.rows, rows),
         tuple(placed),
         len(placed) == len(labels),
     )

@@ -6,6 +6,7 @@ read on any page. It holds no script; what is too small for a label says what it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,7 +17,7 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 
 from .captions import PALETTE, device_label, headline, ink, platform_of, wrap
-from .drawing import Drawing, Rectangle, Slab, draw_layout, kept, split_rectangles
+from .drawing import Drawing, Rectangle, Slab, cuts_shown, draw_layout, kept, split_rectangles
 
 __all__ = ["drawing_svg", "sharding_svg"]
 
@@ -29,7 +30,8 @@ WIDEST = 900.0  # of the slabs that stand side by side
 WIDEST_SLAB = 680.0
 LABEL = 10.5  # the height of a block with a label
 MOST_SLABS = 36
-MOST_CELLS = 64  # along each dim of a slab that stands alone
+MOST_CELLS = 2048  # in all slabs together
+MOST_ALONG = 64  # along each dim
 
 # Every class begins with the library's name: in a notebook a style sheet holds for the whole page.
 SHEET = (
@@ -77,6 +79,9 @@ def drawing_svg(
         hidden = drawing.slab_count - len(drawing.slabs)
         if hidden:
             notes.append(f"and {hidden} more slabs like these, {drawing.slab_count} in all")
+        if labels.elided:
+            ids = device_label(layout.device_ids, platform)
+            notes.append(f"not all blocks are shown: there are {layout.piece_count}, on {ids}")
         if labels.level and labels.some:
             notes.append(f"numbers are {platform} ids")
         if not labels.all:
@@ -168,9 +173,17 @@ def _size(drawing: Drawing) -> tuple[float, float]:
     return width, height
 
 
-def _plot(drawing: Drawing, slab: Slab, width: float, height: float) -> _Plot:
-    most = MOST_CELLS if len(drawing.slabs) == 1 else MOST_CELLS // 4
+def _most(drawing: Drawing) -> int:
+    """Return how many blocks to show along each dim of a slab; of more, the middle is left out."""
+    cells = sum(
+        min(len(slab.rows) - 1, MOST_ALONG) * min(len(slab.columns) - 1, MOST_ALONG)
+        for slab in drawing.slabs
+    )
+    few = max(6, math.isqrt(MOST_CELLS // len(drawing.slabs)))
+    return MOST_ALONG if cells <= MOST_CELLS else few
 
+
+def _plot(slab: Slab, width: float, height: float, most: int) -> _Plot:
     def axis(
         cuts: Sequence[int], length: float
     ) -> tuple[tuple[int | None, ...], tuple[float, ...]]:
@@ -193,8 +206,8 @@ def _slabs(
     drawing: Drawing, names: Sequence[str], top: float
 ) -> tuple[list[str], float, float, _Labels]:
     """Return the slabs' elements, their width, where they end, and how they are labelled."""
-    width, height = _size(drawing)
-    plots = [_plot(drawing, slab, width, height) for slab in drawing.slabs]
+    (width, height), most = _size(drawing), _most(drawing)
+    plots = [_plot(slab, width, height, most) for slab in drawing.slabs]
     labels = _Labels.fitting(drawing, plots)
     rank = len(drawing.layout.shape)
     digits = max(len(str(cut)) for plot in plots for cut in plot.slab.rows)
@@ -233,12 +246,14 @@ class _Labels:
         letters: the length of the longest label, which decides what fits.
         some: whether any block has room for its label.
         all: whether every block has.
+        elided: whether blocks were left out.
     """
 
     level: int
     letters: int
     some: bool
     all: bool
+    elided: bool
 
     @classmethod
     def fitting(cls, drawing: Drawing, plots: Sequence[_Plot]) -> _Labels:
@@ -249,11 +264,12 @@ class _Labels:
             for one in plot.rectangles
             if one.labelled and one.area >= 0
         ]
+        elided = any(None in (*plot.rows, *plot.columns) for plot in plots)
         ways = []
         for level in (0, 1, 2):
             letters = max(len(_label(drawing, area, level)) for area, _, _ in spots)
             fit = [_fit_label(width, height, letters)[0] >= SMALLEST for _, width, height in spots]
-            ways.append((sum(fit), cls(level, letters, any(fit), all(fit))))
+            ways.append((sum(fit), cls(level, letters, any(fit), all(fit), elided)))
         most = max(count for count, _ in ways)
         return next(labels for count, labels in ways if count == most)
 
@@ -294,11 +310,12 @@ def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[str]:
                 f"{_xml(_label(drawing, one.area, labels.level))}</text>"
             )
         yield "</g>"
-    fine = min(b - a for steps in (plot.xs, plot.ys) for a, b in pairwise(steps)) < 8
-    yield (
-        f'<path class="meshard-line" d="{"".join(_borders(plot))}" fill="none" stroke="#ffffff" '
-        f'stroke-width="{0.6 if fine else 1.5}" pointer-events="none"/>'
-    )
+    if borders := "".join(_borders(plot)):
+        fine = min(b - a for steps in (plot.xs, plot.ys) for a, b in pairwise(steps)) < 8
+        yield (
+            f'<path class="meshard-line" d="{borders}" fill="none" stroke="#ffffff" '
+            f'stroke-width="{0.6 if fine else 1.5}" pointer-events="none"/>'
+        )
 
 
 def _borders(plot: _Plot) -> Iterator[str]:
@@ -321,8 +338,11 @@ def _tooltip(drawing: Drawing, area: int) -> str:
     devices = device_label(drawing.devices(area), drawing.platform, most=32)
     if len(boxes) > 1:
         return f"on {devices}, where {' and '.join(map(str, boxes))} overlap"
-    size = " x ".join(map(str, boxes[0].shape)) or "a scalar"
-    return f"{boxes[0]} on {devices}: {size}, {boxes[0].volume} elements"
+    box = boxes[0]
+    if not box.shape:
+        return f"a scalar on {devices}"
+    size = f"{' x '.join(map(str, box.shape))} = " if len(box.shape) > 1 else ""
+    return f"{box} on {devices}: {size}{box.volume} element{'s' * (box.volume != 1)}"
 
 
 def _rulers(
@@ -342,9 +362,7 @@ def _rulers(
 def _ticks(
     cuts: Sequence[int], shown: Sequence[int | None], steps: Sequence[float], *, vertical: bool
 ) -> Iterator[str]:
-    ends = [i + 1 for i in shown if i is not None]
-    starts = [ends[place - 1] if i is None else i for place, i in enumerate(shown)]
-    spots = [(at, str(cuts[i])) for at, i in zip(steps, [*starts, ends[-1]], strict=True)]
+    spots = [(at, str(cut)) for at, cut in zip(steps, cuts_shown(cuts, shown), strict=True)]
     free = float("-inf")
     final_room = spots[-1][0] - (12 if vertical else DIGIT * len(spots[-1][1]))
     for at, text in spots:

@@ -10,10 +10,11 @@ from typing import Any, final
 
 import numpy as np
 
-from ..algebra.box import Index
-from ..algebra.sharding import Sharding, SingleDeviceSharding
-from ..algebra.world import Device
+from meshard.algebra.box import Index
+from meshard.algebra.sharding import Sharding, SingleDeviceSharding
+from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, DeletedArrayError, NotAddressableError
+
 from .execute import LARGE
 from .methods import ArrayMethods
 from .types import ArrayType, Block, Blocks
@@ -171,9 +172,7 @@ class Array(ArrayMethods):
         """Return the data of one of this process's shards, as an array on its device."""
         shards = self.addressable_shards
         if not -len(shards) <= index < len(shards):
-            raise IndexError(
-                f"addressable_data({index}): this process holds {len(shards)} shards."
-            )
+            raise IndexError(f"addressable_data({index}): this process holds {len(shards)} shards.")
         data = shards[index].data
         assert isinstance(data, Array)
         return data

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.assemble import Part
+from meshard.plan.assemble import Part
+
 from .types import Block, Blocks
 from .world import RuntimeWorld
 

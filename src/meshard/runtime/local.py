@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from meshard.errors import TransportError
+
 from .types import Block
 
 __all__ = ["LocalTransport"]

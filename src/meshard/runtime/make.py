@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 import optree
@@ -50,9 +50,7 @@ def devices(backend: str | None = None) -> list[Device]:
     return list(current().devices)
 
 
-def local_devices(
-    process_index: int | None = None, backend: str | None = None
-) -> list[Device]:
+def local_devices(process_index: int | None = None, backend: str | None = None) -> list[Device]:
     """Return the devices of one process, this one by default."""
     _platform(backend, "local_devices")
     world = current()
@@ -60,8 +58,7 @@ def local_devices(
         return list(world.local_devices)
     if not 0 <= process_index < world.process_count:
         raise ArgumentError(
-            f"local_devices: there is no process {process_index}; there are "
-            f"{world.process_count}."
+            f"local_devices: there is no process {process_index}; there are {world.process_count}."
         )
     return [d for d in world.devices if d.process_index == process_index]
 
@@ -214,7 +211,8 @@ def device_get(x: Any) -> Any:
 
 def block_until_ready(x: T) -> T:
     """Return the tree; arrays are complete as soon as they exist."""
-    for leaf in optree.tree_leaves(x):  # type: ignore[arg-type]
+    leaves: list[Any] = optree.tree_leaves(cast(Any, x))
+    for leaf in leaves:
         if type(leaf) is Array:
             leaf._live()
     return x
@@ -400,9 +398,7 @@ def make_array_from_process_local_data(
 
     def part(piece: int) -> Block:
         box = kind.layout.box(piece)
-        starts = tuple(
-            known.get(a, 0) for known, a in zip(offsets, box.starts, strict=True)
-        )
+        starts = tuple(known.get(a, 0) for known, a in zip(offsets, box.starts, strict=True))
         stops = tuple(a + n for a, n in zip(starts, box.shape, strict=True))
         return value[Box(starts, stops).slices]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from .primitive import bind, call
@@ -156,7 +155,7 @@ class ArrayMethods:
 
     @property
     def at(self) -> Any:
-        """The helper for updated copies: ``x.at[index].set(value)``, ``.add``, ``.get`` and so on."""
+        """The helper for updated copies: ``x.at[index].set(value)``, ``.add`` and so on."""
         return call("at", self)
 
     @property
@@ -221,11 +220,15 @@ class ArrayMethods:
         """Return the mean over dims."""
         return call("mean", self, axis=axis, dtype=dtype, keepdims=keepdims)
 
-    def var(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    def var(
+        self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
+    ) -> Any:
         """Return the variance over dims."""
         return call("var", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims)
 
-    def std(self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    def std(
+        self, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False
+    ) -> Any:
         """Return the standard deviation over dims."""
         return call("std", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims)
 
@@ -319,4 +322,3 @@ class ArrayMethods:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         return call("array_namespace", api_version)
-

@@ -228,9 +228,7 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType) -> Array:
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
 
-def filled(
-    world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str
-) -> Array:
+def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
     """Return an array whose local pieces are what ``values(piece)`` gives.
 
     Raises:

@@ -26,26 +26,28 @@ class Interpreter(Protocol):
         """Run, record or map one operation."""
 
 
-class _Installed:
+class _Doors:
     """What the floor above has installed: written once, while it is imported."""
 
-    base: Interpreter | None = None
-    functions: dict[str, Callable[..., Any]] = {}
+    def __init__(self) -> None:
+        self.base: Interpreter | None = None
+        self.functions: dict[str, Callable[..., Any]] = {}
 
 
+_DOORS = _Doors()
 _stack: ContextVar[tuple[Interpreter, ...]] = ContextVar("meshard_interpreters", default=())
 
 
 def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None:
     """Install the base interpreter and the functions behind `Array`'s methods."""
-    _Installed.base = base
-    _Installed.functions.update(functions)
+    _DOORS.base = base
+    _DOORS.functions.update(functions)
 
 
 def bind(name: str, *operands: Any, **params: Hashable) -> Any:
     """Hand an operation to the innermost interpreter."""
     stack = _stack.get()
-    interpreter = stack[-1] if stack else _Installed.base
+    interpreter = stack[-1] if stack else _DOORS.base
     if interpreter is None:
         raise MeshardError(f"{name}: no operations are installed; import meshard.")
     return interpreter.run(name, operands, tuple(params.items()))
@@ -53,7 +55,7 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
 
 def call(function: str, *args: Any, **kwargs: Any) -> Any:
     """Call one of the installed functions, for a method of `Array`."""
-    return _Installed.functions[function](*args, **kwargs)
+    return _DOORS.functions[function](*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-from ..algebra.world import Device, entered
+from meshard.algebra.world import Device, entered
 from meshard.errors import TransportError
+
 from .types import Block
 from .world import RuntimeWorld
 

@@ -7,15 +7,13 @@ the same; decisions about operations are keyed by them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Mapping
+from typing import Any, final
 
 import numpy as np
 
-from ..algebra.layout import Layout
-from ..algebra.sharding import Sharding
-
-if TYPE_CHECKING:
-    from .world import RuntimeWorld
+from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import Sharding
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
@@ -27,6 +25,9 @@ __all__ = ["ArrayType", "Block", "Blocks"]
 @final
 class ArrayType:
     """Shape, dtype, sharding and commitment of an array.
+
+    Made by the world, which knows the process of each device id (None: this one has all) and which
+    process this is.
 
     Attributes:
         shape: the global shape.
@@ -52,7 +53,8 @@ class ArrayType:
 
     def __init__(
         self,
-        world: RuntimeWorld,
+        processes: Mapping[int, int] | None,
+        me: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         sharding: Sharding,
@@ -66,8 +68,6 @@ class ArrayType:
         self.size = math.prod(shape)
         layout: Layout = sharding.layout(shape)
         self.layout = layout
-        processes = world.process_map(sharding)
-        me = world.process_index
         if processes is None:
             self.local: tuple[int, ...] = tuple(range(layout.piece_count))
             self.addressable = True

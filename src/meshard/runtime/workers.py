@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import final
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["Workers"]
 
@@ -24,6 +28,7 @@ class Workers:
             threads = cores or os.cpu_count() or 1
         self.threads = threads
         self._executor: ThreadPoolExecutor | None = None
+        self._blas: ThreadpoolController | None = None
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Run all tasks and return when all are done.
@@ -59,6 +64,16 @@ class Workers:
                 future.result()
         if failures:
             raise min(failures, key=lambda f: f[0])[1]
+
+    @contextlib.contextmanager
+    def one_blas_thread(self) -> Iterator[None]:
+        """Give BLAS one thread per caller, while the workers share out large blocks."""
+        if self._blas is None:
+            from threadpoolctl import ThreadpoolController
+
+            self._blas = ThreadpoolController()
+        with self._blas.limit(limits=1, user_api="blas"):
+            yield
 
     def close(self) -> None:
         """End the threads."""

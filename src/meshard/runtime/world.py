@@ -7,8 +7,9 @@ from typing import Any, final
 
 import numpy as np
 
-from ..algebra.sharding import Sharding, SingleDeviceSharding
-from ..algebra.world import Device, World, config, current, install_world_factory
+from meshard.algebra.sharding import Sharding, SingleDeviceSharding
+from meshard.algebra.world import Device, World, config, current, install_world_factory
+
 from .local import LocalTransport
 from .pages import Pages
 from .transport import Transport
@@ -68,7 +69,9 @@ class RuntimeWorld(World):
         if found is None:
             if len(self._types) > _MOST_DECISIONS:
                 self._types.clear()
-            found = self._types[key] = ArrayType(self, shape, dtype, sharding, committed)
+            found = self._types[key] = ArrayType(
+                self.process_map(sharding), self.process_index, shape, dtype, sharding, committed
+            )
         return found
 
     def decided(self, key: Hashable, decision: Any) -> None:
