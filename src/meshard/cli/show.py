@@ -31,6 +31,8 @@ __all__ = [
 
 WIDTH = 100
 MOST = 16  # sentences in a matrix of this width
+# One background per tenth of similarity, grey to yellow, from the 256 colours of all terminals.
+HEAT = (234, 235, 237, 58, 94, 136, 178, 214, 220, 226)
 
 
 @dataclass(frozen=True)
@@ -185,13 +187,10 @@ def neighbours(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> Table:
 
 
 def _cell(value: float, is_nearest: bool) -> Text:
-    """Return one similarity on a background that goes from dark blue (0) to amber (1)."""
-    share = min(max(value, 0.0), 1.0)
-    dark, bright = (24, 32, 58), (250, 190, 70)
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(dark, bright, strict=True))
+    tenth = min(max(int(value * 10), 0), len(HEAT) - 1)
     style = Style(
-        color="rgb(0,0,0)" if share > 0.5 else "rgb(220,220,220)",
-        bgcolor=f"rgb({red},{green},{blue})",
+        color="rgb(0,0,0)" if tenth >= 5 else "rgb(220,220,220)",
+        bgcolor=f"color({HEAT[tenth]})",
         bold=is_nearest,
     )
     return Text(f"{round(value * 100):3d}{'*' if is_nearest else ' '}", style)

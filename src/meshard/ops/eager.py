@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, DtypeError
+from meshard.runtime import primitive
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
 from meshard.runtime.place import as_array
-from meshard.runtime.primitive import Params
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld, here
 
-from .decide import KernelPlan, MovePlan, decide_kernel, decide_move
-from .registry import REGISTRY, MoveOp
+from .decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
+from .registry import REGISTRY, MoveOp, Params
 
 __all__ = ["EAGER", "Eager"]
 
@@ -34,7 +36,7 @@ Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 class Eager:
     """Runs operations at once; the decisions live in the world."""
 
-    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+    def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
         """Run one operation and return its result, or a tuple of results."""
         world = here()
         key: list[Any] = [name, params]
@@ -78,7 +80,7 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _decide(
-    world: RuntimeWorld, name: str, types: Sequence[ArrayType | type], params: Params
+    world: RuntimeWorld, name: str, types: Sequence[ArrayType | type], params: primitive.Params
 ) -> Runner:
     row = REGISTRY.get(name)
     if row is None:
@@ -150,7 +152,7 @@ def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]
             given.append(run_part(world, move.part, (x._live(),), x.dtype))
     if plan.partial:
         return _finished(plan, _run_partial(plan, world, given))
-    results = _run_cells(plan, world, given)
+    results = _run_cells(plan, world, given, plan.op.kernel)
     pieces = [[None if not g else results[g[0]][k] for g in plan.groups] for k in _range(plan)]
     return _finished(plan, pieces)
 
@@ -174,6 +176,32 @@ def _as_block(block: Any, cast: Any) -> Block | None:
     return np.asarray(block) if cast is None else np.asarray(block, cast)
 
 
+def _run_cells(
+    plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any], kernel: Callable[..., Any]
+) -> list[tuple[Any, ...]]:
+    """Run the kernel on every cell: small ones here, large ones on the workers.
+
+    The cells of a kernel with threads of its own then have one thread of BLAS each.
+    """
+    if plan.nbytes < LARGE:
+        results = []
+        for cell in plan.cells:
+            found = kernel(*_cell_blocks(given, cell), **cell.params)
+            results.append(found if type(found) is tuple else (found,))
+        return results
+    tasks, results = _tasks(plan, world, given, kernel)
+    if plan.op.style == "blas" and len(tasks) > 1:
+        with world.workers.one_blas_thread():
+            world.workers.run(tasks)
+    else:
+        world.workers.run(tasks)
+    return results
+
+
+def _cell_blocks(given: Sequence[Any], cell: Cell) -> list[Any]:
+    return [x if piece < 0 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)]
+
+
 def _tasks(
     plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any], kernel: Callable[..., Any]
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
@@ -183,40 +211,48 @@ def _tasks(
     pooled = plan.op.style in ("ufunc", "blas") and plan.own_dtype
     piece_of = {number: i for i, g in enumerate(plan.groups) for number in g}
 
-    def task(number: int) -> None:
-        cell = plan.cells[number]
-        blocks = [
-            x if piece == -1 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)
-        ]
+    tasks: list[Callable[[], None]] = []
+    parts = -(-world.workers.threads // max(1, len(plan.cells)))
+    for number, cell in enumerate(plan.cells):
+        blocks, params = _cell_blocks(given, cell), cell.params
         if pooled:
-            shape = output.layout.box(piece_of[number]).shape
-            out = world.pages.empty(shape, output.dtype)
-            results[number] = (kernel(*blocks, out=out, **cell.params),)
-        else:
-            found = kernel(*blocks, **cell.params)
-            results[number] = found if isinstance(found, tuple) else (found,)
-
-    return [partial(task, i) for i in range(len(plan.cells))], results
-
-
-def _run_all(plan: KernelPlan, world: RuntimeWorld, tasks: Sequence[Callable[[], None]]) -> None:
-    """Run the cells: large ones on the workers, each with one thread of BLAS."""
-    if plan.nbytes < LARGE or len(tasks) < 2:
-        for task in tasks:
-            task()
-    elif plan.op.style == "blas":
-        with world.workers.one_blas_thread():
-            world.workers.run(tasks)
-    else:
-        world.workers.run(tasks)
+            out = world.pages.empty(output.layout.box(piece_of[number]).shape, output.dtype)
+            if plan.op.style == "ufunc":
+                results[number] = (out,)
+                for slab, rows in _slabs(blocks, out, parts):
+                    tasks.append(partial(kernel, *slab, out=rows, **params))
+                continue
+            params = {**params, "out": out}
+        tasks.append(partial(_put, kernel, blocks, params, results, number))
+    return tasks, results
 
 
-def _run_cells(
-    plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any]
-) -> list[tuple[Any, ...]]:
-    tasks, results = _tasks(plan, world, given, plan.op.kernel)
-    _run_all(plan, world, tasks)
-    return results
+def _put(
+    kernel: Callable[..., Any],
+    blocks: Sequence[Any],
+    params: Params,
+    results: list[tuple[Any, ...]],
+    number: int,
+) -> None:
+    found = kernel(*blocks, **params)
+    results[number] = found if isinstance(found, tuple) else (found,)
+
+
+def _slabs(blocks: Sequence[Any], out: Block, count: int) -> list[tuple[list[Any], Block]]:
+    """Cut an elementwise cell into slabs of rows, so that every worker has something to do."""
+    if count < 2 or not out.ndim or out.shape[0] < count:
+        return [(list(blocks), out)]
+    cuts = balanced_cuts(out.shape[0], count)
+    return [
+        (
+            [
+                x[a:b] if np.ndim(x) == out.ndim and x.shape[0] == out.shape[0] else x
+                for x in blocks
+            ],
+            out[a:b],
+        )
+        for a, b in pairwise(cuts)
+    ]
 
 
 def _run_partial(
@@ -225,8 +261,7 @@ def _run_partial(
     """Run the cells and combine each group's partial results in mesh order."""
     law = plan.op.partial
     assert law is not None
-    tasks, results = _tasks(plan, world, given, law.kernel or plan.op.kernel)
-    _run_all(plan, world, tasks)
+    results = _run_cells(plan, world, given, law.kernel or plan.op.kernel)
     if plan.reduction is None:
         joined = [_combined(world, law.combine, [results[i] for i in g]) for g in plan.groups]
     else:

@@ -344,11 +344,10 @@ class Array(ArrayMethods):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from meshard.plan.svg import drawing_svg
+        from meshard.plan.svg import sharding_svg
 
         kind = self._type
-        title = f"{kind.str_short()}  {kind.sharding!r}"
-        return str(drawing_svg(kind.layout, title=title))
+        return sharding_svg(kind.shape, kind.sharding, dtype=kind.dtype.name)
 
 
 def to_numpy(x: Array) -> Block:

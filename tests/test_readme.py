@@ -1,0 +1,27 @@
+"""The README's example runs as it is written there, and prints what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_example_runs_and_prints_what_it_says() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (promised,) = re.findall(r"print\(.*\)  # (.*)", code)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    first, *drawing = done.stdout.splitlines()
+    assert first == promised
+    assert any("CPU 7" in line for line in drawing)
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    commands = re.findall(r"^\$ make (\w+)", README.read_text(), re.MULTILINE)
+    makefile = README.with_name("Makefile").read_text()
+    assert commands == ["demo", "test"]
+    for command in commands:
+        assert re.search(rf"^{command}:", makefile, re.MULTILINE)
