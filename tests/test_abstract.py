@@ -1,5 +1,6 @@
 import copy
 import pickle
+import sys
 import threading
 from collections.abc import Mapping
 
@@ -174,10 +175,15 @@ def test_threads_ask_one_sharding_for_many_layouts():
             errors.append(error)
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert errors == []
 
 

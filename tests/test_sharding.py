@@ -1,4 +1,5 @@
 import copy
+import gc
 import pickle
 import time
 
@@ -308,15 +309,21 @@ def big(devices: int) -> NamedSharding:
 def test_many_devices_are_laid_out_in_time_that_grows_with_them():
     def seconds(devices: int) -> float:
         times = []
-        for _ in range(3):
+        for _ in range(5):
             sharding = big(devices)
-            start = time.perf_counter()
+            start = time.thread_time()
             indices = sharding.devices_indices_map((1 << 10, 1 << 9))
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
             assert len(indices) == devices
             last = sharding.device_order[-1]
             step = (1 << 10) // sharding.mesh.shape["x"]
             assert indices[last][0] == slice((1 << 10) - step, 1 << 10)
         return min(times)
 
-    assert seconds(1 << 16) < 40 * seconds(1 << 12)
+    gc.collect()
+    gc.disable()  # its work grows with all that other tests have left
+    try:
+        # Sixteen times as many; quadratic would be 256. A busy machine may need a second try.
+        assert any(seconds(1 << 16) < 40 * seconds(1 << 12) for _ in range(3))
+    finally:
+        gc.enable()

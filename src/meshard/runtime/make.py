@@ -190,7 +190,8 @@ def prefix_leaves(prefix: Any, tree: Any, what: str) -> list[Any]:
         return optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
     except ValueError as error:
         raise TreeError(
-            f"{what}: the tree of devices must be a prefix of the tree of values: {error}"
+            f"{what}: the tree of devices must be a prefix of the tree of values: "
+            f"{str(error).split('; ')[0]}."
         ) from error
 
 
