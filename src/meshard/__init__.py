@@ -20,24 +20,25 @@ from meshard.algebra.spec import P
 from meshard.algebra.world import Device
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
 from meshard.runtime.array import Array, Shard, live_arrays
-from meshard.runtime.make import (
-    ShapeDtypeStruct,
-    block_until_ready,
+from meshard.runtime.devices import (
     device_count,
-    device_get,
-    device_put,
     devices,
     local_device_count,
     local_devices,
-    make_array_from_callback,
-    make_array_from_process_local_data,
-    make_array_from_single_device_arrays,
     process_count,
     process_index,
-    typeof,
+)
+from meshard.runtime.make import (
+    block_until_ready,
+    device_get,
+    device_put,
+    make_array_from_callback,
+    make_array_from_single_device_arrays,
 )
 from meshard.runtime.place import default_device
+from meshard.runtime.process_local import make_array_from_process_local_data
 from meshard.runtime.reshard import plan_reshard, reshard
+from meshard.runtime.structs import ShapeDtypeStruct, typeof
 
 __all__ = [
     "Array",

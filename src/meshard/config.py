@@ -7,6 +7,8 @@ name                environment                 meaning
                                                 default one per core that the process may use
 ``default_float``   ``MESHARD_DEFAULT_FLOAT``   ``"float64"`` (default) or ``"float32"``: the
                                                 dtype of floats that nothing else decides
+``default_device``  ``MESHARD_DEFAULT_DEVICE``  the device of this process that new arrays lie
+                                                on; ``"cpu"`` or None (default): the first one
 ==================  ==========================  =================================================
 """
 

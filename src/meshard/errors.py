@@ -13,6 +13,7 @@ catches ``ValueError`` goes on working::
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
     ├── IndexingError        IndexError    an index outside the array, or of a wrong kind
+    ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
@@ -23,6 +24,8 @@ catches ``ValueError`` goes on working::
 
 from __future__ import annotations
 
+import numpy as np
+
 __all__ = [
     "ArgumentError",
     "ConfigError",
@@ -32,6 +35,7 @@ __all__ = [
     "IncompatibleDevicesError",
     "IndexingError",
     "IndivisibleError",
+    "LinAlgError",
     "MeshardError",
     "NotAddressableError",
     "RuleError",
@@ -81,6 +85,10 @@ class ArgumentError(MeshardError, ValueError, TypeError):
 
 class IndexingError(MeshardError, IndexError):
     """An index outside the array, or of a kind that cannot index."""
+
+
+class LinAlgError(MeshardError, np.linalg.LinAlgError):
+    """A matrix that is singular, not positive definite, or whose computation did not converge."""
 
 
 class TreeError(MeshardError, ValueError, TypeError):

@@ -2,8 +2,11 @@
 
 from meshard.runtime.trees import (
     all,
+    broadcast,
     flatten,
+    flatten_with_path,
     leaves,
+    leaves_with_path,
     map,
     map_with_path,
     reduce,
@@ -14,8 +17,11 @@ from meshard.runtime.trees import (
 
 __all__ = [
     "all",
+    "broadcast",
     "flatten",
+    "flatten_with_path",
     "leaves",
+    "leaves_with_path",
     "map",
     "map_with_path",
     "reduce",

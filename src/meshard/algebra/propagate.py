@@ -166,29 +166,35 @@ def _rehome(
     number: int,
     axis_sizes: Mapping[str, int],
 ) -> None:
-    """Move axes off a factor that must be whole to the best free factor of the same operand."""
+    """Move axes off a factor that must be whole to the best other factor of the same operand.
+
+    A free factor is the best; one that is split already is split further.
+    """
     used = {a for split in chosen.values() for a in split.axes}
     if used & set(axes):
         return
-    shards = _count(axes, axis_sizes)
     kept = {f for term in rule.outputs for dim in term for f in dim}
-    free = [
-        f
-        for dim in rule.inputs[number]
-        for f in dim
-        if f not in chosen and f not in rule.whole and f in kept and rule.sizes[f] >= shards
-    ]
-    if free:
-        best = max(free, key=lambda f: (rule.sizes[f] % shards == 0, rule.sizes[f]))
-        chosen[best] = Split(axes, _cut(rule.sizes[best], shards))
+    whole = Split((), (0, 0))
+    homes: list[tuple[bool, bool, int, str, Split]] = []
+    for factor in (f for dim in rule.inputs[number] for f in dim):
+        size, both = rule.sizes[factor], chosen.get(factor, whole).axes + axes
+        shards = _count(both, axis_sizes)
+        if factor not in rule.whole and factor in kept and size >= shards:
+            split = Split(both, _cut(size, shards))
+            homes.append((factor not in chosen, size % shards == 0, size, factor, split))
+    if homes:
+        *_, best, split = max(homes, key=lambda home: home[:3])
+        chosen[best] = split
 
 
 def _legalise(chosen: dict[str, Split], rule: BoundRule, axis_sizes: Mapping[str, int]) -> None:
     """Make every merged dim expressible as cuts of that dim.
 
     A faster factor may be split only where all slower ones are split into single positions; its
-    axes otherwise move to the slowest factor, if that is long enough, or are given up.
+    axes otherwise move to the slowest factor, if that is long enough, or are given up. A factor
+    that has lost its axes gets none again, so that this ends.
     """
+    lost: set[str] = set()
     merged = [dim for term in (*rule.inputs, *rule.outputs) for dim in term if len(dim) > 1]
     changed = True
     while changed:
@@ -203,10 +209,12 @@ def _legalise(chosen: dict[str, Split], rule: BoundRule, axis_sizes: Mapping[str
                 ):
                     continue
                 axes = chosen.pop(factor).axes
+                lost.add(factor)
                 head = factors[0]
                 both = (chosen[head].axes if head in chosen else ()) + axes
                 size = rule.sizes[head]
-                if head not in rule.whole and _count(both, axis_sizes) <= size:
+                free = head not in rule.whole and head not in lost
+                if free and _count(both, axis_sizes) <= size:
                     chosen[head] = Split(both, _cut(size, _count(both, axis_sizes)))
                 changed = True
 

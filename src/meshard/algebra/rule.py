@@ -77,6 +77,7 @@ class OpRule:
 
         Raises:
             ShapeError: if the shapes do not fit the rule or each other.
+            RuleError: if a factor's size is not known.
         """
         if len(shapes) != len(self.inputs):
             raise ShapeError(f"{op}: takes {len(self.inputs)} operands, got {len(shapes)}.")
@@ -99,6 +100,13 @@ class OpRule:
             for dim, size in zip(term, shape, strict=True):
                 if len(dim) == 1 and known.get(dim[0], 1) == 1:
                     known[dim[0]] = size
+        unknown = {f: 0 for t in (*inputs, *self.outputs) for d in t for f in d if f not in known}
+        unknown.pop("...", None)
+        if unknown:
+            raise RuleError(
+                f"{op}: no plain dim shows how long {', '.join(map(repr, unknown))} of the rule "
+                f"{self.text!r} is. Give it in sizes=."
+            )
         for number, (term, shape) in enumerate(zip(inputs, shapes, strict=True)):
             for place, (dim, size) in enumerate(zip(term, shape, strict=True)):
                 want = math.prod(known[f] for f in dim)

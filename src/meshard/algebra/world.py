@@ -101,7 +101,18 @@ def _count(value: object) -> int | None:
     return number
 
 
+def _device(value: object) -> Device | None:
+    if value is None or value == "cpu":
+        return None
+    if not isinstance(value, Device) or value not in current().local_devices:
+        raise ArgumentError(
+            f"config: default_device is a device of this process, 'cpu' or None, not {value!r}."
+        )
+    return value
+
+
 _READERS: dict[str, Callable[[object], object]] = {
+    "default_device": _device,
     "num_devices": _count,
     "default_float": _flag_float,
 }
@@ -116,12 +127,17 @@ class Config:
     ==================  ==========================  =============================================
     ``num_devices``     ``MESHARD_NUM_DEVICES``     devices of this process; None: one per core
     ``default_float``   ``MESHARD_DEFAULT_FLOAT``   dtype of floats that nothing else decides
+    ``default_device``  ``MESHARD_DEFAULT_DEVICE``  where new arrays lie; None: the first device
     ==================  ==========================  =============================================
     """
 
     def __init__(self) -> None:
         self.epoch = 0
-        self._values: dict[str, object] = {"num_devices": None, "default_float": "float64"}
+        self._values: dict[str, object] = {
+            "default_device": None,
+            "default_float": "float64",
+            "num_devices": None,
+        }
         for name, read in _READERS.items():
             given = os.environ.get(f"MESHARD_{name.upper()}")
             if given:
@@ -167,6 +183,12 @@ class Config:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
+
+    @property
+    def default_device(self) -> Device | None:
+        """Where new arrays lie that nobody placed; None for this process's first device."""
+        value = self._values["default_device"]
+        return value if isinstance(value, Device) else None
 
     @property
     def default_float(self) -> str:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from meshard.algebra.rule import OpRule, Term
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .dtypes import accumulator, as_dtype, operand_dtype
+from .dtypes import accumulator, as_dtype, is_float, operand_dtype
+from .reduce import normalised_axes
 from .reduce import sum as sum_
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
-from .shape import broadcast_to, transpose
+from .shape import broadcast_to, moveaxis, transpose
 
 __all__ = ["dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot", "vecdot"]
 
@@ -52,13 +55,15 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     a, b = (_letters(t) for t in parsed.inputs)
     out = _letters(parsed.outputs[0])
     if len(a) == 2 and len(b) == 2 and a[1] == b[0] and out == [a[0], b[1]]:
-        return np.matmul(x, y, out=result)
+        thin = x.shape[0] == 1 or y.shape[1] == 1
+        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
     batch = [f for f in out if f in a and f in b]
     rows = [f for f in out if f in a and f not in b]
     columns = [f for f in out if f in b and f not in a]
     inner_ = [f for f in a if f in b and f not in out]
     size = {**dict(zip(a, x.shape, strict=True)), **dict(zip(b, y.shape, strict=True))}
     m, n, k = (math.prod(size[f] for f in fs) for fs in (rows, columns, inner_))
+    x, y = _steady(x, m == 1 or n == 1), _steady(y, m == 1 or n == 1)
     outer_shape = [size[f] for f in batch]
     left = x.transpose([a.index(f) for f in (*batch, *rows, *inner_)])
     right = y.transpose([b.index(f) for f in (*batch, *inner_, *columns)])
@@ -69,6 +74,18 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     order = [*batch, *rows, *columns]
     found = found.reshape([size[f] for f in order])
     return found.transpose([order.index(f) for f in out])
+
+
+def _steady(x: Block, thin: bool) -> Block:
+    """Return a block whose memory order does not show in the last bits of a product.
+
+    Products of matrices are summed in one order, however these lie, as long as BLAS can read them;
+    those with vectors in another for each order. Whether a block is a view or was received depends
+    on the number of processes, and must not show.
+    """
+    if x.flags.c_contiguous or not (is_float(x.dtype) or x.dtype.kind == "c"):
+        return x
+    return np.ascontiguousarray(x) if thin or x.itemsize not in x.strides[-2:] else x
 
 
 def _kernel(final: bool) -> Any:
@@ -101,12 +118,10 @@ register(
 
 def _own_rule(operands: Sequence[Operand], params: Params) -> RuleText:
     a, out = params["inputs"], params["output"]
-    seen: list[str] = []
-    for letter in a:
-        if letter not in seen:
-            seen.append(letter)
-    marks = [f"!{f}{i}" if a.count(f) > 1 else f for i, f in enumerate(a)]
-    return f"{' '.join(marks)} -> {' '.join(out)}", dict(zip(a, operands[0][0], strict=True))
+    named = {f: f"l{ord(f)}" for f in a}
+    marks = [f"!{named[f]}_{i}" if a.count(f) > 1 else named[f] for i, f in enumerate(a)]
+    sizes = {named[f]: n for f, n in zip(a, operands[0][0], strict=True)}
+    return f"{' '.join(marks)} -> {' '.join(named[f] for f in out)}", sizes
 
 
 def _own_kernel(x: Block, *, inputs: tuple[str, ...], output: tuple[str, ...]) -> Any:
@@ -117,8 +132,21 @@ def _own_kernel(x: Block, *, inputs: tuple[str, ...], output: tuple[str, ...]) -
 register(Op("einsum_diagonal", _own_rule, _own_kernel))
 
 
-def _contract(x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
+def _contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
+    if dtype is None and x.dtype != y.dtype:
+        _common_dtype(what, (x, y))
     return bind("contract", x, y, rule=rule, dtype=None if dtype is None else as_dtype(dtype))
+
+
+def _common_dtype(what: str, operands: Sequence[Any]) -> Dtype:
+    try:
+        return np.result_type(*[x.dtype for x in operands])
+    except TypeError:
+        kinds = ", ".join(x.dtype.name for x in operands)
+        raise DtypeError(
+            f"{what}: the dtypes {kinds} have none in common. Convert an operand with astype, or "
+            "give preferred_element_type."
+        ) from None
 
 
 def matmul(
@@ -152,26 +180,28 @@ def matmul(
             f"and that of {y.shape} is {k[1]}."
         )
     if x.ndim > 2 or y.ndim > 2:
-        x, y = _aligned(x, y)
+        x, y = _aligned("matmul", x, y, 2)
     batch = [f"b{i}" for i in range(max(x.ndim, y.ndim) - 2)]
     left = [*batch[len(batch) - max(x.ndim - 2, 0) :], *(["m"] if x.ndim > 1 else []), "k"]
     right = [*batch[len(batch) - max(y.ndim - 2, 0) :], "k", *(["n"] if y.ndim > 1 else [])]
     out = [*batch, *(["m"] if x.ndim > 1 else []), *(["n"] if y.ndim > 1 else [])]
     rule = f"{' '.join(left)}, {' '.join(right)} -> {' '.join(out)}"
-    return _contract(x, y, rule, preferred_element_type)
+    return _contract("matmul", x, y, rule, preferred_element_type)
 
 
-def _aligned(x: Array, y: Array) -> tuple[Any, Any]:
-    """Broadcast leading dims of size one against longer ones."""
-    a, b = x.shape[:-2], y.shape[:-2]
+def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
+    """Broadcast those dims before the last ``core`` that are of size one against longer ones."""
+    a, b = x.shape[:-core], y.shape[:-core]
     try:
         common = np.broadcast_shapes(a, b)
     except ValueError as error:
-        raise ShapeError(f"matmul: leading dims of {x.shape} and {y.shape} differ.") from error
+        raise ShapeError(
+            f"{what}: the leading dims {a} of {x.shape} and {b} of {y.shape} do not broadcast."
+        ) from error
     if a != common[len(common) - len(a) :]:
-        x = broadcast_to(x, common[len(common) - len(a) :] + x.shape[-2:])
+        x = broadcast_to(x, common[len(common) - len(a) :] + x.shape[-core:])
     if b != common[len(common) - len(b) :]:
-        y = broadcast_to(y, common[len(common) - len(b) :] + y.shape[-2:])
+        y = broadcast_to(y, common[len(common) - len(b) :] + y.shape[-core:])
     return x, y
 
 
@@ -179,9 +209,15 @@ def dot(a: Any, b: Any, *, preferred_element_type: Any = None, precision: Any = 
     """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
-        return bind("multiply", x, y)
-    axes = (x.ndim - 1, max(y.ndim - 2, 0))
-    return tensordot(x, y, ([axes[0]], [axes[1]]), preferred_element_type=preferred_element_type)
+        found = bind("multiply", x, y)
+        return found if preferred_element_type is None else found.astype(preferred_element_type)
+    last, but_one = x.ndim - 1, max(y.ndim - 2, 0)
+    if x.shape[last] != y.shape[but_one]:
+        raise ShapeError(
+            f"dot: contracting dims must have one size, but the last of {x.shape} is "
+            f"{x.shape[last]} and dim {but_one} of {y.shape} is {y.shape[but_one]}."
+        )
+    return _paired("dot", x, y, [(last, but_one)], preferred_element_type)
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = None) -> Any:
@@ -196,29 +232,59 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = No
 
     Raises:
         ShapeError: if two dims that go together differ.
+        ArgumentError: if ``axes`` names no dims, one twice, or lists that do not pair up.
     """
     x, y = as_array(a), as_array(b)
-    if isinstance(axes, int):
-        if axes > min(x.ndim, y.ndim):
-            raise ShapeError(
-                f"tensordot: axes={axes} is more than the dims of {x.shape}, {y.shape}."
-            )
-        pairs = [(x.ndim - axes + i, i) for i in range(axes)]
-    else:
-        left, right = ([d] if isinstance(d, int) else list(d) for d in axes)
-        if len(left) != len(right):
-            raise ArgumentError(f"tensordot: axes {axes} do not pair up.")
-        pairs = [(i % x.ndim, j % y.ndim) for i, j in zip(left, right, strict=True)]
+    pairs = _pairs(x, y, axes)
     for i, j in pairs:
         if x.shape[i] != y.shape[j]:
-            raise ShapeError(f"tensordot: dim {i} of {x.shape} and dim {j} of {y.shape} differ.")
+            raise ShapeError(
+                f"tensordot: dim {i} of {x.shape} is {x.shape[i]}, and dim {j} of {y.shape}, which "
+                f"goes with it, is {y.shape[j]}."
+            )
+    return _paired("tensordot", x, y, pairs, preferred_element_type)
+
+
+def _pairs(x: Array, y: Array, axes: Any) -> list[tuple[int, int]]:
+    """Return which dims ``axes`` of tensordot pairs up."""
+    try:
+        count = index(axes)
+    except TypeError:
+        pass
+    else:
+        if not 0 <= count <= min(x.ndim, y.ndim):
+            raise ArgumentError(
+                f"tensordot: axes={count} must be from 0 to the number of dims that both operands, "
+                f"of shapes {x.shape} and {y.shape}, have."
+            )
+        return [(x.ndim - count + i, i) for i in range(count)]
+    try:
+        left, right = ([index(d)] if hasattr(d, "__index__") else [*map(index, d)] for d in axes)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"tensordot: axes={axes!r} is neither a number of dims nor two lists of them."
+        ) from None
+    if len(left) != len(right):
+        raise ArgumentError(
+            f"tensordot: axes={axes!r} do not pair up: {len(left)} dims of the first operand go "
+            f"with {len(right)} of the second."
+        )
+    for dims, operand in ((left, x), (right, y)):
+        normalised_axes(dims, operand.ndim, "tensordot")
+    return [(i % x.ndim, j % y.ndim) for i, j in zip(left, right, strict=True)]
+
+
+def _paired(
+    what: str, x: Array, y: Array, pairs: Sequence[tuple[int, int]], dtype: Any = None
+) -> Any:
+    """Return the product summed over pairs of dims, the others of ``x`` before those of ``y``."""
     first = [f"i{d}" for d in range(x.ndim)]
     second = [f"j{d}" for d in range(y.ndim)]
     for i, j in pairs:
         second[j] = first[i]
     out = [f for f in first if f not in second] + [f for f in second if f not in first]
     rule = f"{' '.join(first)}, {' '.join(second)} -> {' '.join(out)}"
-    return _contract(x, y, rule, preferred_element_type)
+    return _contract(what, x, y, rule, dtype)
 
 
 def inner(a: Any, b: Any) -> Any:
@@ -226,25 +292,65 @@ def inner(a: Any, b: Any) -> Any:
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
         return bind("multiply", x, y)
-    return tensordot(x, y, ([x.ndim - 1], [y.ndim - 1]))
+    _check_last("inner", x, y)
+    return _paired("inner", x, y, [(x.ndim - 1, y.ndim - 1)])
+
+
+def _check_last(what: str, x: Array, y: Array) -> None:
+    if x.shape[-1] != y.shape[-1]:
+        raise ShapeError(
+            f"{what}: contracting dims must have one size, but that of {x.shape} is {x.shape[-1]} "
+            f"and that of {y.shape} is {y.shape[-1]}."
+        )
 
 
 def outer(a: Any, b: Any) -> Any:
     """Return all products of elements of two arrays, as a matrix."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
-    return _contract(x, y, "i, j -> i j")
+    return _contract("outer", x, y, "i, j -> i j")
 
 
 def vdot(a: Any, b: Any) -> Any:
     """Return the sum of products of all elements, the first conjugated."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
-    return tensordot(bind("conjugate", x) if x.dtype.kind == "c" else x, y, 1)
+    _check_last("vdot", x, y)
+    return _contract("vdot", _conjugated(x), y, "k, k ->")
 
 
-def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """Return the products summed over one dim, the first operand conjugated."""
-    x = as_array(x1)
-    return sum_(bind("multiply", bind("conjugate", x) if x.dtype.kind == "c" else x, x2), axis)
+def _conjugated(x: Array) -> Any:
+    return bind("conjugate", x) if x.dtype.kind == "c" else x
+
+
+def vecdot(
+    x1: Any,
+    x2: Any,
+    /,
+    *,
+    axis: int = -1,
+    preferred_element_type: Any = None,
+    precision: Any = None,
+) -> Any:
+    """Return the products summed over one dim, the first operand conjugated.
+
+    The other dims broadcast. Arguments as of `matmul`; ``axis`` counts in each operand.
+
+    Raises:
+        ShapeError: if the summed dims differ, or an operand has no dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.vecdot(mnp.ones((2, 3)), mnp.ones(3)).tolist()
+    [3.0, 3.0]
+    """
+    x, y = as_array(x1), as_array(x2)
+    if not x.ndim or not y.ndim:
+        raise ShapeError(f"vecdot: operands need at least one dim, got {x.shape} and {y.shape}.")
+    x, y = (moveaxis(v, normalised_axes((axis,), v.ndim, "vecdot")[0], -1) for v in (x, y))
+    _check_last("vecdot", x, y)
+    x, y = _aligned("vecdot", _conjugated(x), y, 1)
+    batch = [f"b{i}" for i in range(max(x.ndim, y.ndim) - 1)]
+    left, right = (" ".join([*batch[len(batch) - v.ndim + 1 :], "k"]) for v in (x, y))
+    rule = f"{left}, {right} -> {' '.join(batch)}"
+    return _contract("vecdot", x, y, rule, preferred_element_type)
 
 
 def einsum(
@@ -258,7 +364,8 @@ def einsum(
     """Return the sum of products that Einstein's notation describes.
 
     Args:
-        subscripts: as in ``numpy.einsum``: ``"ij,jk->ik"``, with ``...`` and implicit output.
+        subscripts: as in ``numpy.einsum``: ``"ij,jk->ik"``, with ``...`` and implicit output; or
+            operands and lists of numbers by turns.
         operands: the arrays.
         optimize: how opt_einsum looks for an order of more than two operands.
         preferred_element_type: the result's dtype.
@@ -271,41 +378,85 @@ def einsum(
     >>> mnp.einsum("ij,jk,kl->il", mnp.ones((2, 3)), mnp.ones((3, 4)), mnp.ones((4, 5))).shape
     (2, 5)
     """
+    if not isinstance(subscripts, str):
+        subscripts, operands = _spelled(subscripts, operands)
+    arrays = [as_array(x) for x in operands]
+    terms, output, path = _path(subscripts, tuple([x.shape for x in arrays]), _ordering(optimize))
+    if preferred_element_type is None:
+        dtype = _common_dtype("einsum", arrays)
+    else:
+        dtype = as_dtype(preferred_element_type)
+    work: list[tuple[list[str], Any]] = [(list(t), x) for t, x in zip(terms, arrays, strict=True)]
+    for step in path:
+        chosen = [work[i] for i in step]
+        work = [pair for i, pair in enumerate(work) if i not in step]
+        while len(chosen) > 1:
+            (a, x), (b, y), *rest = chosen
+            keep = set(output).union(*(t for t, _ in (*work, *rest)))
+            chosen = [_pair(a, x, b, y, keep, dtype), *rest]
+        work.append(chosen[0])
+    letters, found = work[0]
+    result = _unary(letters, found, list(output), dtype)
+    return result if result.dtype == dtype else result.astype(dtype)
+
+
+def _spelled(first: Any, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return subscripts in letters, and the operands, of an einsum in numbers."""
     import opt_einsum
 
-    arrays = [as_array(x) for x in operands]
+    try:
+        text, operands = opt_einsum.parser.convert_interleaved_input((first, *rest))
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ArgumentError(
+            "einsum: the first argument is neither a string such as 'ij,jk->ik' nor an array with "
+            f"its list of numbers after it: {error}"
+        ) from error
+    return text, tuple(operands)
+
+
+def _ordering(optimize: Any) -> Any:
+    """Return einsum's ``optimize`` in a form that can be looked up."""
+    if isinstance(optimize, (list, tuple)):
+        return tuple(tuple(step) for step in optimize if not isinstance(step, str))
+    return "auto" if optimize is True else optimize or False
+
+
+@lru_cache(maxsize=4096)
+def _path(
+    subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: Any
+) -> tuple[tuple[str, ...], str, tuple[tuple[int, ...], ...]]:
+    """Return each operand's letters, the result's, and which operands to contract in turn."""
+    import opt_einsum
+
     try:
         spelled, output, _ = opt_einsum.parser.parse_einsum_input(
-            (subscripts, *[x.shape for x in arrays]), shapes=True
+            (subscripts, *shapes), shapes=True
         )
+        terms = tuple(spelled.split(","))
+        for term, shape in zip(terms, shapes, strict=True):
+            _check_diagonals(term, shape)
         path, _info = opt_einsum.contract_path(
             f"{spelled}->{output}",
-            *[x.shape for x in arrays],
+            *shapes,
             shapes=True,
-            optimize="auto" if optimize is True else optimize or False,
+            optimize=list(optimize) if isinstance(optimize, tuple) else optimize,
         )
     except (ValueError, TypeError, KeyError) as error:
         raise ShapeError(
             f"einsum: {subscripts!r} does not fit operands of shapes "
-            f"{', '.join(str(x.shape) for x in arrays)}: {error}"
+            f"{', '.join(map(str, shapes)) or '(none)'}: {error}"
         ) from error
-    terms = [list(t) for t in spelled.split(",")]
-    work: list[tuple[list[str], Any]] = list(zip(terms, arrays, strict=True))
-    for step in path:
-        chosen = [work[i] for i in sorted(step)]
-        for i in sorted(step, reverse=True):
-            del work[i]
-        later = set(output).union(*(t for t, _ in work)) if work else set(output)
-        while len(chosen) > 1:
-            (a, x), (b, y), *rest = chosen
-            keep = later.union(*(t for t, _ in rest)) if rest else later
-            chosen = [_pair(a, x, b, y, keep, preferred_element_type), *rest]
-        work.append(chosen[0])
-    letters, found = work[0]
-    return _unary(letters, found, list(output))
+    return terms, output, tuple(tuple(sorted(step)) for step in path)
 
 
-def _unary(letters: list[str], x: Any, out: list[str]) -> Any:
+def _check_diagonals(term: str, shape: Sequence[int]) -> None:
+    for letter in dict.fromkeys(term):
+        sizes = {n for f, n in zip(term, shape, strict=True) if f == letter}
+        if len(sizes) > 1:
+            raise ShapeError(f"the dims named {letter!r} of one operand are {sorted(sizes)}.")
+
+
+def _unary(letters: list[str], x: Any, out: list[str], dtype: Dtype) -> Any:
     """Take diagonals, sum and permute until the letters are those wanted."""
     if len(set(letters)) != len(letters):
         kept = list(dict.fromkeys(letters))
@@ -313,7 +464,7 @@ def _unary(letters: list[str], x: Any, out: list[str]) -> Any:
         letters = kept
     gone = tuple(i for i, f in enumerate(letters) if f not in out)
     if gone:
-        x = sum_(x, axis=gone)
+        x = sum_(x, axis=gone, dtype=accumulator(dtype))
         letters = [f for f in letters if f in out]
     if letters != out:
         x = transpose(x, [letters.index(f) for f in out])
@@ -321,30 +472,23 @@ def _unary(letters: list[str], x: Any, out: list[str]) -> Any:
 
 
 def _pair(
-    a: list[str], x: Any, b: list[str], y: Any, keep: set[str], dtype: Any
+    a: list[str], x: Any, b: list[str], y: Any, keep: set[str], dtype: Dtype
 ) -> tuple[list[str], Any]:
     """Contract two operands, keeping the letters that are wanted later."""
-    a2 = [f for f in dict.fromkeys(a) if f in keep or f in b]
-    b2 = [f for f in dict.fromkeys(b) if f in keep or f in a]
-    x, y = _unary(a, x, a2), _unary(b, y, b2)
-    size = {f: n for t, v in ((a2, x), (b2, y)) for f, n in zip(t, v.shape, strict=True) if n != 1}
-    for term, value in ((a2, x), (b2, y)):
-        thin = [i for i, f in enumerate(term) if value.shape[i] == 1 and size.get(f, 1) != 1]
-        if thin:  # a dim of size one against a longer one counts once
-            if value is x:
-                x = sum_(x, axis=tuple(thin))
-                a2 = [f for i, f in enumerate(term) if i not in thin]
-            else:
-                y = sum_(y, axis=tuple(thin))
-                b2 = [f for i, f in enumerate(term) if i not in thin]
-    lone = [f for f in a2 if f not in b2 and f not in keep]
-    lone += [f for f in b2 if f not in a2 and f not in keep]
-    x, y = (
-        _unary(a2, x, [f for f in a2 if f not in lone]),
-        _unary(b2, y, [f for f in b2 if f not in lone]),
-    )
-    a2, b2 = [f for f in a2 if f not in lone], [f for f in b2 if f not in lone]
-    out = [f for f in dict.fromkeys([*a2, *b2]) if f in keep]
-    named = {f: f"l{ord(f)}" for f in {*a2, *b2}}
-    left, right, result = (" ".join(named[f] for f in t) for t in (a2, b2, out))
-    return out, _contract(x, y, f"{left}, {right} -> {result}", dtype)
+    size = {f: n for t, v in ((a, x), (b, y)) for f, n in zip(t, v.shape, strict=True) if n != 1}
+    terms = []
+    for mine, value, other in ((a, x, b), (b, y, a)):
+        long = {f for f, n in zip(mine, value.shape, strict=True) if n != 1 or f not in size}
+        # A dim of size one against a longer one counts once, and a letter of one operand only
+        # that nobody wants later is summed before.
+        wanted = [f for f in dict.fromkeys(mine) if f in long and (f in keep or f in other)]
+        terms.append((wanted, _unary(mine, value, wanted, dtype)))
+    (a, x), (b, y) = terms
+    out = [f for f in dict.fromkeys([*a, *b]) if f in keep]
+    lone = {f for f in (*a, *b) if f not in keep and not (f in a and f in b)}
+    if lone:  # the other operand's dim was of size one
+        a2, b2 = ([f for f in t if f not in lone] for t in (a, b))
+        x, y, a, b = _unary(a, x, a2, dtype), _unary(b, y, b2, dtype), a2, b2
+    named = {f: f"l{ord(f)}" for f in (*a, *b)}
+    left, right, result = (" ".join(named[f] for f in t) for t in (a, b, out))
+    return out, _contract("einsum", x, y, f"{left}, {right} -> {result}", dtype)

@@ -22,7 +22,7 @@ from meshard.plan.assemble import Part, Source, assemble
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .dtypes import result_dtypes
+from .dtypes import order_matters, result_dtypes, weak_dtypes
 from .exchange import Reduction, plan_reduction
 from .frame import Frame
 from .registry import Dtype, MoveOp, Op, Operand, Params
@@ -65,6 +65,10 @@ class KernelPlan:
         cast: per result the dtype to convert to; None where the kernel gives the right one.
         own_dtype: whether a cell's results have the dtype of the operation's.
         order: per cell its number among the cells of the contracted factors.
+        weak: per operand the dtype that a Python float becomes; None where it stays one.
+        contiguous: whether the kernel needs contiguous blocks, to give the same bits everywhere.
+        single: whether one cell is all there is, on the whole mesh.
+        volume: the most factor positions that a cell has.
     """
 
     op: Op
@@ -78,6 +82,10 @@ class KernelPlan:
     cast: tuple[Dtype | None, ...]
     order: tuple[int, ...]
     own_dtype: bool
+    weak: tuple[Dtype | None, ...]
+    contiguous: bool
+    single: bool
+    volume: int
 
 
 @final
@@ -217,12 +225,12 @@ def _with_cells(
     tensor = device_tensor(
         frame.mesh.device_ids, frame.mesh.axis_names, [factors[f].axes for f in names]
     )
-    processes = None if frame.single is not None else _process_array(world, frame, tensor)
+    processes = _process_array(world, frame, tensor)
     cells: list[Cell] = []
     order: list[int] = []
     reduced: list[Dim] = [(f,) for f in found.reduced]
     groups: list[list[int]] = [[] for _ in range(outputs[0].layout.piece_count)]
-    nbytes = 0
+    nbytes = volume = 0
     for place in product(*(range(factors[f].shards) for f in names)):
         if processes is not None and world.process_index not in processes[place]:
             continue
@@ -246,6 +254,7 @@ def _with_cells(
         sizes = [k.dtype.itemsize if k is not None else 0 for k in kinds]
         sizes.append(outputs[0].dtype.itemsize)
         nbytes += sum(math.prod(s) * n for s, n in zip(shapes, sizes, strict=True))
+        volume = max(volume, math.prod(stop - start for start, stop in bounds.values()))
     partial = any(factors[f].shards > 1 for f in found.reduced)
     reduction = None
     dtypes = given
@@ -277,6 +286,10 @@ def _with_cells(
         ),
         tuple(order),
         dtypes == tuple(t.dtype for t in outputs),
+        weak_dtypes(operands),
+        order_matters(op, operands),
+        all(factors[f].shards == 1 for f in names),
+        volume,
     )
 
 
@@ -305,10 +318,11 @@ def decide_move(
             i,
         ),
     )
+    onto = op.onto([t.shape for t in types], params) if op.onto else [None] * len(types)
     placement: Placement | None = None
     for number in order:
         own = frame.placement(types[number])
-        if own is not None:
+        if own is not None and onto[number] is None:
             alone = len(types) == 1
             placement = tuple(
                 _moved_split(s, m, alone) if d not in whole else Split((), (0, m.size))
@@ -318,17 +332,20 @@ def decide_move(
     if placement is None:
         placement = tuple(Split((), (0, n)) for n in shape)
     dtype = types[0].dtype
-    output = world.type_of(shape, dtype, frame.sharding(placement), frame.committed)
+    lies = frame.sharding(placement)
+    if op.follow and not frame.is_guest(types[0]):
+        lies = types[0].sharding
+    output = world.type_of(shape, dtype, lies, frame.committed)
     processes = world.process_map(output.sharding)
     sources = []
-    for kind, own_maps in zip(types, maps, strict=True):
+    for kind, own_maps, place in zip(types, maps, onto, strict=True):
         layout = kind.layout
         if frame.is_guest(kind):
             flat = tuple(Split((), (0, n)) for n in kind.shape)
             layout = frame.sharding(flat).layout(kind.shape)
         elif processes is not None:
             processes = {**processes, **(world.process_map(kind.sharding) or {})}
-        sources.append(Source(layout, own_maps))
+        sources.append(Source(layout, own_maps, place))
     return MovePlan(assemble(output.layout, sources, processes, world.process_index), output)
 
 

@@ -25,8 +25,10 @@ __all__ = [
     "default_float",
     "is_float",
     "operand_dtype",
+    "order_matters",
     "result_dtypes",
     "same_dtype",
+    "weak_dtypes",
 ]
 
 SMALL_FLOATS = frozenset(
@@ -53,7 +55,7 @@ def as_dtype(given: Any) -> Dtype:
     Raises:
         DtypeError: if it names no dtype, or one of Python objects or strings.
     """
-    if given is float:
+    if given is float or given is None:
         return default_float()
     if given is complex:
         return default_complex()
@@ -102,6 +104,31 @@ def operand_dtype(operand: Operand) -> Dtype:
     )
 
 
+def weak_dtypes(operands: Sequence[Operand]) -> tuple[Dtype | None, ...]:
+    """Return for each operand the dtype that a Python float takes before the kernel sees it.
+
+    NumPy does so by itself for its own floats; for those of ml_dtypes it would promote instead.
+    """
+    found = {k for _, k in operands if isinstance(k, np.dtype) and (is_float(k) or k.kind == "c")}
+    if len(found) != 1 or not found <= SMALL_FLOATS:
+        return (None,) * len(operands)
+    (small,) = found
+    return tuple(small if k is float else None for _, k in operands)
+
+
+def order_matters(op: Op, operands: Sequence[Operand]) -> bool:
+    """Whether the last bits of a row's results depend on how its operands lie in memory.
+
+    Sums of floats are grouped by memory order, and NumPy has other functions of float16 for
+    contiguous memory than for strides. Operands are made contiguous then, since whether a block
+    is a view or was received depends on the number of processes.
+    """
+    kinds = [operand_dtype(x) for x in operands]
+    if op.sums:
+        return any(is_float(k) or k.kind == "c" for k in kinds)
+    return op.style == "ufunc" and np.dtype(np.float16) in kinds
+
+
 def same_dtype(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
     """The law of operations that only rearrange their first operand's elements."""
     return (operand_dtype(operands[0]),)
@@ -115,14 +142,16 @@ def result_dtypes(
     Raises:
         DtypeError: if the kernel cannot take the operands' dtypes.
     """
-    if op.dtypes is not None:
-        law = op.dtypes(operands, params)
-        return law, law
-    samples = [
-        np.ones((1,) * len(shape), kind) if isinstance(kind, np.dtype) else kind(1)
-        for shape, kind in operands
-    ]
     try:
+        if op.dtypes is not None:
+            law = op.dtypes(operands, params)
+            return law, law
+        samples = [
+            np.ones((1,) * len(shape), kind)
+            if isinstance(kind, np.dtype)
+            else (kind if weak is None else weak.type)(1)
+            for (shape, kind), weak in zip(operands, weak_dtypes(operands), strict=True)
+        ]
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = op.kernel(*samples, **params)
@@ -136,9 +165,7 @@ def result_dtypes(
 
 def _modest(dtype: Dtype, operands: Sequence[Operand]) -> Dtype:
     """Lower a float64 or complex128 that no operand has to the default float's kind."""
-    if dtype.kind not in "fc" or dtype.itemsize < (8 if dtype.kind == "f" else 16):
+    wide = (np.dtype("f8"), np.dtype("c16"))
+    if dtype not in wide or any(kind in wide for _, kind in operands):
         return dtype
-    for _, kind in operands:
-        if isinstance(kind, np.dtype) and kind in (np.dtype("f8"), np.dtype("c16")):
-            return dtype
     return default_float() if dtype.kind == "f" else default_complex()

@@ -5,6 +5,7 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -28,6 +29,8 @@ from .registry import REGISTRY, MoveOp, Params
 __all__ = ["EAGER", "Eager"]
 
 _PIECE = 1 << 18
+_THREADED = 1 << 13
+"""Products of two elements that one cell may need before BLAS thinks of a second thread."""
 _WEAK = (bool, int, float, complex)
 Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 
@@ -106,6 +109,8 @@ def _straight(plan: KernelPlan) -> Runner | None:
         or plan.partial
         or any(plan.moves)
         or plan.cast != (None,)
+        or plan.contiguous
+        or any(plan.weak)
         or plan.groups != tuple((i,) for i in range(count))
         or op.style not in ("ufunc", "view")
         or any(c.params for c in plan.cells)
@@ -143,9 +148,9 @@ def _straight(plan: KernelPlan) -> Runner | None:
 
 def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
     given: list[Any] = []
-    for x, move in zip(operands, plan.moves, strict=True):
+    for x, move, weak in zip(operands, plan.moves, plan.weak, strict=True):
         if type(x) is not Array:
-            given.append(x)
+            given.append(x if weak is None else weak.type(x))
         elif move is None:
             given.append(x._live())
         else:
@@ -181,25 +186,29 @@ def _run_cells(
 ) -> list[tuple[Any, ...]]:
     """Run the kernel on every cell: small ones here, large ones on the workers.
 
-    The cells of a kernel with threads of its own then have one thread of BLAS each.
+    BLAS gives other last bits with another number of threads. So a kernel with threads of its own
+    has all of them where one cell is all there is, on the whole mesh, and else one for each cell,
+    however many of the cells fall to this process.
     """
+    threads: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if plan.op.style == "blas" and plan.volume > _THREADED:
+        threads = world.workers.blas_threads(one=not plan.single)
     if plan.nbytes < LARGE:
         results = []
-        for cell in plan.cells:
-            found = kernel(*_cell_blocks(given, cell), **cell.params)
-            results.append(found if type(found) is tuple else (found,))
+        with threads:
+            for cell in plan.cells:
+                found = kernel(*_cell_blocks(plan, given, cell), **cell.params)
+                results.append(found if type(found) is tuple else (found,))
         return results
     tasks, results = _tasks(plan, world, given, kernel)
-    if plan.op.style == "blas" and len(tasks) > 1:
-        with world.workers.one_blas_thread():
-            world.workers.run(tasks)
-    else:
+    with threads:
         world.workers.run(tasks)
     return results
 
 
-def _cell_blocks(given: Sequence[Any], cell: Cell) -> list[Any]:
-    return [x if piece < 0 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)]
+def _cell_blocks(plan: KernelPlan, given: Sequence[Any], cell: Cell) -> list[Any]:
+    blocks = [x if piece < 0 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)]
+    return [np.asarray(b, order="C") for b in blocks] if plan.contiguous else blocks
 
 
 def _tasks(
@@ -214,7 +223,7 @@ def _tasks(
     tasks: list[Callable[[], None]] = []
     parts = -(-world.workers.threads // max(1, len(plan.cells)))
     for number, cell in enumerate(plan.cells):
-        blocks, params = _cell_blocks(given, cell), cell.params
+        blocks, params = _cell_blocks(plan, given, cell), cell.params
         if pooled:
             out = world.pages.empty(output.layout.boxes[piece_of[number]].shape, output.dtype)
             if plan.op.style == "ufunc":
@@ -329,7 +338,9 @@ def _across(
         joined.append(tuple(np.asarray(b) for b in _combined(world, combine, parts)))
     if reduction.place is None:
         return joined
-    dtypes = [np.asarray(b).dtype for b in next(j for j in joined if j)]
+    dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
+    if not dtypes:  # none of the devices is this process's
+        return joined
     placed = [
         run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
         for k, dtype in enumerate(dtypes)

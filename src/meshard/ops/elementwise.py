@@ -70,13 +70,17 @@ def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float
 
 
 def _special(name: str) -> Callable[..., Any]:
-    """Return a kernel that calls a function of scipy.special, imported at first use."""
+    """Return a kernel that calls a function of scipy.special, imported at first use.
+
+    SciPy has it for float32 and float64; floats shorter than that are computed in float32.
+    """
 
     def kernel(x: Any, out: Block | None = None) -> Any:
         import scipy.special
 
         function = getattr(scipy.special, name)
-        if getattr(x, "dtype", None) in SMALL_FLOATS:
+        kind = getattr(x, "dtype", None)
+        if kind in SMALL_FLOATS or kind == np.float16:
             found = function(x.astype(np.float32)).astype(x.dtype)
             if out is None:
                 return found

@@ -1,4 +1,4 @@
-"""Indexing: slices as box maps, arrays of positions as gathers, and updated copies.
+"""Indexing: slices as box maps, arrays of positions as gathers.
 
 A basic index moves only what crosses between devices. In a gather each device looks up the
 positions that it holds itself; the parts, which do not overlap, are then joined.
@@ -12,19 +12,21 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, placed
+from meshard.runtime.place import as_array, as_host, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .dtypes import same_dtype
+from .reduce import normalised_axes
 from .registry import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, reshape
 
-__all__ = ["IndexParts", "getitem", "nonzero", "take", "take_along_axis"]
+__all__ = ["IndexParts", "getitem", "nonzero", "sizes_of", "take", "take_along_axis"]
 
 
 def _slice_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
@@ -39,6 +41,12 @@ def _slice_whole(params: Params) -> frozenset[int]:
 register(MoveOp("slice", _slice_maps, _slice_whole))
 
 Span = tuple[int | None, int | None, int]
+_ALL: Span = (None, None, 1)
+
+
+def sizes_of(entries: Sequence[int | tuple[()] | None], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the dims that entries of `IndexParts.shape` stand for."""
+    return tuple([1 if d is None else shape[d] for d in entries if not isinstance(d, tuple)])
 
 
 @final
@@ -46,37 +54,39 @@ class IndexParts:
     """An index taken apart: a slice per dim, what to do with dims afterwards, and the arrays.
 
     Attributes:
+        x: the array; for each boolean scalar of the index it has one more dim of size one.
         slices: start, stop, step per dim of the array.
         dropped: dims indexed by a number.
-        shape: entries of the result of slicing: a dim's number, or None for a new dim.
+        shape: entries of the result of slicing: a dim's number, or None for a new dim; an empty
+            tuple stands for an ellipsis without dims, which yet separates arrays.
         arrays: the positions along each dim that is indexed by an array.
     """
 
     def __init__(self, x: Array, index: Any) -> None:
         entries = list(index) if isinstance(index, tuple) else [index]
-        entries = self._expanded(entries, x)
+        self.x, entries = _expanded(x, [_entry(e) for e in entries])
         self.slices: list[Span] = []
         self.dropped: list[int] = []
-        self.shape: list[int | None] = []
-        self.arrays: dict[int, Any] = {}
-        self.scalars: set[int] = set()
+        self.shape: list[int | tuple[()] | None] = []
+        self.arrays: dict[int, Array] = {}
         advanced = any(_is_positions(e) for e in entries)
         dim = 0
         for entry in entries:
-            if entry is None:
-                self.shape.append(None)
+            if entry is None or entry is Ellipsis:
+                self.shape.append(() if entry is Ellipsis else None)
                 continue
+            size = self.x.shape[dim]
             if isinstance(entry, slice):
                 self.slices.append(_span(entry))
                 self.shape.append(dim)
             elif _is_positions(entry):
-                self.slices.append((None, None, 1))
+                self.slices.append(_ALL)
                 self.shape.append(dim)
-                self.arrays[dim] = _positions(entry, x.shape[dim], dim)
+                self.arrays[dim] = _positions(entry, size, dim)
             else:
-                at = _number(entry, x.shape[dim], dim)
+                at = _number(entry, size, dim)
                 if advanced:  # NumPy counts it among the arrays
-                    self.slices.append((None, None, 1))
+                    self.slices.append(_ALL)
                     self.shape.append(dim)
                     self.arrays[dim] = as_array(np.asarray(at))
                 else:
@@ -84,60 +94,106 @@ class IndexParts:
                     self.dropped.append(dim)
             dim += 1
 
-    @staticmethod
-    def _expanded(entries: list[Any], x: Array) -> list[Any]:
-        """Replace masks by their positions, and fill up with whole slices."""
-        plain: list[Any] = []
-        for entry in entries:
-            if isinstance(entry, str):
-                raise IndexingError(f"An array is not indexed by a string; got {entry!r}.")
-            if isinstance(entry, (list, np.ndarray)) or (
-                hasattr(entry, "dtype") and not np.isscalar(entry)
-            ):
-                entry = as_array(entry if not _empty_list(entry) else np.empty(0, np.int64))
-            if isinstance(entry, (bool, np.bool_)):
-                entry = as_array(np.asarray(entry))
-            if isinstance(entry, Array) and entry.dtype.kind == "b":
-                dims = sum(_width(e) for e in plain)
-                if entry.shape != x.shape[dims : dims + entry.ndim]:
-                    raise IndexingError(
-                        f"A boolean index of shape {entry.shape} does not fit the dims from "
-                        f"{dims} on of an array of shape {x.shape}."
-                    )
-                if entry.ndim == 0:
-                    plain += [None, np.zeros(int(bool(entry)), np.int64)]
-                else:
-                    plain += list(nonzero(entry))
-            else:
-                plain.append(entry)
-        used = sum(_width(e) for e in plain)
-        dots = sum(1 for e in plain if e is Ellipsis)
-        if dots > 1:
-            raise IndexingError("An index has at most one ellipsis ('...').")
-        if used > x.ndim:
-            raise IndexingError(
-                f"Too many indices: the array has {x.ndim} dims, the index has {used}."
-            )
-        rest = [slice(None)] * (x.ndim - used)
-        if not dots:
-            return plain + rest
-        place = next(i for i, e in enumerate(plain) if e is Ellipsis)
-        return plain[:place] + rest + plain[place + 1 :]
+    @property
+    def moves(self) -> bool:
+        """Whether slicing changes anything."""
+        return any(s != _ALL for s in self.slices)
+
+    def common_shape(self) -> tuple[int, ...]:
+        """Return the shape that the arrays of positions broadcast to.
+
+        Raises:
+            IndexingError: if they do not.
+        """
+        shapes = [p.shape for p in self.arrays.values()]
+        try:
+            return np.broadcast_shapes(*shapes)
+        except ValueError as error:
+            told = ", ".join(map(str, shapes))
+            raise IndexingError(f"Index arrays of shapes {told} do not broadcast.") from error
+
+    def gathered_shape(
+        self, shape: tuple[int, ...], common: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return where the dims of the arrays stand among the others, and the result's shape.
+
+        ``shape`` is that of the sliced array. Arrays that stand side by side are replaced by their
+        common dims; where something stands between them these come first.
+        """
+        marks = [d in self.arrays for d in self.shape]
+        first, last = marks.index(True), len(marks) - marks[::-1].index(True)
+        before = self.shape[:first] if all(marks[first:last]) else []
+        rest = [d for d in self.shape[len(before) :] if d not in self.arrays]
+        at = sum(isinstance(d, int) for d in before)
+        return at, (*sizes_of(before, shape), *common, *sizes_of(rest, shape))
 
 
-def _empty_list(entry: Any) -> bool:
-    return isinstance(entry, list) and not entry
+def _entry(entry: Any) -> Any:
+    """Return an entry of an index as None, an ellipsis, a slice, a number or an array."""
+    if entry is None or entry is Ellipsis or isinstance(entry, (slice, np.ndarray, Array)):
+        return entry
+    if isinstance(entry, str):
+        raise IndexingError(f"An array is not indexed by a string; got {entry!r}.")
+    if isinstance(entry, (bool, np.bool_)):
+        return np.asarray(entry)
+    if isinstance(entry, (list, tuple, range)):
+        value = as_host(entry, "index")
+        return value if value.size or value.dtype.kind == "b" else value.astype(np.int64)
+    if hasattr(entry, "dtype") and not np.isscalar(entry):
+        return as_array(entry)
+    return entry
+
+
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, (np.ndarray, Array)) and entry.dtype == np.bool_
+
+
+def _is_positions(entry: Any) -> bool:
+    """Whether an entry is an array of positions; NumPy's own without dims are numbers."""
+    return isinstance(entry, Array) or (isinstance(entry, np.ndarray) and entry.ndim > 0)
 
 
 def _width(entry: Any) -> int:
     """Return how many dims an entry takes."""
-    return 0 if entry is None or entry is Ellipsis else 1
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if _is_mask(entry) else 1
 
 
-def _is_positions(entry: Any) -> bool:
-    return isinstance(entry, (Array, np.ndarray)) and (
-        entry.ndim > 0 or not isinstance(entry, np.ndarray)
-    )
+def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
+    """Fill an index up with whole slices, and replace masks by their positions.
+
+    A boolean scalar is a mask of a dim of size one, which the array gets at that place.
+    """
+    used = sum(map(_width, entries))
+    dots = [i for i, e in enumerate(entries) if e is Ellipsis]
+    if len(dots) > 1:
+        raise IndexingError("An index has at most one ellipsis ('...').")
+    if used > x.ndim:
+        raise IndexingError(f"Too many indices: the array has {x.ndim} dims, the index has {used}.")
+    place = dots[0] if dots else len(entries)
+    rest: list[Any] = [slice(None)] * (x.ndim - used) or [Ellipsis] * len(dots)
+    plain: list[Any] = []
+    shape: list[int] = []
+    dim = 0
+    for entry in (*entries[:place], *rest, *entries[place + 1 :]):
+        width = _width(entry)
+        sizes = x.shape[dim : dim + width]
+        if not _is_mask(entry):
+            plain.append(entry)
+        elif not entry.ndim:
+            sizes = (1,)
+            plain.append(np.zeros(int(bool(entry)), np.int64))
+        elif entry.shape != sizes:
+            raise IndexingError(
+                f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
+                f"array of shape {x.shape}."
+            )
+        else:
+            plain += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+        shape += sizes
+        dim += width
+    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain
 
 
 def _span(entry: slice) -> Span:
@@ -152,34 +208,44 @@ def _span(entry: slice) -> Span:
 
 
 def _number(entry: Any, size: int, dim: int) -> int:
-    if not hasattr(entry, "__index__"):
+    try:
+        at: int = entry.__index__()
+    except (AttributeError, TypeError) as error:
         raise IndexingError(
             f"An index is made of integers, slices, '...', None and arrays of integers or bools; "
             f"got {entry!r} of type {type(entry).__name__}."
-        )
-    at: int = entry.__index__()
-    if not -size <= at < size:
-        raise IndexingError(f"Index {at} is out of bounds for dim {dim} with size {size}.")
+        ) from error
+    _check_bounds(at, at, size, dim)
     return at % size
 
 
-def _positions(entry: Any, size: int, dim: int) -> Any:
-    """Return positions counted from 0, checked against the dim's size."""
-    places = as_array(entry)
-    if places.dtype.kind not in "iu":
-        raise IndexingError(f"An index array holds integers or bools, not {places.dtype}.")
-    if places.size:
-        low, high = bind("min", places, **_over(places)), bind("max", places, **_over(places))
-        if int(low) < -size or int(high) >= size:
-            bad = int(low) if int(low) < -size else int(high)
-            raise IndexingError(f"Index {bad} is out of bounds for dim {dim} with size {size}.")
-        if int(low) < 0:
-            places = bind("where", places < 0, places + size, places)
-    return places
+def _check_bounds(low: int, high: int, size: int, dim: int) -> None:
+    if low < -size or high >= size:
+        bad = low if low < -size else high
+        raise IndexingError(f"Index {bad} is out of bounds for dim {dim} with size {size}.")
 
 
-def _over(x: Array) -> dict[str, Any]:
-    return {"axis": tuple(range(x.ndim)), "keepdims": False}
+def _positions(entry: Block | Array, size: int, dim: int) -> Array:
+    """Return positions counted from 0, checked against the dim's size.
+
+    They are made 64 bits wide, since a short integer may not be able to count the dim.
+    """
+    if entry.dtype.kind not in "iu":
+        raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
+    if isinstance(entry, np.ndarray):
+        if entry.size:
+            _check_bounds(int(entry.min()), int(entry.max()), size, dim)
+        places = entry.astype(np.int64)
+        places[places < 0] += size
+        return as_array(places, fresh=True)
+    if entry.size:
+        every = {"axis": tuple(range(entry.ndim)), "keepdims": False}
+        low, high = bind("min", entry, **every), bind("max", entry, **every)
+        if low._type.local:  # else other processes hold it all, and check
+            _check_bounds(int(low), int(high), size, dim)
+    long = bind("astype", entry, dtype=np.dtype(np.int64))
+    found: Array = bind("where", bind("less", long, 0), bind("add", long, size), long)
+    return found
 
 
 def getitem(x: Any, index: Any) -> Any:
@@ -192,11 +258,11 @@ def getitem(x: Any, index: Any) -> Any:
     """
     found = IndexParts(x, index)
     if found.arrays:
-        return _gathered(x, found)
+        return _gathered(found)
     result = x
-    if any(s != (None, None, 1) for s in found.slices):
+    if found.moves:
         result = bind("slice", x, slices=tuple(found.slices), dropped=tuple(found.dropped))
-    shape = tuple(1 if d is None else result.shape[d] for d in found.shape)
+    shape = sizes_of(found.shape, result.shape)
     return reshape(result, shape) if shape != result.shape else result
 
 
@@ -267,34 +333,15 @@ register(
 )
 
 
-def _gathered(x: Array, index: IndexParts) -> Any:
+def _gathered(index: IndexParts) -> Any:
     """Return what an index with arrays of positions selects."""
-    if any(s != (None, None, 1) for s in index.slices):
+    x, common = index.x, index.common_shape()
+    if index.moves:
         x = bind("slice", x, slices=tuple(index.slices), dropped=())
-    shapes = [p.shape for p in index.arrays.values()]
-    try:
-        common = np.broadcast_shapes(*shapes)
-    except ValueError as error:
-        raise IndexingError(f"Index arrays of shapes {shapes} do not broadcast.") from error
     places = [broadcast_to(p, common) for p in index.arrays.values()]
-    dims = tuple(index.arrays)
-    entries = index.shape
-    marks = [d in index.arrays for d in entries]
-    run = [i for i, m in enumerate(marks) if m]
-    together = run[-1] - run[0] + 1 == len(run)
-    before = [d for d in entries[: run[0]] if d is not None] if together else []
-    found = bind("gather", x, *places, dims=dims, at=len(before))
-    if None not in entries:
-        return found
-    shape: list[int] = []
-    for i, d in enumerate(entries):
-        if d is None:
-            shape.append(1)
-        elif not marks[i]:
-            shape.append(x.shape[d])
-        elif together and i == run[0]:
-            shape += common
-    return reshape(found, tuple(shape) if together else (*common, *shape))
+    at, shape = index.gathered_shape(x.shape, common)
+    found = bind("gather", x, *places, dims=tuple(index.arrays), at=at)
+    return reshape(found, shape) if shape != found.shape else found
 
 
 def take(a: Any, indices: Any, axis: int | None = None, mode: str | None = None) -> Any:
@@ -313,39 +360,101 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str | None = None)
     >>> mnp.take(mnp.arange(5) * 10, mnp.asarray([4, 0])).tolist()
     [40, 0]
     """
-    x, places = as_array(a), as_array(indices)
+    x = as_array(a)
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
-    if not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"take: axis {axis} is out of bounds for an array with {x.ndim} dims.")
-    dim = axis % x.ndim
-    if mode == "clip":
-        places = bind("minimum", bind("maximum", places, 0), x.shape[dim] - 1)
-    elif mode == "wrap":
-        places = bind("remainder", places, x.shape[dim])
-    elif mode not in (None, "raise"):
+    (dim,) = normalised_axes(axis, x.ndim, "take")
+    size = x.shape[dim]
+    if mode not in (None, "raise", "clip", "wrap"):
         raise ArgumentError(f"take: mode is None, 'raise', 'clip' or 'wrap', not {mode!r}.")
-    places = _positions(places, x.shape[dim], dim)
+    places = _whole_numbers(indices, "take")
+    if places.size and not size:
+        raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
+    if mode == "clip":
+        places = bind("minimum", bind("maximum", places, 0), max(size - 1, 0))
+    elif mode == "wrap":
+        places = bind("remainder", places, max(size, 1))
+    else:
+        places = _positions(places, size, dim)
     return bind("gather", x, places, dims=(dim,), at=dim)
 
 
-def take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Any:
-    """Return for each position of ``indices`` the element at it along one dim."""
-    x, places = as_array(arr), as_array(indices)
+def _whole_numbers(indices: Any, what: str) -> Array:
+    """Return positions of any integer dtype, 64 bits wide."""
+    places = as_array(
+        np.empty(0, np.int64) if isinstance(indices, list) and not indices else indices
+    )
+    if places.dtype.kind not in "biu":
+        raise IndexingError(f"{what}: positions are integers, not {places.dtype}.")
+    long: Array = bind("astype", places, dtype=np.dtype(np.int64))
+    return long
+
+
+def _along_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    source, places = list(names), list(names)
+    source[params["dim"]], places[params["dim"]] = "x", "n"
+    return f"{' '.join(source)}, {' '.join(places)} -> {' '.join(places)}"
+
+
+def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "start": bounds["x"][0]}
+
+
+def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
+    """Look up the positions that the block holds; the others give zeros."""
+    n = x.shape[dim]
+    local = places - start
+    inside = (local >= 0) & (local < n)
+    shape = np.broadcast_shapes(
+        *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
+    )
+    from_all = np.broadcast_to(x, [n if d == dim else m for d, m in enumerate(shape)])
+    wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
+    if not n:
+        return np.zeros(wide, x.dtype)
+    found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
+    found[np.broadcast_to(~inside, wide)] = 0
+    return found
+
+
+register(
+    Op(
+        "take_along_axis",
+        _along_rule,
+        _along,
+        dtypes=same_dtype,
+        partial=Partial(_joined),
+        local=_along_cell,
+    )
+)
+
+
+def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
+    """Return for each position of ``indices`` the element at it along one dim.
+
+    Args:
+        arr: the array.
+        indices: integers; the other dims broadcast against those of the array.
+        axis: the dim; None for the flat array.
+
+    Raises:
+        IndexingError: if a position is out of bounds.
+        ShapeError: if the ranks differ, or the other dims do not broadcast.
+    """
+    x = as_array(arr)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    (dim,) = normalised_axes(axis, x.ndim, "take_along_axis")
+    places = as_array(indices)
     if places.ndim != x.ndim:
         raise ShapeError(
-            f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}."
+            f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
+            "they must have as many dims."
         )
-    dim = axis % x.ndim
-    index: list[Any] = []
-    for d, n in enumerate(x.shape):
-        if d == dim:
-            index.append(places)
-        else:
-            shape = [1] * x.ndim
-            shape[d] = n
-            index.append(np.arange(n).reshape(shape))
-    return getitem(x, tuple(index))
+    if places.dtype.kind not in "iu":
+        raise IndexingError(f"take_along_axis: positions are integers, not {places.dtype}.")
+    return bind("take_along_axis", x, _positions(places, x.shape[dim], dim), dim=dim)
 
 
 def nonzero(a: Any) -> tuple[Any, ...]:
@@ -354,9 +463,10 @@ def nonzero(a: Any) -> tuple[Any, ...]:
     The result's shape depends on the values: only which elements are zero is brought together.
     """
     x = as_array(a)
-    mask = bind("not_equal", x, 0) if x.dtype.kind != "b" else x
-    if not mask.is_fully_addressable and isinstance(mask.sharding, NamedSharding):
-        mask = placed(mask, NamedSharding(mask.sharding.mesh, PartitionSpec()))
     if not x.ndim:
         raise ShapeError("nonzero: an array without dims has no positions.")
+    mask = bind("not_equal", x, 0) if x.dtype.kind != "b" else x
+    if not mask.is_fully_addressable:
+        everywhere = Mesh(list(mask.sharding.device_order), "device")
+        mask = placed(mask, NamedSharding(everywhere, PartitionSpec()))
     return tuple(as_array(p, fresh=True) for p in np.nonzero(np.asarray(mask)))

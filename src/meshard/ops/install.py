@@ -6,9 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from meshard.errors import ArgumentError
+from meshard.runtime.make import device_put
 from meshard.runtime.primitive import install
 
-from . import contract, create, elementwise, index, move, nn, reduce, shape, update
+from . import (
+    contract,
+    create,
+    elementwise,
+    index,
+    matrix,
+    move,
+    nn,
+    reduce,
+    scan,
+    shape,
+    sort,
+    update,
+)
 from .eager import EAGER
 
 __all__ = ["array_namespace"]
@@ -32,12 +46,17 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "any": reduce.any,
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
+    "argsort": sort.argsort,
     "array_namespace": array_namespace,
     "astype": elementwise.astype,
     "at": update.at,
     "clip": elementwise.clip,
     "conj": elementwise.conjugate,
     "copy": create.copy,
+    "cumprod": scan.cumprod,
+    "cumsum": scan.cumsum,
+    "device_put": device_put,
+    "diagonal": matrix.diagonal,
     "divmod": elementwise.divmod,
     "dot": contract.dot,
     "getitem": index.getitem,
@@ -55,12 +74,15 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "repeat": move.repeat,
     "reshape": shape.reshape,
     "round": elementwise.round,
+    "searchsorted": sort.searchsorted,
     "softmax": nn.softmax,
+    "sort": sort.sort,
     "squeeze": shape.squeeze,
     "std": reduce.std,
     "sum": reduce.sum,
     "swapaxes": shape.swapaxes,
     "take": index.take,
+    "trace": matrix.trace,
     "transpose": shape.transpose,
     "var": reduce.var,
 }

@@ -13,7 +13,8 @@ from .create import arange
 from .dtypes import as_dtype, default_float, is_float
 from .move import split
 from .reduce import max as max_
-from .reduce import mean, normalised_axes, var
+from .reduce import mean as mean_
+from .reduce import normalised_axes, var
 from .reduce import sum as sum_
 from .shape import expand_dims, squeeze
 
@@ -165,22 +166,53 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     [0.25, 0.25, 0.25, 0.25]
     """
     value = _float(x)
+    if where is None:
+        weights = bind("exp", value - max_(value, axis, keepdims=True))
+        return weights / sum_(weights, axis, keepdims=True)
+    value, top = _masked(value, axis, where)
+    weights = bind("exp", value - top)
+    total = sum_(weights, axis, keepdims=True)
+    return weights / bind("where", total == 0, 1.0, total)
+
+
+def _masked(value: Any, axis: Axis, where: Any) -> tuple[Any, Any]:
+    """Return the array with minus infinity where it takes no part, and what to take off it."""
+    lowest = -float("inf")
+    value = bind("where", where, value, lowest)
+    top = max_(value, axis, keepdims=True)
+    return value, bind("where", top == lowest, 0.0, top)
+
+
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """Return the logarithm of the softmax, safely.
+
+    Args:
+        x: the array.
+        axis: the dim or dims whose exponentials add up to one.
+        where: elements that take part; the others give minus infinity.
+    """
+    value = _float(x)
+    if where is None:
+        shifted = value - max_(value, axis, keepdims=True)
+        return shifted - bind("log", sum_(bind("exp", shifted), axis, keepdims=True))
+    value, top = _masked(value, axis, where)
+    shifted = value - top
+    total = sum_(bind("exp", shifted), axis, keepdims=True)
+    return shifted - bind("log", bind("where", total == 0, 1.0, total))
+
+
+def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Any:
+    """Return the logarithm of the sum of exponentials, safely.
+
+    Args:
+        a: the array.
+        axis: the dim or dims summed over, all by default.
+        keepdims: keep them, with size one.
+        where: elements that take part.
+    """
+    value = _float(a)
     if where is not None:
         value = bind("where", where, value, -float("inf"))
-    weights = bind("exp", value - max_(value, axis, keepdims=True))
-    return weights / sum_(weights, axis, keepdims=True)
-
-
-def log_softmax(x: Any, axis: Axis = -1) -> Any:
-    """Return the logarithm of the softmax, safely."""
-    value = _float(x)
-    shifted = value - max_(value, axis, keepdims=True)
-    return shifted - bind("log", sum_(bind("exp", shifted), axis, keepdims=True))
-
-
-def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return the logarithm of the sum of exponentials, safely."""
-    value = _float(a)
     top = max_(value, axis, keepdims=True)
     safe = bind("where", bind("isfinite", top), top, 0.0)
     total = bind("log", sum_(bind("exp", value - safe), axis, keepdims=True)) + safe
@@ -189,17 +221,29 @@ def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return squeeze(total, normalised_axes(axis, value.ndim, "logsumexp"))
 
 
-def standardize(x: Any, axis: Axis = -1, epsilon: float = 1e-5) -> Any:
-    """Return the array less its mean, divided by its standard deviation over dims."""
+def standardize(
+    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
+) -> Any:
+    """Return the array less its mean, divided by its standard deviation over dims.
+
+    Args:
+        x: the array.
+        axis: the dim or dims.
+        mean: the mean, where it is known.
+        variance: the variance, where it is known.
+        epsilon: added to the variance, so that nothing is divided by zero.
+    """
     value = _float(x)
-    off = value - mean(value, axis, keepdims=True)
-    return off / bind("sqrt", var(value, axis, keepdims=True) + epsilon)
+    off = value - (mean_(value, axis, keepdims=True) if mean is None else mean)
+    if variance is None:
+        variance = var(value, axis, keepdims=True)
+    return off / bind("sqrt", variance + epsilon)
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
     """Return for each integer a row of zeros with a one at its place."""
     value = as_array(x)
-    at = axis % (value.ndim + 1)
+    (at,) = normalised_axes((axis,), value.ndim + 1, "one_hot")
     classes = arange(num_classes).reshape((-1,) + (1,) * (value.ndim - at))
     hits = bind("equal", expand_dims(value, at), classes)
     return hits.astype(default_float() if dtype is None else as_dtype(dtype))

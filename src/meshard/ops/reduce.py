@@ -6,8 +6,10 @@ A split dim that is reduced gives partial results, combined in mesh order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
@@ -44,15 +46,20 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
     """Return dims as a sorted tuple of numbers from 0; None means all.
 
     Raises:
-        ArgumentError: if a dim does not exist or stands twice.
+        ArgumentError: if a dim does not exist or stands twice, or ``axis`` is of another kind.
     """
     if axis is None:
         return tuple(range(ndim))
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    try:
+        given = (index(axis),) if hasattr(axis, "__index__") else tuple(map(index, axis))
+    except TypeError:
+        raise ArgumentError(
+            f"{what}: axis={axis!r} is neither a whole number, nor several of them, nor None."
+        ) from None
     for a in given:
         if not -ndim <= a < ndim:
             raise ArgumentError(f"{what}: axis {a} is out of bounds for an array with {ndim} dims.")
-    dims = tuple(sorted(int(a) % ndim for a in given))
+    dims = tuple(sorted(a % ndim for a in given))
     if len(set(dims)) != len(dims):
         raise ArgumentError(f"{what}: axis {axis} names a dim twice.")
     return dims
@@ -89,19 +96,28 @@ def _accumulate(ufunc: np.ufunc, final: bool) -> Callable[..., Any]:
 
 
 def _lowest(dtype: Dtype) -> Any:
+    """Return the value that no maximum is less than."""
     if dtype.kind == "b":
         return False
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).min
-    return dtype.type(-np.inf)
+    if not is_float(dtype) and dtype.kind != "c":
+        return _range(dtype).min
+    found = dtype.type(complex(-np.inf, -np.inf) if dtype.kind == "c" else -np.inf)
+    return _range(dtype).min if np.isnan(found) else found  # some floats have no infinity
 
 
 def _highest(dtype: Dtype) -> Any:
+    """Return the value that no minimum is greater than."""
     if dtype.kind == "b":
         return True
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).max
-    return dtype.type(np.inf)
+    if not is_float(dtype) and dtype.kind != "c":
+        return _range(dtype).max
+    found = dtype.type(complex(np.inf, np.inf) if dtype.kind == "c" else np.inf)
+    return _range(dtype).max if np.isnan(found) else found
+
+
+def _range(dtype: Dtype) -> Any:
+    describe: Any = ml_dtypes.finfo if is_float(dtype) else ml_dtypes.iinfo
+    return describe(dtype)
 
 
 def _extreme(ufunc: np.ufunc, neutral: Callable[[Dtype], Any]) -> Callable[..., Any]:
@@ -132,6 +148,7 @@ for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
             _accumulate(_ufunc, final=True),
             dtypes=_sum_law,
             partial=_sum_partial(_ufunc),
+            sums=True,
         )
     )
 register(Op("max", reduction_rule, _extreme(np.maximum, _lowest), partial=Partial(np.maximum)))
@@ -305,10 +322,14 @@ def all(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the number of elements that are not zero over dims."""
-    return sum(bind("not_equal", a, 0), axis, keepdims=keepdims)
+    return sum(bind("not_equal", as_array(a), 0), axis, keepdims=keepdims)
 
 
 def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
+    if axis is not None and not hasattr(axis, "__index__"):
+        raise ArgumentError(
+            f"{name}: axis={axis!r} is neither one whole number nor None, for the flat array."
+        )
     x = _not_empty(a, axis, name)
     return _reduce(name, x, axis, keepdims, shape=x.shape)
 
@@ -367,11 +388,36 @@ def std(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: b
 
 
 def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
-    """Return the mean over dims, weighted if weights of the array's shape are given."""
+    """Return the mean over dims, all by default.
+
+    Args:
+        a: the array.
+        axis: the dims.
+        weights: how much each element counts: of the array's shape, or of the shape of the dims
+            that ``axis`` names; equally by default.
+        keepdims: keep the dims, with size one.
+
+    Raises:
+        ShapeError: if the weights have neither shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.average(mnp.asarray([[1.0, 5.0], [2.0, 4.0]]), axis=1, weights=[3, 1]).tolist()
+    [2.0, 2.5]
+    """
     if weights is None:
         return mean(a, axis, keepdims=keepdims)
-    weighted = sum(bind("multiply", a, weights), axis, keepdims=keepdims)
     x, w = as_array(a), as_array(weights)
+    dims = normalised_axes(axis, x.ndim, "average")
     if w.shape != x.shape:
-        raise ShapeError(f"average: weights of shape {w.shape} for an array of shape {x.shape}.")
+        along = dims if axis is None or hasattr(axis, "__index__") else tuple(axis)
+        order = [d % x.ndim for d in along]
+        if axis is None or w.shape != tuple([x.shape[d] for d in order]):
+            wanted = x.shape if axis is None else tuple([x.shape[d] for d in order])
+            raise ShapeError(
+                f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
+                f"axis={axis}; they must have the array's shape, or {wanted}."
+            )
+        w = w.transpose([order.index(d) for d in dims])
+        w = w.reshape(tuple(n if d in dims else 1 for d, n in enumerate(x.shape)))
+    weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
     return weighted / sum(w, axis, keepdims=keepdims)

@@ -21,6 +21,7 @@ Operand = tuple[tuple[int, ...], Dtype | type]
 """A shape and a dtype; of a Python scalar ``()`` and its type."""
 
 Params = Mapping[str, Any]
+Onto = tuple[tuple[int, int], ...] | None
 Bounds = Mapping[str, tuple[int, int]]
 """For each factor the positions that one cell holds."""
 
@@ -74,6 +75,7 @@ class Op:
         style: ``"ufunc"``: takes ``out=``; ``"blas"``: takes ``out=``, which it may ignore, and
             has threads of its own, to be limited while cells run side by side; ``"view"``: may
             return a view of its operand; ``"plain"``.
+        sums: whether the kernel adds up elements, so that its last bits depend on memory order.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Op:
     local: Callable[[Params, Bounds, tuple[int, ...]], Params] | None = None
     outputs: int = 1
     style: Literal["ufunc", "blas", "view", "plain"] = "plain"
+    sums: bool = False
 
 
 @final
@@ -97,12 +100,15 @@ class MoveOp:
             result's dim sizes are the maps' sizes.
         whole: the dims of the result that are not to be split.
         follow: whether the result always lies like the first operand.
+        onto: for each operand where its maps' results are laid in the result, as in `Source`; None
+            where the maps say it all.
     """
 
     name: str
     maps: Callable[[Sequence[tuple[int, ...]], Params], Sequence[tuple[DimMap, ...]]]
     whole: Callable[[Params], frozenset[int]] = lambda params: frozenset()
     follow: bool = False
+    onto: Callable[[Sequence[tuple[int, ...]], Params], Sequence[Onto]] | None = None
 
 
 REGISTRY: dict[str, Op | MoveOp] = {}

@@ -11,16 +11,17 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.dimmap import DimMap, Segment
-from meshard.errors import ArgumentError
+from meshard.algebra.dimmap import DimMap
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array
+from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .create import full_like
 from .dtypes import same_dtype
-from .index import IndexParts, getitem
-from .registry import Bounds, MoveOp, Op, Operand, Params, RuleText, register
+from .index import IndexParts, getitem, sizes_of
+from .registry import Bounds, Dtype, MoveOp, Onto, Op, Operand, Params, RuleText, register
 from .shape import broadcast_to, reshape, transpose
 
 __all__ = ["At", "Place", "at"]
@@ -67,6 +68,8 @@ def _update(
     inside = np.ones(places[0].shape, bool)
     for p, d in zip(local, arrays, strict=True):
         inside &= (p >= 0) & (p < x.shape[d])
+    if not inside.any():
+        return x
     result = x.copy()
     kept = [d for d in range(x.ndim) if d not in arrays]
     front = result.transpose([*arrays, *kept])
@@ -100,8 +103,14 @@ class At:
 class Place:
     """A place in an array; each method returns a copy that differs there, laid out alike.
 
-    Values broadcast to the place and take the array's dtype. Where an index array names an element
-    twice, ``set`` takes the last value and the others apply all.
+    Values broadcast to the place and take the array's dtype; only ``divide`` makes floats of whole
+    numbers. Where an index array names an element twice, ``set`` takes the last value and the
+    others apply all.
+
+    Raises:
+        IndexingError: from every method, if the index is not one of the array.
+        ShapeError: if the values do not broadcast to the place.
+        DtypeError: if the array's dtype cannot hold the result.
     """
 
     def __init__(self, x: Any, index: Any) -> None:
@@ -143,8 +152,16 @@ class Place:
         return self._updated(values, "max", options)
 
     def apply(self, function: Any, **options: Any) -> Any:
-        """Return a copy with a function applied there."""
-        return self._updated(function(self.get()), "set", options)
+        """Return a copy with a function applied there, as often as the index names the element."""
+        _check_options(options)
+        x = as_array(self._x)
+        found, value = IndexParts(x, self._index), function(self.get())
+        if found.arrays and value.size:
+            ones = full_like(x, 1, np.int64)
+            times = getitem(ones.at[self._index].add(1), self._index) - 1
+            for turn in range(2, int(times.max()) + 1):
+                value = bind("where", times >= turn, function(value), value)
+        return self._updated(value, "set", options)
 
     def get(self, **options: Any) -> Any:
         """Return the elements there."""
@@ -153,43 +170,73 @@ class Place:
 
     def _updated(self, values: Any, how: str, options: dict[str, Any]) -> Any:
         _check_options(options)
-        x = as_array(self._x)
+        x = given = as_array(self._x)
+        if how == "divide" and x.dtype.kind in "biu":
+            x = bind("divide", x, 1)
         found = IndexParts(x, self._index)
-        if found.arrays:
-            return self._scattered(x, found, values, how)
-        place = getitem(x, self._index)
-        value = bind("astype", as_array(values), dtype=x.dtype)
         if how != "set":
-            names = {"min": "minimum", "max": "maximum"}
-            value = bind(names.get(how, how), place, value)
-            value = value.astype(x.dtype, copy=False)
-        value = broadcast_to(value, place.shape)
-        kept = tuple(1 if d in found.dropped else 0 for d in range(x.ndim))
-        sizes = iter([n for n, d in zip(place.shape, found.shape, strict=True) if d is not None])
-        shape = tuple(1 if gone else next(sizes) for gone in kept)
-        value = reshape(value, shape)
-        return bind("overlay", x, value, slices=tuple(found.slices))
-
-    def _scattered(self, x: Array, found: IndexParts, values: Any, how: str) -> Any:
-        if any(s != (None, None, 1) for s in found.slices):
-            inner = At(getitem(x, tuple(slice(*s) for s in found.slices)))
-            index = tuple(
-                slice(None) if d not in found.arrays else found.arrays[d] for d in range(x.ndim)
-            )
-            changed = Place(inner._x, index)._updated(values, how, {})
-            return Place(x, tuple(slice(*s) for s in found.slices)).set(changed)
-        common = np.broadcast_shapes(*[p.shape for p in found.arrays.values()])
-        places = [broadcast_to(p, common) for p in found.arrays.values()]
-        arrays = tuple(found.arrays)
-        free = tuple(n for d, n in enumerate(x.shape) if d not in arrays)
-        entries = [d for d in found.shape if d is not None]
-        run = [i for i, d in enumerate(entries) if d in arrays]
-        at = run[0] if run[-1] - run[0] + 1 == len(run) else 0
+            _check_dtype(how, x.dtype)
         value = bind("astype", as_array(values), dtype=x.dtype)
-        value = broadcast_to(value, (*free[:at], *common, *free[at:]))
-        n = len(common)
-        value = transpose(value, [*range(at, at + n), *range(at), *range(at + n, value.ndim)])
-        return bind("scatter", x, value, *places, arrays=arrays, how=how)
+        changed = (_scattered if found.arrays else _laid)(found, value, how)
+        if changed.shape != x.shape:
+            changed = reshape(changed, x.shape)
+        return placed(changed, given.sharding) if given.committed else changed
+
+
+def _check_dtype(how: str, dtype: Dtype) -> None:
+    """Refuse what gives another dtype than the array's, or nothing at all."""
+    try:
+        given = _COMBINE[how](np.ones(1, dtype), np.ones(1, dtype)).dtype
+    except TypeError:
+        given = None
+    if given != dtype:
+        became = "is not possible" if given is None else f"would make it {given}"
+        raise DtypeError(
+            f"x.at[...].{how}: for an array of {dtype} this {became}; convert it first with "
+            "x.astype(...)."
+        )
+
+
+def _fitted(value: Array, shape: tuple[int, ...], how: str) -> Any:
+    """Return values broadcast to the shape of their place."""
+    try:
+        fits = np.broadcast_shapes(value.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"x.at[...].{how}: values of shape {value.shape} do not broadcast to their place, "
+            f"whose shape is {shape}."
+        )
+    return broadcast_to(value, shape)
+
+
+def _laid(found: IndexParts, value: Array, how: str) -> Any:
+    """Lay values over the place that slices name."""
+    x = found.x
+    lengths = [len(range(n)[slice(*s)]) for n, s in zip(x.shape, found.slices, strict=True)]
+    shape = sizes_of(found.shape, lengths)
+    value = _fitted(value, shape, how)
+    if how != "set":
+        place = bind("slice", x, slices=tuple(found.slices), dropped=tuple(found.dropped))
+        value = bind(_COMBINE[how].__name__, reshape(place, shape), value)
+    return bind("overlay", x, reshape(value, tuple(lengths)), slices=tuple(found.slices))
+
+
+def _scattered(found: IndexParts, value: Array, how: str) -> Any:
+    """Put values at the positions that arrays name, in what slices leave of the array."""
+    x = whole = found.x
+    if found.moves:
+        x = bind("slice", x, slices=tuple(found.slices), dropped=())
+    common = found.common_shape()
+    at, shape = found.gathered_shape(x.shape, common)
+    kept = [n for d, n in enumerate(x.shape) if d not in found.arrays]
+    value = reshape(_fitted(value, shape, how), (*kept[:at], *common, *kept[at:]))
+    n = len(common)
+    value = transpose(value, [*range(at, at + n), *range(at), *range(at + n, value.ndim)])
+    places = [broadcast_to(p, common) for p in found.arrays.values()]
+    changed = bind("scatter", x, value, *places, arrays=tuple(found.arrays), how=how)
+    return bind("overlay", whole, changed, slices=tuple(found.slices)) if found.moves else changed
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -200,20 +247,22 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _overlay_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
-    """Return maps that lay an array over another, back where slices take it from."""
-    maps = []
-    for size, n, (start, stop, step) in zip(*shapes, params["slices"], strict=True):
-        positions = range(size)[start:stop:step]
-        where = sorted((p, i) for i, p in enumerate(positions))
-        if abs(step) == 1:
-            back = DimMap.identity(n) if step == 1 else DimMap.flip(n)
-            maps.append(DimMap.place(n, size, where[0][0] if n else 0).after(back))
-        else:
-            maps.append(DimMap(size, n, tuple(Segment(p, 1, i, 1) for p, i in where)))
-    return [tuple(DimMap.identity(n) for n in shapes[0]), tuple(maps)]
+    """Return the maps of an array and of what is laid over it, in rising order."""
+    flips = [s[2] < 0 for s in params["slices"]]
+    values = [
+        (DimMap.flip if flip else DimMap.identity)(n)
+        for n, flip in zip(shapes[1], flips, strict=True)
+    ]
+    return [tuple(DimMap.identity(n) for n in shapes[0]), tuple(values)]
 
 
-register(MoveOp("overlay", _overlay_maps, follow=True))
+def _overlay_onto(shapes: Sequence[tuple[int, ...]], params: Params) -> list[Onto]:
+    """Return where the values lie: along each dim the lowest position, and the step."""
+    ranges = [range(n)[slice(*s)] for n, s in zip(shapes[0], params["slices"], strict=True)]
+    return [None, tuple((min(r[0], r[-1]) if r else 0, abs(r.step)) for r in ranges)]
+
+
+register(MoveOp("overlay", _overlay_maps, follow=True, onto=_overlay_onto))
 
 
 def at(x: Any) -> At:

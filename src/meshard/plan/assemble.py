@@ -25,13 +25,18 @@ __all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An operand of an assembly: its layout, and how each destination dim reads from it.
+    """An operand of an assembly.
 
-    ``maps`` is None for the identity.
+    Attributes:
+        layout: how it lies.
+        maps: how each destination dim reads from it; None for the identity.
+        onto: for each dim the destination position of the first element that the map makes, and
+            the distance from each to the next; None where they are the destination's positions.
     """
 
     layout: Layout
     maps: tuple[DimMap, ...] | None = None
+    onto: tuple[tuple[int, int], ...] | None = None
 
 
 @final
@@ -147,8 +152,15 @@ def _boxes(
 ) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
     """Yield for each overlapping cell of a source the copies that could bring its part."""
     per_dim = []
+    strides: list[tuple[int, int]] = []
     for dim, (start, stop) in enumerate(zip(box.starts, box.stops, strict=True)):
         cuts = cells.cuts[dim]
+        if source.onto is not None:
+            first, step = source.onto[dim]
+            size = source.layout.shape[dim] if source.maps is None else source.maps[dim].size
+            low, high = (min(max(-((first - p) // step), 0), size) for p in (start, stop))
+            strides.append((first + step * low - start, step))
+            start, stop = low, max(low, high)
         per_dim.append(
             _identity_runs(cuts, start, stop)
             if source.maps is None
@@ -156,7 +168,12 @@ def _boxes(
         )
     for runs in product(*per_dim):
         cell = tuple([r[2] for r in runs])
-        target = tuple([slice(r[0], r[0] + r[1]) for r in runs])
+        if strides:
+            target = tuple(
+                [_span(at + s * r[0], r[1], s) for (at, s), r in zip(strides, runs, strict=True)]
+            )
+        else:
+            target = tuple([slice(r[0], r[0] + r[1]) for r in runs])
         shape = tuple([r[1] for r in runs])
         choices = []
         for origin in cells.pieces(cell):

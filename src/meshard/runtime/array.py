@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.box import Index
+from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device
-from meshard.errors import ArgumentError, DeletedArrayError, NotAddressableError
+from meshard.errors import ConfigError, DeletedArrayError, NotAddressableError
 
-from .execute import LARGE
+from .callers import user_line
+from .fetch import element_place, gathered, picked
 from .methods import ArrayMethods
+from .show import array_html, array_repr, array_str
 from .types import ArrayType, Block, Blocks
-from .world import RuntimeWorld, here
+from .world import here
 
 __all__ = ["Array", "Shard", "live_arrays", "to_numpy"]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shard:
     """One device's piece of an array.
 
@@ -39,6 +40,12 @@ class Shard:
     index: Index
     replica_id: int
     data: Any = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
+            f"data={self.data})"
+        )
 
 
 @final
@@ -122,7 +129,7 @@ class Array(ArrayMethods):
     @property
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
-        return self._type.sharding.is_fully_replicated
+        return self._type.layout.replicated
 
     @property
     def is_fully_addressable(self) -> bool:
@@ -153,11 +160,12 @@ class Array(ArrayMethods):
         kind, blocks, world = self._type, self._live(), here()
         layout = kind.layout
         indices = kind.sharding.devices_indices_map(kind.shape)
-        replica: dict[int, int] = {}
+        replica: dict[Box, int] = {}
         for device in kind.sharding.device_order:
             piece = layout.piece_of[device.id]
-            number = replica.get(piece, 0)
-            replica[piece] = number + 1
+            box = layout.box(piece)
+            number = replica.get(box, 0)
+            replica[box] = number + 1
             data = None
             if device.process_index == world.process_index:
                 block = blocks[piece]
@@ -185,12 +193,13 @@ class Array(ArrayMethods):
 
     def delete(self) -> None:
         """Let go of the data now; any later use says so."""
-        self._discard("It was deleted by delete().")
+        self._discard("deleted by delete()")
 
-    def _discard(self, note: str) -> None:
+    def _discard(self, how: str) -> None:
+        """Let go of the blocks; ``how`` goes into the message of any later use."""
         if self._blocks is not None:
+            self._note = f"It was {how} at {user_line()}."
             self._blocks = None
-            self._note = note
 
     def block_until_ready(self) -> Array:
         """Return the array; its data is complete as soon as it exists."""
@@ -217,22 +226,27 @@ class Array(ArrayMethods):
         return self.copy()
 
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
-        return _unpickled, (np.array(to_numpy(self)),)
+        return _unpickled, (to_numpy(self),)
 
     # to NumPy and Python
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
         value = to_numpy(self)
-        fresh = len(self._live()) > 1
+        fresh = self._type.layout.piece_count > 1
         wanted = np.dtype(dtype) if dtype is not None else value.dtype
         if copy is False and (fresh or wanted != value.dtype):
+            why = (
+                f"is spread over {self._type.layout.piece_count} blocks"
+                if fresh
+                else f"holds {value.dtype} where {wanted} is asked for"
+            )
             raise ValueError(
-                f"An array spread over {len(self._live())} blocks cannot become one NumPy array "
+                f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
                 "without a copy; leave out copy=False."
             )
         if wanted != value.dtype:
             return value.astype(wanted)
-        return value.copy() if copy and not fresh else value
+        return _to_keep(value, fresh) if copy else value
 
     def __dlpack__(
         self,
@@ -242,19 +256,32 @@ class Array(ArrayMethods):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        value = self.__array__()
-        if len(self._live()) > 1 and copy is False:
-            raise BufferError("An array spread over several blocks has no DLPack form but a copy.")
+        value = to_numpy(self)
+        fresh = self._type.layout.piece_count > 1
+        if fresh and copy is False:
+            raise BufferError(
+                f"This array {self._type.str_short()} is spread over "
+                f"{self._type.layout.piece_count} blocks, and has no DLPack form but a copy; "
+                "leave out copy=False."
+            )
         if copy or max_version is None or max_version < (1, 0):
-            return value.copy().__dlpack__()
-        return value.__dlpack__(max_version=max_version, dl_device=dl_device)
+            value = _to_keep(value, fresh)  # before version 1 nothing can be read-only
+        return value.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
-    def item(self, *args: int) -> Any:
-        """Return one element as a Python scalar."""
-        return to_numpy(self).item(*args)
+    def item(self, *args: Any) -> Any:
+        """Return one element as a Python scalar.
+
+        Args:
+            args: nothing, for an array of size one; the element's number in the flat array; or
+                its position along each dim.
+        """
+        blocks = self._live()
+        self._check_complete("item")
+        place = element_place(self.shape, args)
+        return picked(self._type, blocks, [(i,) for i in place]).item()
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python scalars."""
@@ -272,25 +299,34 @@ class Array(ArrayMethods):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
+        self._live()
+        self._check_complete("iteration")
         return (self[i] for i in range(self.shape[0]))
 
     def __contains__(self, value: Any) -> bool:
+        if value is None or isinstance(value, (str, bytes)):
+            raise TypeError(f"An array holds numbers; whether {value!r} is in it is no question.")
         return bool((self == value).any())
 
+    def _check_complete(self, what: str) -> None:
+        if not self._type.complete:
+            raise NotAddressableError(f"{what}: {_spans(self._type)}")
+
     def _scalar(self, kind: str) -> Any:
-        if self.size != 1 or (kind != "bool" and self.ndim):
-            if kind == "bool":
-                raise ValueError(
-                    "The truth value of an array with other than one element is ambiguous. "
-                    f"Use x.any() or x.all(); the shape is {self.shape}."
-                )
+        if self.ndim:
             raise TypeError(
                 f"Only arrays without dims can become a Python {kind}; the shape is {self.shape}."
             )
-        return to_numpy(self).reshape(())[()]
+        return to_numpy(self)[()]
 
     def __bool__(self) -> bool:
-        return bool(self._scalar("bool"))
+        if self.size != 1:
+            advice = "x.any() or x.all()" if self.size else "x.size > 0"
+            raise ValueError(
+                f"The truth value of an array with {self.size or 'no'} elements is ambiguous: its "
+                f"shape is {self.shape}. Use {advice}."
+            )
+        return bool(to_numpy(self).reshape(())[()])
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
@@ -307,47 +343,19 @@ class Array(ArrayMethods):
         return int(self._scalar("index"))
 
     def __format__(self, spec: str) -> str:
-        return format(to_numpy(self)[()] if not self.shape else self, spec) if spec else str(self)
+        if not spec or self._blocks is None or not self._type.complete:
+            return str(self)
+        value = to_numpy(self)
+        return format(value if self.ndim else value[()], spec)
 
     def __str__(self) -> str:
-        return str(to_numpy(self)) if self._readable() else repr(self)
-
-    def _readable(self) -> bool:
-        return self._blocks is not None and (self.is_fully_addressable or self.is_fully_replicated)
+        return array_str(self._type, self._blocks)
 
     def __repr__(self) -> str:
-        kind = self._type
-        if self._blocks is None:
-            return f"Array(shape={kind.shape}, dtype={kind.dtype.name}, deleted)"
-        if not self._readable():
-            return self._local_repr()
-        if not kind.size:
-            return f"Array([], shape={kind.shape}, dtype={kind.dtype.name})"
-        width = int(np.get_printoptions()["linewidth"])
-        text = np.array2string(
-            to_numpy(self), prefix="Array(", suffix=",", separator=", ", max_line_width=width
-        )
-        dtype = f"dtype={kind.dtype.name})"
-        last = len(text) - (text.rfind("\n") + 1) + (0 if "\n" in text else len("Array("))
-        gap = "\n" + " " * len("Array(") if last + len(dtype) + 2 > width else " "
-        return f"Array({text},{gap}{dtype}"
-
-    def _local_repr(self) -> str:
-        """Show what this process holds, labelled as such, without communication."""
-        kind = self._type
-        lines = [f"Array(shape={kind.shape}, dtype={kind.dtype.name}, sharding={kind.sharding!r})"]
-        for piece in kind.local:
-            block = self._live()[piece]
-            ids = ", ".join(map(str, kind.layout.holders(piece)))
-            text = np.array2string(np.asarray(block), prefix="  ", threshold=20)
-            lines.append(f"  {kind.layout.box(piece)} on devices {ids}:\n  {text}")
-        return "\n".join(lines)
+        return array_repr(self._type, self._blocks)
 
     def _repr_html_(self) -> str:
-        from meshard.plan.svg import sharding_svg
-
-        kind = self._type
-        return sharding_svg(kind.shape, kind.sharding, dtype=kind.dtype.name)
+        return array_html(self._type, self._blocks)
 
 
 def to_numpy(x: Array) -> Block:
@@ -357,54 +365,54 @@ def to_numpy(x: Array) -> Block:
         NotAddressableError: if other processes hold parts of it.
     """
     kind, blocks = x._type, x._live()
-    if kind.layout.replicated and blocks[0] is not None:
-        value = blocks[0].view()
-    elif not kind.addressable:
-        raise NotAddressableError(
-            f"This array {kind.str_short()} spans processes: process "
-            f"{here().process_index} holds {len(kind.local)} of its {len(blocks)} pieces, and "
-            "cannot show the whole. Fetch it on every process with "
-            "meshard.multihost_utils.process_allgather(x), or look at x.addressable_shards."
-        )
+    if not kind.complete:
+        raise NotAddressableError(_spans(kind))
+    if kind.layout.replicated:
+        block = blocks[0]
+        assert block is not None
+        value = block.view()
     else:
         value = gathered(here(), kind, blocks)
     value.flags.writeable = False
     return value
 
 
-def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
-    """Copy all pieces into one fresh NumPy array."""
-    value = world.pages.empty(kind.shape, kind.dtype)
-    tasks = []
-    for piece, block in enumerate(blocks):
-        assert block is not None
-        tasks.append(partial(np.copyto, value[kind.layout.box(piece).slices], block))
-    if value.nbytes >= LARGE:
-        world.workers.run(tasks)
-    else:
-        for task in tasks:
-            task()
+def _spans(kind: ArrayType) -> str:
+    """Say that other processes hold parts of an array, and what to do instead."""
+    return (
+        f"This array {kind.str_short()} spans processes: process {here().process_index} holds "
+        f"{len(kind.local)} of its {kind.layout.piece_count} pieces, and cannot show the whole. "
+        "Fetch it on every process with meshard.multihost_utils.process_allgather(x), or look at "
+        "x.addressable_shards."
+    )
+
+
+def _to_keep(value: Block, fresh: bool) -> Block:
+    """Return a value that the caller may write into: itself, if nobody else holds it."""
+    if not fresh:
+        return value.copy()
+    value.flags.writeable = True
     return value
 
 
 def _unpickled(value: Block) -> Array:
     world = here()
     alone = SingleDeviceSharding(world.local_devices[0])
-    return Array(world.type_of(value.shape, value.dtype, alone, False), (value,))
+    # Nobody else may hold the block: of a pickle's own buffer it would be a view.
+    return Array(world.type_of(value.shape, value.dtype, alone, False), (value.copy(),))
 
 
 def live_arrays(platform: str | None = None) -> list[Array]:
-    """Return the arrays of this process that have not been deleted."""
+    """Return the arrays of this process that have not been deleted.
+
+    Raises:
+        ConfigError: if ``platform`` is another than ``"cpu"``.
+    """
     if platform not in (None, "cpu"):
-        raise ArgumentError(f"live_arrays: there is no platform {platform!r}; it is 'cpu'.")
-    me = here().process_index
+        raise ConfigError(f"live_arrays: there is no platform {platform!r}; it is 'cpu'.")
+    mark = here().mark
     return [
         x
         for x in gc.get_objects()
-        if type(x) is Array and x._blocks is not None and _held_by(x, me)
+        if type(x) is Array and x._blocks is not None and x._type.owner is mark
     ]
-
-
-def _held_by(x: Array, process: int) -> bool:
-    order: Sequence[Device] = x._type.sharding.device_order
-    return any(d.process_index == process for d in order)

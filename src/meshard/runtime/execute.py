@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from meshard.algebra.box import Index
 from meshard.plan.assemble import Part
 
 from .types import Block, Blocks
@@ -17,6 +18,7 @@ __all__ = ["LARGE", "run_part"]
 
 LARGE = 1 << 20
 """Bytes from which work is worth handing to the workers."""
+_DEAR = 1 << 16
 
 
 def run_part(
@@ -38,6 +40,7 @@ def run_part(
     results: list[Block | None] = []
     tasks: list[Callable[[], None]] = []
     volume = 0
+    views: dict[int, Block] = {}
     for recipe in part.recipes:
         if recipe is None:
             results.append(None)
@@ -45,8 +48,12 @@ def run_part(
         if recipe.alias is not None:
             block = operands[recipe.alias.operand][recipe.alias.origin]
             assert block is not None
-            whole = block.shape == recipe.shape
-            results.append(block if whole else block[recipe.alias.region])
+            view = _view(block, recipe.alias.region)
+            if view.shape == block.shape:  # all of it
+                view = block
+            else:
+                views[len(results)] = view
+            results.append(_spread(view, recipe.shape))
             continue
         target = world.pages.empty(recipe.shape, dtype)
         results.append(target)
@@ -56,7 +63,7 @@ def run_part(
         for copy in recipe.copies:
             origin = operands[copy.operand][copy.origin]
             assert origin is not None
-            copies.append((target[copy.target], origin[copy.region]))
+            copies.append((_view(target, copy.target), origin[copy.region]))
         if recipe.layered:
             tasks.append(partial(_in_order, copies))
         else:
@@ -67,9 +74,42 @@ def run_part(
             task()
     else:
         world.workers.run(tasks)
+    for number in _too_dear(views):
+        recipe, own = part.recipes[number], world.pages.empty(views[number].shape, dtype)
+        assert recipe is not None
+        np.copyto(own, views[number])
+        results[number] = _spread(own, recipe.shape)
     if part.sends or part.receives:  # after the copies: what is received lies over them
         _exchange(world, part, operands, results)
     return tuple(results)
+
+
+def _view(block: Block, index: Index) -> Block:
+    """Return a box of a block to write into; without the dots NumPy gives a scalar for 0-d."""
+    place: tuple[Any, ...] = (*index, ...)
+    view: Block = block[place]
+    return view
+
+
+def _spread(view: Block, shape: tuple[int, ...]) -> Block:
+    """Return a view in a shape, in which one position may be read by many."""
+    return view if view.shape == shape else np.broadcast_to(view, shape)
+
+
+def _too_dear(views: Mapping[int, Block]) -> list[int]:
+    """Return which views to give up: those that keep a large buffer alive for little of it.
+
+    The plan sees to it that the source's blocks are not kept so, but a block may be a view itself.
+    """
+    buffers: dict[int, Block] = {}
+    seen: dict[int, int] = {}
+    for number, view in views.items():
+        buffer = view
+        while isinstance(buffer.base, np.ndarray):
+            buffer = buffer.base
+        buffers[number] = buffer
+        seen[id(buffer)] = seen.get(id(buffer), 0) + view.nbytes
+    return [n for n, b in buffers.items() if b.nbytes >= _DEAR and 3 * seen[id(b)] < b.nbytes]
 
 
 def _in_order(copies: Sequence[tuple[Block, Block]]) -> None:
@@ -94,6 +134,6 @@ def _exchange(
         for copy in message.copies:
             target = results[copy.piece]
             assert target is not None
-            boxes.append(target[copy.target])
+            boxes.append(_view(target, copy.target))
         receives.append((message.peer, boxes))
     world.transport.exchange(sends, receives)

@@ -47,7 +47,9 @@ class Lease:
 
 @final
 class Pages:
-    """The pool of one world. Thread-safe: its queues are only appended to and popped from.
+    """The pool of one world.
+
+    Thread-safe without a lock, since leases die anywhere: queues are appended to and popped from.
 
     Attributes:
         keep: the most bytes that stay in the pool unused.
@@ -56,7 +58,6 @@ class Pages:
     def __init__(self, keep: int = 1 << 30) -> None:
         self.keep = keep
         self._free: dict[int, deque[mmap.mmap]] = {}
-        self._idle = 0
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one comes from the pool."""
@@ -72,9 +73,7 @@ class Pages:
         queue = self._free.get(size)
         if queue:
             with contextlib.suppress(IndexError):
-                memory = queue.pop()
-                self._idle -= size
-                return memory
+                return queue.pop()
         memory = mmap.mmap(-1, size)
         if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
@@ -83,19 +82,22 @@ class Pages:
 
     def _take_back(self, memory: mmap.mmap) -> None:
         size = len(memory)
-        if self._idle + size <= self.keep:
-            self._idle += size
+        if self.idle_bytes + size <= self.keep:
             self._free.setdefault(size, deque()).append(memory)
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that wait in the pool."""
-        return self._idle
+        return sum(size * len(queue) for size, queue in list(self._free.items()))
 
     def trim(self) -> None:
         """Give all idle memory back to the system."""
         self._free.clear()
-        self._idle = 0
+
+    def close(self) -> None:
+        """Give all idle memory back, now and whenever the last view of a block dies."""
+        self.keep = 0
+        self.trim()
 
 
 def _size_class(size: int) -> int:

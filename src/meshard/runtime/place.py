@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ __all__ = [
     "as_array",
     "as_host",
     "as_sharding",
+    "check_devices_exist",
     "checked_dtype",
     "default_device",
     "placed",
@@ -42,15 +44,37 @@ _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device"
 _CHUNK = 4 << 20
 
 
-@contextlib.contextmanager
-def default_device(device: Device | None) -> Iterator[None]:
+def default_device(device: Device | str | None) -> AbstractContextManager[None]:
     """Make new arrays on ``device`` within a ``with`` statement.
+
+    Outside of one, ``meshard.config.update("default_device", device)`` says it for good; else new
+    arrays are made on this process's first device.
+
+    Args:
+        device: a device of this process; ``"cpu"`` for the first one; None for what holds outside
+            of every ``with`` statement.
 
     Raises:
         ArgumentError: if it is not a device of this process.
+
+    >>> import meshard
+    >>> with meshard.default_device(meshard.local_devices()[-1]):
+    ...     x = meshard.numpy.zeros(3)
+    >>> x.device == meshard.local_devices()[-1]
+    True
     """
-    if device is not None and device not in here().local_devices:
-        raise ArgumentError(f"default_device: {device!r} is not a device of this process.")
+    local = here().local_devices
+    chosen = local[0] if device == "cpu" else device
+    if chosen is not None and (not isinstance(chosen, Device) or chosen not in local):
+        raise ArgumentError(
+            f"default_device: {device!r} is not a device of this process, which has "
+            f"{local[0]!r} to {local[-1]!r}; 'cpu' means the first."
+        )
+    return _new_arrays_on(chosen)
+
+
+@contextlib.contextmanager
+def _new_arrays_on(device: Device | None) -> Iterator[None]:
     token = _default_device.set(device)
     try:
         yield
@@ -60,7 +84,7 @@ def default_device(device: Device | None) -> Iterator[None]:
 
 def home(world: RuntimeWorld) -> SingleDeviceSharding:
     """Return the sharding of new arrays that nobody placed."""
-    device = _default_device.get()
+    device = _default_device.get() or config.default_device
     if device is None or device not in world.local_devices:
         device = world.local_devices[0]
     known = world.homes
@@ -96,12 +120,22 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
     else:
         try:
             value = np.asarray(x, dtype)
-        except (ValueError, TypeError) as error:
-            raise DtypeError(f"{what}: {x!r} cannot become an array: {error}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DtypeError(f"{what}: {_brief(x)} cannot become an array: {error}") from error
         if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
             value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
+    if value.dtype == object:
+        raise DtypeError(
+            f"{what}: expected an array, a number or nested lists of numbers, got {_brief(x)} of "
+            f"type {type(x).__name__}."
+        )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
+
+
+def _brief(x: object) -> str:
+    text = repr(x)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Array:
@@ -147,7 +181,8 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     """Return the sharding that a placement argument means; None for None.
 
     Raises:
-        ShardingError: if it is no device, sharding or spec, or a spec with no mesh set.
+        ArgumentError: if it is no device, sharding or spec.
+        ShardingError: if it is a spec and no mesh is set.
     """
     if given is None or isinstance(given, Sharding):
         return given
@@ -161,13 +196,14 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
                 f"NamedSharding(mesh, {given}), or call it within `with mesh:`."
             )
         return NamedSharding(mesh, given)
-    raise ShardingError(
-        f"{what}: expected a Sharding, a Device or None, got {given!r} of type "
+    raise ArgumentError(
+        f"{what}: expected a Sharding, a Device, a spec or None, got {given!r} of type "
         f"{type(given).__name__}."
     )
 
 
-def _check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> None:
+def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> None:
+    """Refuse a sharding with devices that no process has."""
     if sharding in world.known_shardings:
         return
     missing = [d for d in sharding.device_order if d not in world.device_set]
@@ -190,15 +226,15 @@ def placed(x: Any, sharding: Sharding | None, *, donate: bool = False) -> Array:
     if sharding is None:
         return as_array(x)
     world = here()
-    _check_devices_exist(world, sharding, "device_put")
-    if type(x) is Array:
-        spans = world.process_count > 1 and not sharding.is_fully_addressable
-        if not (spans and x.is_fully_addressable):
-            kind = world.type_of(x.shape, x.dtype, sharding, True)
-            result = resharded(world, x, kind)
-            if donate:
-                x._discard("It was donated to device_put.")
-            return result
+    check_devices_exist(world, sharding, "device_put")
+    # An uncommitted array is every process's own copy of one value, and nothing is sent. A
+    # committed one is where it is, also for the processes that hold none of it.
+    if type(x) is Array and (x.committed or not _spans(world, sharding)):
+        kind = world.type_of(x.shape, x.dtype, sharding, True)
+        result = resharded(world, x, kind)
+        if donate:
+            x._discard("donated to device_put")
+        return result
     value = as_host(x, "device_put")
     kind = world.type_of(value.shape, value.dtype, sharding, True)
     blocks: list[Block | None] = [None] * kind.layout.piece_count
@@ -209,7 +245,15 @@ def placed(x: Any, sharding: Sharding | None, *, donate: bool = False) -> Array:
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
+    if donate and type(x) is Array:
+        x._discard("donated to device_put")
     return Array(kind, tuple(blocks))
+
+
+def _spans(world: RuntimeWorld, sharding: Sharding) -> bool:
+    """Whether a sharding has devices of other processes."""
+    me = world.process_index
+    return any(d.process_index != me for d in sharding.device_order)
 
 
 def resharded(world: RuntimeWorld, x: Array, kind: ArrayType) -> Array:

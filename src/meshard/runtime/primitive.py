@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from meshard.errors import MeshardError
+from meshard.errors import ArgumentError, MeshardError
 
 __all__ = ["Interpreter", "bind", "call", "install", "interpreting"]
 
@@ -54,8 +54,15 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
 
 
 def call(function: str, *args: Any, **kwargs: Any) -> Any:
-    """Call one of the installed functions, for a method of `Array`."""
-    return _DOORS.functions[function](*args, **kwargs)
+    """Call one of the installed functions, for a method of `Array`.
+
+    Raises:
+        ArgumentError: if there is no such function.
+    """
+    found = _DOORS.functions.get(function)
+    if found is None:
+        raise ArgumentError(f"{function}: this version of meshard has no such operation.")
+    return found(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from meshard.errors import ArgumentError
 from meshard.plan.reshard import Leaf, Plan
 
 from .array import Array
-from .make import ShapeDtypeStruct, device_put, prefix_leaves
+from .make import device_put, prefix_leaves
 from .place import as_host, as_sharding, home
+from .structs import ShapeDtypeStruct
 from .world import here
 
 __all__ = ["plan_reshard", "reshard"]
@@ -43,7 +44,7 @@ def reshard(x: Any, sharding: Any, *, donate: bool = False) -> Any:
         kept = {id(leaf) for leaf in optree.tree_leaves(result)}
         for leaf in optree.tree_leaves(x):
             if isinstance(leaf, Array) and id(leaf) not in kept:
-                leaf._discard("It was donated to reshard.")
+                leaf._discard("donated to reshard")
     return result
 
 

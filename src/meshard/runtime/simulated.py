@@ -5,6 +5,7 @@ What works here works between real processes, since nothing but messages passes 
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from meshard.algebra.world import Device, entered
-from meshard.errors import TransportError
+from meshard.errors import ArgumentError, TransportError
 
 from .types import Block
 from .world import RuntimeWorld
@@ -37,6 +38,7 @@ class _Post:
         }
         self.changed = threading.Condition()
         self.failed: int | None = None
+        self.ended: set[int] = set()
 
     def put(self, source: int, target: int, letter: object) -> None:
         with self.changed:
@@ -50,9 +52,18 @@ class _Post:
             while not box:
                 left = until - time.monotonic()
                 if self.failed is not None:
+                    who = (
+                        f"process {self.failed} has failed"
+                        if self.failed < self.count
+                        else "the caller was interrupted"
+                    )
                     raise TransportError(
-                        f"Process {target} waits for process {source}, but process "
-                        f"{self.failed} has failed."
+                        f"Process {target} waits for a message of process {source}, but {who}."
+                    )
+                if source in self.ended:
+                    raise TransportError(
+                        f"Process {target} waits for a message of process {source}, which has "
+                        "ended its program. Do all processes run the same operations?"
                     )
                 if left <= 0:
                     raise TransportError(
@@ -67,6 +78,19 @@ class _Post:
             if self.failed is None:
                 self.failed = index
             self.changed.notify_all()
+
+    def end(self, index: int) -> None:
+        with self.changed:
+            self.ended.add(index)
+            self.changed.notify_all()
+
+    def check_empty(self) -> None:
+        for (source, target), box in self.boxes.items():
+            if box:
+                raise TransportError(
+                    f"Process {source} has sent process {target} {len(box)} messages that it "
+                    "never received. Do all processes run the same operations?"
+                )
 
 
 @final
@@ -103,10 +127,11 @@ class SimulatedTransport:
                 target[...] = sent
 
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
-        """Return every peer's object, this process's included."""
+        """Return a copy of every peer's object, this process's included."""
+        letter = pickle.dumps(value)
         for peer in peers:
-            self._post.put(self.index, peer, value)
-        return [self._post.take(peer, self.index) for peer in peers]
+            self._post.put(self.index, peer, letter)
+        return [pickle.loads(self._post.take(peer, self.index)) for peer in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all peers have come here."""
@@ -132,8 +157,15 @@ def simulate(
         What the program returned, process by process.
 
     Raises:
-        Exception: what the first process that failed raised; the others are ended.
+        BaseException: what the first process that failed raised; the others are ended.
+        TransportError: if messages are left that nobody received.
+        ArgumentError: if there is not at least one process with one device.
     """
+    if processes < 1 or devices_per_process < 1:
+        raise ArgumentError(
+            f"simulate: there must be at least one process and one device of each, got "
+            f"{processes} and {devices_per_process}."
+        )
     devices = [
         Device(p * devices_per_process + i, p)
         for p in range(processes)
@@ -148,6 +180,7 @@ def simulate(
         try:
             with entered(world):
                 results[index] = program()
+            post.end(index)
         except BaseException as error:  # raised again in the caller's thread
             errors[index] = error
             post.fail(index)
@@ -155,16 +188,26 @@ def simulate(
             world.close()
 
     threads = [
-        threading.Thread(target=copy_context().run, args=(body, i), name=f"process {i}")
+        threading.Thread(
+            target=copy_context().run, args=(body, i), name=f"process {i}", daemon=True
+        )
         for i in range(processes)
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    first = post.failed
-    if first is not None:
-        error = errors[first]
-        assert error is not None
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt of the caller ends the processes that wait
+        post.fail(processes)
+        raise
+    if post.failed is None:
+        post.check_empty()
+        return results
+    error = errors[post.failed]
+    assert error is not None
+    try:
         raise error
-    return results
+    finally:
+        del error
+        errors.clear()  # an error holds its frames, and so the arrays of its process

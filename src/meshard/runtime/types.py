@@ -37,15 +37,19 @@ class ArrayType:
         layout: the sharding applied to the shape.
         local: the pieces that this process holds.
         addressable: whether all devices are this process's.
+        complete: whether this process holds every piece.
+        owner: the mark of the world that it is a type of.
     """
 
     __slots__ = (
         "addressable",
         "committed",
+        "complete",
         "dtype",
         "layout",
         "local",
         "ndim",
+        "owner",
         "shape",
         "sharding",
         "size",
@@ -53,6 +57,7 @@ class ArrayType:
 
     def __init__(
         self,
+        owner: object,
         processes: Mapping[int, int] | None,
         me: int,
         shape: tuple[int, ...],
@@ -60,6 +65,7 @@ class ArrayType:
         sharding: Sharding,
         committed: bool,
     ) -> None:
+        self.owner = owner
         self.shape = shape
         self.dtype = dtype
         self.sharding = sharding
@@ -78,6 +84,7 @@ class ArrayType:
                 if any(processes[d] == me for d in layout.holders(i))
             )
             self.addressable = all(p == me for p in processes.values())
+        self.complete = len(self.local) == layout.piece_count
 
     @property
     def nbytes(self) -> int:

@@ -34,6 +34,7 @@ class RuntimeWorld(World):
         known_shardings: shardings whose devices are known to exist.
         homes: the sharding of new arrays on each device.
         settings: the state of the settings that the decisions were made under.
+        mark: what this world's types are known by.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RuntimeWorld(World):
         self.device_set = frozenset(self.devices)
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
+        self.mark = object()
         self._types: dict[Hashable, ArrayType] = {}
 
     def process_map(self, sharding: Sharding) -> Mapping[int, int] | None:
@@ -69,8 +71,9 @@ class RuntimeWorld(World):
         if found is None:
             if len(self._types) > _MOST_DECISIONS:
                 self._types.clear()
+            processes, me = self.process_map(sharding), self.process_index
             found = self._types[key] = ArrayType(
-                self.process_map(sharding), self.process_index, shape, dtype, sharding, committed
+                self.mark, processes, me, shape, dtype, sharding, committed
             )
         return found
 
@@ -83,7 +86,7 @@ class RuntimeWorld(World):
     def close(self) -> None:
         """End the threads and give idle memory back."""
         self.workers.close()
-        self.pages.trim()
+        self.pages.close()
 
 
 def _alone() -> World:

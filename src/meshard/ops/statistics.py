@@ -1,0 +1,456 @@
+"""Statistics: order statistics, counts in bins, covariances, and sums that pass over NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
+
+from .contract import matmul
+from .dtypes import accumulator, default_float, is_float
+from .move import concatenate
+from .reduce import all as all_
+from .reduce import count_nonzero, mean, normalised_axes
+from .reduce import max as max_
+from .reduce import min as min_
+from .reduce import prod as prod_
+from .reduce import sum as sum_
+from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
+from .samplesort import known
+from .shape import atleast_2d, expand_dims, matrix_transpose, moveaxis, reshape, squeeze
+from .sort import sort
+
+__all__ = [
+    "bincount",
+    "corrcoef",
+    "cov",
+    "histogram",
+    "histogram_bin_edges",
+    "median",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
+    "percentile",
+    "quantile",
+]
+
+Axis = int | Sequence[int] | None
+
+
+# order statistics
+
+
+def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ...]]:
+    """Return the array sorted along one last dim that merges some dims, its dtype, and them."""
+    x = as_array(a)
+    if x.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
+    dims = normalised_axes(axis, x.ndim, name)
+    if any(x.shape[d] == 0 for d in dims):
+        raise ShapeError(
+            f"{name}: dims {dims} of the shape {x.shape} hold no elements, and nothing is the "
+            f"{name} of none."
+        )
+    law = x.dtype if is_float(x.dtype) else default_float()
+    last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
+    kept = last.shape[: x.ndim - len(dims)]
+    return sort(reshape(last, (*kept, -1))), law, dims
+
+
+def _at(ordered: Array, position: int) -> Any:
+    return ordered[(..., position)]
+
+
+def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepdims: bool) -> Any:
+    """Put NaN where there was one, restore dims, and give the result its dtype."""
+    greatest = _at(ordered, -1)
+    found = bind("where", bind("isnan", greatest), greatest, found)
+    return (expand_dims(found, tuple(dims)) if keepdims else found).astype(law, copy=False)
+
+
+def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the median over dims, all by default; NaN where an element is.
+
+    Computed by a `sort`, which is spread over the devices.
+
+    Raises:
+        ShapeError: if a dim is empty.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
+    2.5
+    """
+    ordered, law, dims = _ordered("median", a, axis)
+    n = ordered.shape[-1]
+    found = _at(ordered, n // 2)
+    if n % 2 == 0:
+        found = (_at(ordered, n // 2 - 1) + found) / 2
+    return _finished(found, ordered, law, dims, keepdims)
+
+
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def quantile(
+    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Any:
+    """Return quantiles over dims, all by default; NaN where an element is.
+
+    Args:
+        a: the array.
+        q: numbers from 0 to 1; its dims come first in the result.
+        axis: the dim or dims.
+        method: between two elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"midpoint"`` or
+            ``"nearest"``.
+        keepdims: whether the dims stay, with size one.
+
+    Raises:
+        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown.
+        ShapeError: if a dim is empty.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.quantile(mnp.arange(5), [0.0, 0.3, 1.0]).tolist()
+    [0.0, 1.2, 4.0]
+    """
+    return _quantile("quantile", a, np.asarray(known(q), np.float64), axis, method, keepdims)
+
+
+def percentile(
+    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Any:
+    """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
+    return _quantile(
+        "percentile", a, np.asarray(known(q), np.float64) / 100, axis, method, keepdims
+    )
+
+
+def _quantile(name: str, a: Any, q: Block, axis: Axis, method: str, keepdims: bool) -> Any:
+    if method not in _METHODS:
+        raise ArgumentError(f"{name}: method is one of {', '.join(_METHODS)}, not {method!r}.")
+    if not ((q >= 0) & (q <= 1)).all():
+        most = 1 if name == "quantile" else 100
+        raise ArgumentError(f"{name}: q lies from 0 to {most}; got {(q * most).tolist()}.")
+    ordered, law, dims = _ordered(name, a, axis)
+    results = [
+        _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)
+        for at in q.reshape(-1)
+    ]
+    if not q.ndim:
+        return results[0]
+    if not results:
+        raise ArgumentError(f"{name}: q holds no number.")
+    joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
+    return reshape(joined, (*q.shape, *results[0].shape))
+
+
+def _between(ordered: Array, q: float, method: str) -> Any:
+    """Return the quantile of sorted elements, as NumPy interpolates."""
+    place = q * (ordered.shape[-1] - 1)
+    low = int(np.floor(place))
+    part = place - low
+    if method == "nearest":
+        return _at(ordered, int(np.rint(place)))
+    if not part or method == "lower":
+        return _at(ordered, low)
+    above = _at(ordered, low + 1)
+    if method == "higher":
+        return above
+    below = _at(ordered, low)
+    if method == "midpoint":
+        part = 0.5
+    step = above - below
+    return above - step * (1 - part) if part >= 0.5 else below + step * part
+
+
+# counts in bins
+
+
+def _bins_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = " ".join(f"d{i}" for i in range(len(operands[0][0])))
+    weights = f", {names}" if params["weighted"] else ""
+    return f"{names}, !e{weights} -> b", {"b": params["bins"]}
+
+
+def _bins_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    if not params["weighted"]:
+        return (np.dtype(np.int64),)
+    dtype = operands[-1][1]
+    complex_ = isinstance(dtype, np.dtype) and dtype.kind == "c"
+    return (np.dtype(np.complex128 if complex_ else np.float64),)
+
+
+def _in_bins(x: Block, edges: Block, *weights: Block, bins: int, weighted: bool) -> Block:
+    law = _bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0]
+    own = weights[0].astype(law) if weighted else None
+    return np.histogram(x, edges, weights=own)[0].astype(law)
+
+
+def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -> Block:
+    flat = x.reshape(-1)
+    found = np.bincount(flat, weights[0].reshape(-1) if weighted else None, bins)
+    return found.astype(_bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0])
+
+
+register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add)))
+register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add)))
+
+
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+    """Return the edges of bins that cover an array: a number of equal ones, or those given.
+
+    Raises:
+        ArgumentError: if ``bins`` is no number above zero and no rising edges.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
+
+
+def _edges(name: str, x: Array, bins: Any, limits: Any) -> Block:
+    if isinstance(bins, str):
+        raise ArgumentError(
+            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
+            "a number of bins, or their edges."
+        )
+    sample = np.zeros(0, x.dtype)
+    if limits is None and np.ndim(bins) == 0 and x.size:
+        sample = np.stack([known(min_(x)), known(max_(x))])
+    if not isinstance(bins, (int, np.integer)):
+        bins = known(bins)
+    try:
+        return np.histogram_bin_edges(sample, bins, limits)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
+        ) from error
+
+
+def histogram(
+    a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
+) -> tuple[Any, Any]:
+    """Return how many elements fall into each bin, and the bins' edges.
+
+    Each device counts its own elements; the counts, which are few, are added.
+
+    Args:
+        a: the array.
+        bins: a number of equal bins, or rising edges.
+        range: the first and the last edge of equal bins; by default the extremes.
+        density: whether to divide so that the integral is one.
+        weights: what each element counts, in the array's shape.
+
+    Raises:
+        ArgumentError: if ``bins`` or ``range`` give no bins.
+        ShapeError: if the weights have another shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.histogram(mnp.asarray([1, 2, 1]), bins=[0, 1, 2, 3])[0].tolist()
+    [0, 2, 1]
+    """
+    x = as_array(a)
+    edges = _edges("histogram", x, bins, range)
+    operands = [x, edges]
+    if weights is not None:
+        operands.append(_weights("histogram", x, weights))
+    found = bind("histogram", *operands, bins=len(edges) - 1, weighted=weights is not None)
+    if density:
+        found = found / np.diff(edges) / sum_(found)
+    return found, as_array(edges)
+
+
+def _weights(name: str, x: Array, weights: Any) -> Array:
+    found = as_array(weights)
+    if found.shape != x.shape:
+        raise ShapeError(
+            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; each "
+            "element has one."
+        )
+    return found
+
+
+def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
+    """Return how often each whole number from 0 on stands in an array.
+
+    Args:
+        x: numbers from 0 on, of one dim.
+        weights: what each element counts.
+        minlength: the least length of the result, which else ends with the greatest number.
+        length: the result's length, if it is known; numbers from there on are not counted.
+
+    Raises:
+        DtypeError: if the elements are no integers.
+        ArgumentError: if one is negative.
+        ShapeError: if there is not one dim, or the weights have another shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.bincount(mnp.asarray([0, 3, 3])).tolist()
+    [1, 0, 0, 2]
+    """
+    values = as_array(x)
+    if values.dtype.kind not in "biu":
+        raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
+    if values.ndim != 1:
+        raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
+    values = values.astype(np.int64, copy=False)
+    low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
+    if low < 0:
+        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
+    bins = max(high + 1, int(minlength)) if length is None else int(length)
+    none = np.empty(0, np.int64)
+    operands = [values, none]
+    if weights is not None:
+        operands.append(_weights("bincount", values, weights))
+    counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weights is not None)
+    return counted[:bins] if bins <= high else counted
+
+
+# sums that pass over NaN
+
+
+def _nan(a: Any) -> tuple[Array, Any]:
+    """Return the array, and where it is NaN; None where it cannot be."""
+    x = as_array(a)
+    return x, None if x.dtype.kind in "biu" else bind("isnan", x)
+
+
+def _filled(x: Array, gaps: Any, value: float) -> Any:
+    return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
+
+
+def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the sum over dims, NaN counted as zero.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.nansum(mnp.asarray([1.0, mnp.nan])))
+    1.0
+    """
+    return sum_(_filled(*_nan(a), 0), axis, dtype, keepdims)
+
+
+def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the product over dims, NaN counted as one."""
+    return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
+
+
+def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    found = max_(_filled(x, gaps, -np.inf), axis, keepdims)
+    return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
+
+
+def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    found = min_(_filled(x, gaps, np.inf), axis, keepdims)
+    return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
+
+
+def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
+    return bind("where", all_(gaps, axis, keepdims), np.asarray(np.nan, found.dtype), found)
+
+
+def nanmean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Return the mean over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    if gaps is None:
+        return mean(x, axis, dtype, keepdims)
+    wide = accumulator(x.dtype if dtype is None else np.dtype(dtype))
+    total = sum_(_filled(x, gaps, 0), axis, wide, keepdims)
+    found = _quotient(total, count_nonzero(bind("logical_not", gaps), axis, keepdims))
+    return found.astype(x.dtype if dtype is None else dtype, copy=False)
+
+
+def _quotient(total: Any, count: Any) -> Any:
+    """Divide sums by counts; nothing by zero is NaN."""
+    safe = bind("maximum", count, 1).astype(total.dtype)
+    return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
+
+
+def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
+    x, gaps = _nan(a)
+    if gaps is None:
+        x = x.astype(default_float())
+        gaps = bind("isnan", x)
+    off = x.astype(accumulator(x.dtype), copy=False)
+    off = bind("absolute", off - nanmean(off, axis, keepdims=True))
+    squares = sum_(bind("square", _filled(off, gaps, 0)), axis, keepdims=keepdims)
+    count = count_nonzero(bind("logical_not", gaps), axis, keepdims) - ddof
+    law = np.empty(0, x.dtype).real.dtype if x.dtype.kind == "c" else x.dtype
+    return _quotient(squares, count).astype(law, copy=False)
+
+
+def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    """Return the standard deviation over dims of what is not NaN."""
+    return bind("sqrt", nanvar(a, axis, ddof, keepdims))
+
+
+# covariances
+
+
+def cov(
+    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
+) -> Any:
+    """Return the covariances of variables.
+
+    Args:
+        m: one variable, or a variable per row.
+        y: further variables.
+        rowvar: whether rows are variables; else columns are.
+        bias: whether to divide by the number of observations instead of one less.
+        ddof: what is taken off the divisor, instead of what ``bias`` says.
+
+    A split dim of observations is summed part by part; the result is a small matrix.
+
+    Raises:
+        ShapeError: if an array has more than two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.cov(mnp.asarray([[0, 1, 2], [2, 1, 0]])).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    parts = [_variables(v, rowvar) for v in (m, y) if v is not None]
+    x = parts[0] if len(parts) == 1 else concatenate(parts, axis=0)
+    off = x - mean(x, axis=1, keepdims=True)
+    other = matrix_transpose(off)
+    count = x.shape[1] - (ddof if ddof is not None else 0 if bias else 1)
+    found = matmul(off, bind("conjugate", other) if x.dtype.kind == "c" else other)
+    return squeeze(found / (count if count > 0 else np.nan))
+
+
+def _variables(value: Any, rowvar: bool) -> Any:
+    x = as_array(value)
+    if x.ndim > 2:
+        raise ShapeError(f"cov: variables have one or two dims, got shape {x.shape}.")
+    floats = x.astype(default_float()) if x.dtype.kind in "biu" else x
+    rows = atleast_2d(floats)
+    return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
+
+
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
+    """Return the correlation coefficients of variables, given as to `cov`."""
+    c = cov(x, y, rowvar)
+    if not c.ndim:
+        return c / c
+    n = c.shape[0]
+    scale = bind("sqrt", bind("real", c[np.arange(n), np.arange(n)]))
+    found = c / reshape(scale, (n, 1)) / reshape(scale, (1, n))
+    if found.dtype.kind == "c":
+        return found
+    return bind("minimum", bind("maximum", found, -1), 1)

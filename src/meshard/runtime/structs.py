@@ -1,0 +1,170 @@
+"""Arrays that need not exist: `ShapeDtypeStruct`, and the type of one that does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.sharding import Sharding
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+
+from .array import Array
+from .place import as_array, as_sharding, checked_dtype, home
+from .types import ArrayType
+from .world import here
+
+__all__ = ["ShapeDtypeStruct", "checked_shape", "typeof"]
+
+
+def checked_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """Return a shape as a tuple of Python ints; one number is a shape of one dim.
+
+    Raises:
+        ShapeError: if it is not made of whole numbers from 0 on.
+    """
+    try:
+        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        sizes = tuple([n.__index__() for n in given])
+    except (TypeError, AttributeError):
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
+    return sizes
+
+
+@final
+class ShapeDtypeStruct:
+    """Shape, dtype and, if wanted, sharding of an array that need not exist.
+
+    Args:
+        shape: the global shape.
+        dtype: the dtype.
+        sharding: a Sharding, a Device, or a spec where a mesh is set.
+        weak_type: accepted as in JAX; only Python scalars are weak here.
+
+    Raises:
+        ShapeError: if ``shape`` is no shape.
+        DtypeError: if arrays cannot have the dtype.
+        ShardingError: if ``sharding`` is no sharding.
+
+    >>> x = ShapeDtypeStruct((2, 3), "float32")
+    >>> x
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    >>> x.update(shape=(4,)).nbytes
+    16
+    """
+
+    __slots__ = ("dtype", "shape", "sharding")
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    sharding: Sharding | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        sharding: Any = None,
+        weak_type: bool = False,
+    ) -> None:
+        what = "ShapeDtypeStruct"
+        if dtype is None:
+            raise ArgumentError(f"{what}: a dtype is needed, got None.")
+        found = as_sharding(sharding, what)
+        sizes = checked_shape(shape, what)
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", checked_dtype(_dtype(dtype, what), what))
+        object.__setattr__(self, "sharding", found)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(
+            f"A ShapeDtypeStruct is immutable; instead of setting {name}, write "
+            f"x.update({name}=...)."
+        )
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """Return a copy with another ``shape``, ``dtype`` or ``sharding``."""
+        mine = {"shape": self.shape, "dtype": self.dtype, "sharding": self.sharding}
+        return ShapeDtypeStruct(**{**mine, **changes})
+
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """Return the struct of an array, with its sharding if it is committed to one."""
+        kind = typeof(x)
+        return cls(kind.shape, kind.dtype, sharding=kind.sharding if kind.committed else None)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak."""
+        return False
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dims")
+        return self.shape[0]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShapeDtypeStruct):
+            return NotImplemented
+        mine = (self.shape, self.dtype, self.sharding)
+        return mine == (other.shape, other.dtype, other.sharding)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.sharding))
+
+    def __repr__(self) -> str:
+        lies = f", sharding={self.sharding!r}" if self.sharding is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{lies})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _struct, (self.shape, self.dtype, self.sharding)
+
+
+def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> ShapeDtypeStruct:
+    return ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _dtype(given: Any, what: str) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(given)
+    except TypeError as error:
+        raise DtypeError(f"{what}: {given!r} is not a dtype.") from error
+    return dtype
+
+
+def typeof(x: Any) -> ArrayType:
+    """Return all that is known of an array, or of a value that would become one, but its data.
+
+    Raises:
+        DtypeError: if it is no array, number or ShapeDtypeStruct; a list is a tree of such.
+
+    >>> typeof(np.ones((2, 3)))
+    float64[2,3]
+    """
+    if type(x) is Array:
+        return x._type
+    if isinstance(x, ShapeDtypeStruct):
+        world = here()
+        lies = x.sharding is not None
+        return world.type_of(x.shape, x.dtype, x.sharding or home(world), lies)
+    if not (isinstance(x, (int, float, complex)) or hasattr(x, "__array__")):
+        raise DtypeError(f"typeof: {x!r} of type {type(x).__name__} is not an array or a number.")
+    return as_array(x)._type
