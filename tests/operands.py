@@ -137,10 +137,12 @@ def teams() -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @st.composite
-def shapes_of(draw: st.DrawFn, max_ndim: int = 4, max_size: int = 64) -> tuple[int, ...]:
+def shapes_of(
+    draw: st.DrawFn, max_ndim: int = 4, max_size: int = 64, min_ndim: int = 0
+) -> tuple[int, ...]:
     """Draw a shape, with dims of size zero and one now and then, of few elements."""
     shape: list[int] = []
-    for _ in range(draw(st.integers(0, max_ndim))):
+    for _ in range(draw(st.integers(min_ndim, max_ndim))):
         most = max(1, max_size // max(1, math.prod(shape)))
         shape.append(draw(st.sampled_from([n for n in (4, 1, 3, 8, 2, 5, 0, 7, 11) if n <= most])))
     return tuple(shape)

@@ -25,7 +25,7 @@ from .dtypes import accumulator, as_dtype, is_float, operand_dtype
 from .reduce import normalised_axes
 from .reduce import sum as sum_
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
-from .shape import broadcast_to, moveaxis, transpose
+from .shape import broadcast_to, expand_dims, moveaxis, transpose
 
 __all__ = ["dot", "einsum", "inner", "matmul", "outer", "tensordot", "vdot", "vecdot"]
 
@@ -307,7 +307,7 @@ def _check_last(what: str, x: Array, y: Array) -> None:
 def outer(a: Any, b: Any) -> Any:
     """Return all products of elements of two arrays, as a matrix."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
-    return _contract("outer", x, y, "i, j -> i j")
+    return bind("multiply", expand_dims(x, 1), expand_dims(y, 0))
 
 
 def vdot(a: Any, b: Any) -> Any:

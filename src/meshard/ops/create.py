@@ -6,7 +6,7 @@ With ``device=`` a sharding, each piece is made where it lies; nothing whole is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,22 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, as_host, as_sharding, filled, home, placed
+from meshard.runtime.place import (
+    as_array,
+    as_host,
+    as_sharding,
+    check_devices_exist,
+    filled,
+    home,
+    placed,
+)
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
-from .dtypes import as_dtype, default_float
-from .move import stack
-from .registry import Dtype
+from .dtypes import accumulator, as_dtype, default_float, is_float, same_dtype
+from .move import pad, stack
+from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from .shape import broadcast_arrays
 
 __all__ = [
@@ -59,16 +67,22 @@ def _made(
     """Make an array piece by piece."""
     world = here()
     sharding = as_sharding(device, what)
+    if sharding is not None:
+        check_devices_exist(world, sharding, what)
     settled = sharding is not None if committed is None else committed
     kind = world.type_of(shape, dtype, sharding or home(world), settled)
     return filled(world, kind, lambda piece: make(kind.layout.box(piece)), what)
 
 
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
-    given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-    if any(not hasattr(n, "__index__") or n.__index__() < 0 for n in given):
+    try:
+        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        sizes = tuple(n.__index__() for n in given)
+    except (AttributeError, TypeError):
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
         raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
-    return tuple(n.__index__() for n in given)
+    return sizes
 
 
 def _from_nested(value: Any) -> Any:
@@ -94,12 +108,13 @@ def array(
     Args:
         object: the value; it is copied, so that later changes to it do not show.
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
-        copy: accepted as in NumPy; arrays are immutable, so an `Array` is not copied.
+        copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
         ndmin: the least number of dims; dims of size one are put in front.
         device: a Sharding or Device to lie on; None for the default device, uncommitted.
 
     Raises:
         DtypeError: if the elements are no numbers.
+        ArgumentError: if ``copy`` is False and the value is not an array that lies so already.
 
     >>> import meshard.numpy as mnp
     >>> mnp.array([[1, 2], [3, 4]]).shape
@@ -107,15 +122,24 @@ def array(
     """
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
+    place = as_sharding(device, "array")
     if isinstance(value, Array):
         result = value if wanted is None else value.astype(wanted, copy=False)
-    elif device is not None:
-        result = placed(as_host(value, "array", wanted), as_sharding(device, "array"))
     else:
-        result = as_array(value, wanted)
+        host = as_host(value, "array", wanted)
+        if place is not None:  # from here each piece goes where it lies
+            return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
+        result = as_array(host)
     if result.ndim < ndmin:
         result = result.reshape((1,) * (ndmin - result.ndim) + result.shape)
-    return placed(result, as_sharding(device, "array")) if device is not None else result
+    if place is not None:
+        result = placed(result, place)
+    if copy is False and not (isinstance(object, Array) and result._live() is object._live()):
+        raise ArgumentError(
+            f"array: copy=False, but a copy is needed to make {result.aval.str_short()} of a "
+            f"{type(object).__name__}. Leave out copy=False."
+        )
+    return result
 
 
 def asarray(a: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Any:
@@ -138,7 +162,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
 
     Args:
         shape: the global shape.
-        fill_value: the value, a scalar.
+        fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
         device: a Sharding or Device to lie on.
 
@@ -148,11 +172,24 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     """
     sizes = _shape(shape, "full")
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
-    if value.ndim:
-        world = here()
-        whole = np.broadcast_to(value, sizes)
-        return placed(whole, as_sharding(device, "full") or home(world))
-    return _made(sizes, value.dtype, device, lambda box: _constant(box.shape, value), "full")
+    return _full(sizes, value, device, "full")
+
+
+def _full(
+    shape: tuple[int, ...], value: Block, device: Any, what: str, committed: bool | None = None
+) -> Array:
+    """Make an array of one value, or of values that broadcast to its shape."""
+    if not value.ndim:
+        return _made(
+            shape, value.dtype, device, lambda b: _constant(b.shape, value), what, committed
+        )
+    try:
+        whole = np.broadcast_to(value, shape)
+    except ValueError as error:
+        raise ShapeError(
+            f"{what}: values of shape {value.shape} do not broadcast to {shape}."
+        ) from error
+    return _made(shape, value.dtype, device, lambda b: whole[b.slices], what, committed)
 
 
 def _constant(shape: tuple[int, ...], value: Block) -> Block:
@@ -195,12 +232,10 @@ def full_like(
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
+    value = as_host(fill_value, "full_like", wanted)
     if device is None and sizes == x.shape:
-        value = np.asarray(fill_value, wanted)
-        return _made(
-            sizes, wanted, x.sharding, lambda b: _constant(b.shape, value), "full_like", x.committed
-        )
-    return full(sizes, np.asarray(fill_value, wanted), wanted, device=device)
+        return _full(sizes, value, x.sharding, "full_like", x.committed)
+    return _full(sizes, value, device, "full_like")
 
 
 def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
@@ -223,36 +258,65 @@ def arange(
 ) -> Any:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
+    Raises:
+        ArgumentError: if the step is zero, or a limit is not a real, finite number.
+
     >>> import meshard.numpy as mnp
     >>> mnp.arange(2, 8, 2).tolist()
     [2, 4, 6]
     """
     if stop is None:
         start, stop = 0, start
-    step = 1 if step is None else step
-    if step == 0:
+    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
+    given = [np.asarray(v).dtype for v in (first, last, by)]
+    if any(d.kind not in "biuf" for d in given) or not all(map(np.isfinite, (first, last, by))):
+        raise ArgumentError(
+            f"arange: start, stop and step are finite real numbers, got {start!r}, {stop!r} and "
+            f"{step!r}."
+        )
+    if by == 0:
         raise ArgumentError("arange: the step cannot be zero.")
-    given = [np.asarray(v).dtype for v in (start, stop, step)]
-    floats = any(d.kind == "f" for d in given)
-    wanted = (
-        as_dtype(dtype)
-        if dtype is not None
-        else default_float()
-        if floats and not any(isinstance(v, np.generic) for v in (start, stop, step))
-        else np.result_type(*given)
-    )
-    size = max(0, math.ceil((stop - start) / step))
+    wanted = _promoted((first, last, by, np.int64(0))) if dtype is None else as_dtype(dtype)
+    if all(d.kind != "f" for d in given):
+        first, last, by = int(first), int(last), int(by)
+        size = max(0, -((first - last) // by))
+    else:
+        steps = float((last - first) / by)
+        lost = steps == 0 and last != first  # there is a way, too short for a float
+        size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
+    if wanted == np.bool_ and size > 2:
+        raise ArgumentError(f"arange: {size} different bools are asked for; there are two.")
+    # As NumPy does: the first two elements are made from the numbers, the others from them.
+    work = accumulator(wanted) if is_float(wanted) else wanted
+    one, two = np.asarray([first, first + by][: max(size, 1)]).astype(wanted)[[0, -1]].astype(work)
 
     def part(box: Box) -> Block:
-        if wanted.kind in "iu":
-            lo, hi = box.starts[0], box.stops[0]
-            return np.arange(start + lo * step, start + hi * step, step).astype(wanted)[: hi - lo]
-        whole: Block = np.arange(box.starts[0], box.stops[0]) * step + start
-        return whole.astype(wanted)
+        counted = np.arange(box.starts[0], box.stops[0])
+        if wanted == np.bool_:
+            return np.asarray(np.where(counted, two, one), wanted)
+        with np.errstate(over="ignore"):  # unsigned ones count down through zero
+            values: Block = counted.astype(work) * (two - one) + one
+        values[counted == 0], values[counted == 1] = one, two
+        return values.astype(wanted)
 
-    if wanted.kind in "iu" and floats:
-        return array(np.arange(start, stop, step, dtype=wanted), device=device)
     return _made((size,), wanted, device, part, "arange")
+
+
+def _number(value: Any) -> Any:
+    """Return a scalar that an array without dims holds; Python's and NumPy's own stay."""
+    if isinstance(value, (Array, np.ndarray)) and value.ndim == 0:
+        return np.asarray(value)[()]
+    return value
+
+
+def _promoted(values: Sequence[Any]) -> Dtype:
+    """Return the dtype of numbers together: wide only if one is, besides Python's own."""
+    kinds = [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+    found = np.result_type(*kinds)
+    wide = (np.dtype(np.float64), np.dtype(np.complex128))
+    if found not in wide or any(kind in wide for kind in kinds):
+        return found
+    return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
 
 def linspace(
@@ -262,20 +326,63 @@ def linspace(
     endpoint: bool = True,
     retstep: bool = False,
     dtype: Any = None,
+    axis: int = 0,
     *,
     device: Any = None,
 ) -> Any:
-    """Make an array of evenly spaced numbers from ``start`` to ``stop``."""
-    wanted = default_float() if dtype is None else as_dtype(dtype)
-    values, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True)
-    result = array(values.astype(wanted), device=device)
+    """Make an array of evenly spaced numbers from ``start`` to ``stop``.
+
+    Args:
+        start: the first number, or an array of them.
+        stop: the last number, or where that would be if ``endpoint`` is False.
+        num: how many.
+        endpoint: whether ``stop`` is one of them.
+        retstep: whether to return the distance between them, too.
+        dtype: the dtype; numbers are rounded down to whole ones.
+        axis: where the new dim stands, if ``start`` or ``stop`` is an array.
+        device: a Sharding or Device to lie on; each piece is made where it lies.
+
+    Raises:
+        ArgumentError: if ``num`` is not a whole number from 0 on.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linspace(0, 1, 5).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    if not hasattr(num, "__index__") or num.__index__() < 0:
+        raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
+    count = num.__index__()
+    first, last = _number(start), _number(stop)
+    low, high = as_host(first, "linspace"), as_host(last, "linspace")
+    exact = _promoted((first, last, 1.0))
+    wanted = as_dtype(dtype) if dtype is not None else exact
+    parts = count - 1 if endpoint else count
+    if low.ndim or high.ndim or not parts:
+        values, step = np.linspace(
+            low, high, count, endpoint=endpoint, retstep=True, dtype=wanted, axis=axis
+        )
+        result = array(values, device=device)
+        return (result, step) if retstep else result
+    first, last = low.astype(exact)[()], high.astype(exact)[()]
+    step = (last - first) / parts
+
+    def part(box: Box) -> Block:
+        counted = np.arange(box.starts[0], box.stops[0])
+        values: Block = counted.astype(exact)
+        values = values * step if step != 0 else values / parts * (last - first)
+        values += first
+        if endpoint:
+            values[counted == parts] = last
+        return (np.floor(values) if wanted.kind in "iu" else values).astype(wanted)
+
+    result = _made((count,), wanted, device, part, "linspace")
     return (result, step) if retstep else result
 
 
 def _by_position(
     n: int, m: int | None, dtype: Any, device: Any, what: str, test: Callable[[Any, Any], Any]
 ) -> Any:
-    columns = n if m is None else m
+    shape = _shape((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
 
     def part(box: Box) -> Block:
@@ -283,7 +390,7 @@ def _by_position(
         hits: Block = np.asarray(test(rows, np.arange(box.starts[1], box.stops[1])))
         return hits.astype(wanted)
 
-    return _made((n, columns), wanted, device, part, what)
+    return _made(shape, wanted, device, part, what)
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
@@ -301,14 +408,44 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     return _by_position(N, M, dtype, device, "tri", lambda i, j: j - i <= k)
 
 
+def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "corner": (bounds["i"][0], bounds["j"][0])}
+
+
+def _kept(x: Block, *, k: int, lower: bool, corner: tuple[int, int] = (0, 0)) -> Block:
+    """Return the part of a block below or above a diagonal; ``corner`` is where it begins."""
+    rows, columns = (np.arange(n) + a for n, a in zip(x.shape[-2:], corner, strict=True))
+    under = columns - rows[:, None] <= k
+    found: Block = np.where(under if lower else ~under, x, np.zeros((), x.dtype))
+    return found
+
+
+def _diagonal_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    return "i -> i j", {"j": operands[0][0][0]}
+
+
+def _on_diagonal(x: Block, *, k: int, columns: int, corner: tuple[int, int] = (0, 0)) -> Block:
+    """Return rows of a matrix that has the elements of ``x`` at columns ``k`` further right."""
+    found = np.zeros((len(x), columns), x.dtype)
+    at = np.arange(len(x)) + corner[0] + k - corner[1]
+    inside = np.flatnonzero((at >= 0) & (at < columns))
+    found[inside, at[inside]] = x[inside]
+    return found
+
+
+def _diagonal_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**_corner(params, bounds, shape), "columns": shape[1]}
+
+
+register(Op("triangle", "... i j -> ... i j", _kept, dtypes=same_dtype, local=_corner))
+register(Op("on_diagonal", _diagonal_rule, _on_diagonal, dtypes=same_dtype, local=_diagonal_cell))
+
+
 def _triangle(m: Any, k: int, lower: bool) -> Any:
     x = as_array(m)
     if x.ndim < 2:
         raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
-    rows, columns = x.shape[-2:]
-    keep = tri(rows, columns, k if lower else k - 1, bool)
-    zero = np.zeros((), x.dtype)
-    return bind("where", keep, x, zero) if lower else bind("where", keep, zero, x)
+    return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
 
 
 def tril(m: Any, k: int = 0) -> Any:
@@ -325,9 +462,7 @@ def diag(v: Any, k: int = 0) -> Any:
     """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
     x = as_array(v)
     if x.ndim == 1:
-        size = x.size + abs(k)
-        rows = np.arange(x.size) + max(-k, 0)
-        return zeros((size, size), x.dtype).at[rows, rows + k].set(x)
+        return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
     if x.ndim != 2:
         raise ShapeError(f"diag: takes one or two dims, got shape {x.shape}.")
     n = max(0, min(x.shape[0] + min(k, 0), x.shape[1] - max(k, 0)))

@@ -210,14 +210,14 @@ def matrices(name: str, x: Any, square: bool = False) -> Array:
 
 
 def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list[Any]:
-    """Run a row; if a matrix failed, every process says which.
+    """Run a row; if a matrix failed, every process of its devices says which.
 
     Raises:
         LinAlgError: if one did.
     """
     results: list[Any] = list(bind(row, *operands, **params))
     failed = results.pop()
-    if bool(failed.any()):
+    if failed.aval.local and bool(failed.any()):
         bad = np.argwhere(known(failed))
         place = f" {tuple(bad[0].tolist())}" if failed.ndim else ""
         raise LinAlgError(

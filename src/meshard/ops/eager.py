@@ -207,8 +207,10 @@ def _run_cells(
 
 
 def _cell_blocks(plan: KernelPlan, given: Sequence[Any], cell: Cell) -> list[Any]:
-    blocks = [x if piece < 0 else x[piece] for x, piece in zip(given, cell.pieces, strict=True)]
-    return [np.asarray(b, order="C") for b in blocks] if plan.contiguous else blocks
+    pairs = zip(given, cell.pieces, strict=True)
+    if plan.contiguous:
+        return [x if piece < 0 else np.asarray(x[piece], order="C") for x, piece in pairs]
+    return [x if piece < 0 else x[piece] for x, piece in pairs]
 
 
 def _tasks(

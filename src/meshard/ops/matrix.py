@@ -13,12 +13,12 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .decompose import svdvals
-from .dtypes import accumulator, default_float, is_float
+from .dtypes import accumulator, default_float, is_float, operand_dtype
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import normalised_axes
 from .reduce import sum as sum_
-from .registry import Op, register
+from .registry import Dtype, Op, Operand, Params, register
 from .shape import expand_dims, moveaxis
 
 __all__ = ["cross", "diagonal", "matrix_norm", "norm", "trace", "vector_norm"]
@@ -85,7 +85,11 @@ def _cross(x: Block, y: Block) -> Block:
     return found
 
 
-register(Op("cross", "... !c, ... !c -> ... c", _cross))
+def _cross_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (np.result_type(operand_dtype(operands[0]), operand_dtype(operands[1])),)
+
+
+register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law))
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:

@@ -15,7 +15,9 @@ from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
 
+from .dtypes import as_dtype
 from .reduce import normalised_axes
 from .registry import MoveOp, Params, register
 from .shape import atleast_1d, atleast_2d, broadcast_to, expand_dims, ravel, reshape
@@ -101,7 +103,7 @@ def concatenate(arrays: Any, /, *, axis: int | None = 0, dtype: Any = None) -> A
                 f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
                 f"differ along dim {dim} only."
             )
-    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else np.dtype(dtype)
+    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else as_dtype(dtype)
     return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
 
 
@@ -169,19 +171,35 @@ def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
 
 
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """Return the array with its elements moved along dims, those that fall out coming back in."""
+    """Return the array with its elements moved along dims, those that fall out coming back in.
+
+    Args:
+        a: the array.
+        shift: by how many positions; a number, or one for each of ``axis``.
+        axis: the dim or dims, of which one may stand several times; None for the flat array.
+
+    Raises:
+        ArgumentError: if a dim does not exist, or as many shifts as dims are not given.
+    """
     x = as_array(a)
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    shifts = (shift,) * len(axes) if isinstance(shift, (int, np.integer)) else tuple(shift)
-    if len(shifts) != len(axes):
-        raise ArgumentError(f"roll: shift {shift} and axis {axis} have different lengths.")
+    try:
+        shifts, axes = np.broadcast_arrays(np.asarray(shift), np.asarray(axis, np.int64))
+    except ValueError:
+        raise ArgumentError(
+            f"roll: shift {shift} and axis {axis} have different lengths."
+        ) from None
+    if shifts.size and (shifts.ndim > 1 or shifts.dtype.kind not in "biu"):
+        raise ArgumentError(f"roll: shift {shift!r} is not a whole number, nor a tuple of them.")
     moves: dict[int, int] = {}
-    for d, s in zip(axes, shifts, strict=True):
+    for d, s in zip(axes.reshape(-1).tolist(), shifts.reshape(-1).tolist(), strict=True):
         (dim,) = normalised_axes(d, x.ndim, "roll")
         moves[dim] = moves.get(dim, 0) + int(s)
     return bind("roll", x, dims=tuple((d, (s,)) for d, s in sorted(moves.items())))
+
+
+_PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
 
 
 def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
@@ -190,58 +208,108 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     Args:
         array: the array.
         pad_width: a number, a pair for all dims, or a pair per dim.
-        mode: ``"constant"``, ``"edge"``, ``"wrap"``, ``"reflect"`` or ``"symmetric"``.
-        constant_values: the value of the added elements in mode ``"constant"``.
+        mode: ``"constant"``, ``"empty"`` (zeros), ``"edge"``, ``"wrap"``, ``"reflect"`` or
+            ``"symmetric"``.
+        constant_values: the value of the added elements in mode ``"constant"``; like
+            ``pad_width`` a number, a pair or a pair per dim, of which later dims go over earlier.
 
     Raises:
         ArgumentError: if the widths do not fit the dims, or the mode is unknown.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.pad(mnp.arange(3), (1, 2), mode="edge").tolist()
+    [0, 0, 1, 2, 2, 2]
     """
     x = as_array(array)
-    try:
-        widths = np.broadcast_to(np.asarray(pad_width, np.int64), (x.ndim, 2)).tolist()
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(
-            f"pad: pad_width {pad_width!r} is not a number, a pair or a pair for each of the "
-            f"{x.ndim} dims."
-        ) from error
-    if any(w < 0 for pair in widths for w in pair):
+    widths = _per_side("pad_width", pad_width, x.ndim)
+    if widths.size and widths.dtype.kind not in "iu":
+        raise ArgumentError(f"pad: pad_width {pad_width!r} is not made of whole numbers.")
+    if (widths < 0).any():
         raise ArgumentError(f"pad: pad_width {pad_width!r} holds a negative width.")
-    if mode in ("edge", "wrap", "reflect", "symmetric"):
-        dims = tuple(
-            (d, (tuple(np.pad(np.arange(n), widths[d], mode=mode).tolist()),))  # type: ignore[call-overload]
-            for d, n in enumerate(x.shape)
+    added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+    if mode in _PAD_MODES:
+        for d in added:
+            if not x.shape[d]:
+                raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
+        positions = {
+            d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
+            for d, pair in added.items()
+        }
+        dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
+        return bind("take_positions", x, dims=dims) if dims else x
+    if mode not in ("constant", "empty"):
+        raise ArgumentError(
+            f"pad: mode {mode!r} is not known; the modes are 'constant', 'empty' and "
+            f"{', '.join(map(repr, _PAD_MODES))}."
         )
-        return bind("take_positions", x, dims=dims)
-    if mode != "constant":
-        raise ArgumentError(f"pad: mode {mode!r} is not known.")
-    dims_padded = tuple((d, tuple(pair)) for d, pair in enumerate(widths) if any(pair))
-    padded = bind("pad_zeros", x, dims=dims_padded) if dims_padded else x
-    if isinstance(constant_values, (int, float, complex)) and constant_values == 0:
-        return padded
-    inside = bind("pad_zeros", bind("equal", x, x) | True, dims=dims_padded)
-    return bind("where", inside, padded, constant_values).astype(x.dtype, copy=False)
+    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
+    values = _per_side("constant_values", constant_values, x.ndim).astype(x.dtype)
+    for d, (low, _) in added.items():
+        if mode == "constant" and values[d].any():
+            size, at = result.shape[d], np.arange(result.shape[d])
+            where = (at < low) | (at >= low + x.shape[d])
+            line = (size, *(1,) * (x.ndim - d - 1))
+            border = np.where(at < low, *values[d]).astype(x.dtype)
+            result = bind("where", where.reshape(line), border.reshape(line), result)
+    return result
+
+
+def _per_side(name: str, given: Any, ndim: int) -> Block:
+    """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
+    try:
+        return np.broadcast_to(np.asarray(given), (ndim, 2))
+    except ValueError as error:
+        raise ArgumentError(
+            f"pad: {name} {given!r} is not a number, a pair or a pair for each of the {ndim} dims."
+        ) from error
 
 
 def tile(A: Any, reps: Any) -> Any:
-    """Return the array repeated as a whole along dims."""
+    """Return the array repeated as a whole along dims.
+
+    Raises:
+        ArgumentError: if a number of repetitions is negative.
+    """
     x = as_array(A)
-    counts = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
+    counts = _counts("tile", "reps", reps)
     rank = max(x.ndim, len(counts))
     x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
-    counts = (1,) * (rank - len(counts)) + tuple(int(n) for n in counts)
+    counts = [1] * (rank - len(counts)) + counts
     return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
 
 
+def _counts(what: str, name: str, given: Any) -> list[int]:
+    counts = np.asarray(given)
+    if counts.size and (counts.dtype.kind not in "biu" or counts.ndim > 1):
+        raise ArgumentError(f"{what}: {name} {given!r} is not a whole number, nor a list of them.")
+    if (counts < 0).any():
+        raise ArgumentError(f"{what}: {name} {given!r} holds a negative number.")
+    return [int(n) for n in counts.reshape(-1).tolist()]
+
+
 def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
-    """Return the array with each element repeated along a dim, or in the flat array."""
+    """Return the array with each element repeated along a dim, or in the flat array.
+
+    Args:
+        a: the array.
+        repeats: how often; a number, or one for each position of the dim.
+        axis: the dim.
+
+    Raises:
+        ArgumentError: if a number is negative, or their number is not that of the positions.
+    """
     x = as_array(a)
     if axis is None:
         x, axis = ravel(x), 0
     (dim,) = normalised_axes(axis, x.ndim, "repeat")
-    if isinstance(repeats, (int, np.integer)):
-        spread = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
-        merged = (*x.shape[:dim], x.shape[dim] * int(repeats), *x.shape[dim + 1 :])
+    size, counts = x.shape[dim], _counts("repeat", "repeats", repeats)
+    if len(counts) == 1:
+        spread = (*x.shape[: dim + 1], counts[0], *x.shape[dim + 1 :])
+        merged = (*x.shape[:dim], size * counts[0], *x.shape[dim + 1 :])
         return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)
-    counts = np.asarray(repeats)
-    positions = np.repeat(np.arange(x.shape[dim]), counts)
-    return bind("take_positions", x, dims=((dim, (tuple(positions.tolist()),)),))
+    if len(counts) != size:
+        raise ArgumentError(
+            f"repeat: dim {dim} has {size} positions, and repeats gives {len(counts)} numbers."
+        )
+    positions = tuple(np.repeat(np.arange(size), counts).tolist())
+    return bind("take_positions", x, dims=((dim, (positions,)),))

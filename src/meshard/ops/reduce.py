@@ -368,8 +368,20 @@ def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -
     return found if found.dtype == wanted else found.astype(wanted)
 
 
-def var(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
-    """Return the variance over dims, all by default, with ``ddof`` taken off the divisor."""
+def var(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
+
+    ``correction`` is the Array API standard's name of ``ddof``.
+    """
+    ddof = ddof if correction is None else correction
     x = as_array(a)
     own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
     wanted = own if dtype is None else as_dtype(dtype)
@@ -382,9 +394,17 @@ def var(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: b
     return found if found.dtype == real_dtype else found.astype(real_dtype)
 
 
-def std(a: Any, axis: Axis = None, dtype: Any = None, ddof: int = 0, keepdims: bool = False) -> Any:
-    """Return the standard deviation over dims, all by default."""
-    return bind("sqrt", var(a, axis, dtype, ddof, keepdims))
+def std(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Any:
+    """Return the standard deviation over dims, all by default; takes what `var` takes."""
+    return bind("sqrt", var(a, axis, dtype, ddof, keepdims, correction=correction))
 
 
 def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:

@@ -23,18 +23,18 @@ import numpy as np
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.plan.assemble import Source, assemble
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
-from meshard.runtime.place import as_array, placed, resharded
+from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.world import RuntimeWorld, here
 
 from .dtypes import SMALL_FLOATS
-from .frame import Frame, named_sharding
+from .frame import named_sharding
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 
 __all__ = [
@@ -89,7 +89,11 @@ def argsort_block(x: Block, *, dim: int, descending: bool) -> Block:
 
 
 def known(x: Any) -> Block:
-    """Return the value of a small array, the same on every process of its mesh."""
+    """Return the value of a small array, the same on every process of its mesh.
+
+    Raises:
+        NotAddressableError: on a process that has no device of the mesh.
+    """
     array = as_array(x)
     if not array.is_fully_addressable and isinstance(array.sharding, NamedSharding):
         array = placed(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
@@ -194,7 +198,7 @@ def _with_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any
 
 
 register(Op("sort_runs", "d -> d", _run, dtypes=_with_law))
-register(Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law))
+register(Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law, outputs=2))
 
 
 def sort_split(x: Array, other: Array | None = None, *, descending: bool = False) -> list[Array]:
@@ -214,7 +218,8 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
         runs = list(bind("sort_runs_with", x, other, descending=descending))
     layout: Layout = runs[0].aval.layout
     cuts = layout.cuts[0]
-    if sum(a < b for a, b in pairwise(cuts)) < 2:
+    held = runs[0].aval.local  # nothing, where the mesh has no device of this process
+    if not held or sum(a < b for a, b in pairwise(cuts)) < 2:
         return runs
     splitters = _splitters(runs[0], cuts, descending)
     counts = known(bind("sort_counts", runs[0], *splitters, cuts=cuts, descending=descending))
@@ -313,6 +318,13 @@ def count_true(mask: Array) -> Block:
     return known(bind("true_counts", mask, cuts=mask.aval.layout.cuts[0]))
 
 
+def _beside(mask: Block, x: Block) -> tuple[Block, Block]:
+    return mask, x
+
+
+register(Op("beside", "d, d -> d, d", _beside, dtypes=_with_law, outputs=2, style="view"))
+
+
 def compress(mask: Array, *arrays: Array) -> list[Array]:
     """Return the elements of arrays of one dim where a mask is true, each on its device.
 
@@ -320,22 +332,26 @@ def compress(mask: Array, *arrays: Array) -> list[Array]:
     Nothing else moves, so that the result may be uneven.
 
     Args:
-        mask: the mask, on a mesh or one device.
+        mask: the mask.
         arrays: arrays of the same length.
     """
-    Frame("compress", [mask.aval, *(x.aval for x in arrays)])  # refuses what lies elsewhere
-    kind, world = mask.aval, here()
-    cuts = (0, *np.cumsum(count_true(mask)).tolist())
-    sharding = kind.sharding
-    if isinstance(sharding, NamedSharding):
-        split = Split(sharding.spec.axes(1)[0], cuts)
-        sharding = named_sharding(sharding.mesh, (split,), sharding.memory_kind)
-    keep, found = mask._live(), []
+    world, found = here(), []
+    counts: dict[Sharding, Block] = {}
     for array in arrays:
-        x = resharded(world, array, world.type_of(kind.shape, array.dtype, kind.sharding, True))
+        keep, x = mask, array
+        if keep.sharding != x.sharding:
+            keep, x = bind("beside", mask, array)
+        sharding = keep.sharding
+        if sharding not in counts:
+            counts[sharding] = count_true(keep)
+        cuts = (0, *np.cumsum(counts[sharding]).tolist())
+        if isinstance(sharding, NamedSharding):
+            split = Split(sharding.spec.axes(1)[0], cuts)
+            sharding = named_sharding(sharding.mesh, (split,), sharding.memory_kind)
         blocks = tuple(
-            None if b is None or m is None else b[m] for b, m in zip(x._live(), keep, strict=True)
+            None if b is None or m is None else b[m]
+            for b, m in zip(x._live(), keep._live(), strict=True)
         )
-        own = world.type_of((cuts[-1],), x.dtype, sharding, kind.committed)
+        own = world.type_of((cuts[-1],), x.dtype, sharding, keep.committed or x.committed)
         found.append(Array(own, blocks))
     return found

@@ -66,7 +66,7 @@ def _scan_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 
 
 def _scan(x: Block, *, dim: int, how: str, dtype: Dtype, whole: bool) -> Block:
-    found: Block = _UFUNCS[how].accumulate(x.astype(dtype, copy=False), axis=dim)
+    found: Block = _UFUNCS[how].accumulate(x.astype(dtype, copy=False), dim, dtype)
     return found
 
 
@@ -283,6 +283,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     if n < 0:
         raise ArgumentError(f"diff: n is the number of times to take differences, not {n}.")
     (dim,) = normalised_axes(axis, x.ndim, "diff")
+    if not n:
+        return x
     ends = [None if e is None else _end(x, e, dim) for e in (prepend, append)]
     parts = [ends[0], x, ends[1]]
     if any(e is not None for e in ends):

@@ -274,10 +274,9 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     [1, 4, 3]
     """
     value, edges = as_array(x), as_array(bins)
-    rises = bind("less_equal", edges[:-1], edges[1:]).all()
-    if bool(rises):
-        return searchsorted(edges, value, side="left" if right else "right")
+    side = "left" if right else "right"
+    if bool(bind("less_equal", edges[:-1], edges[1:]).all()):
+        return searchsorted(edges, value, side)
     if not bool(bind("greater_equal", edges[:-1], edges[1:]).all()):
         raise ArgumentError("digitize: the bins are edges that rise or fall; these do neither.")
-    found = searchsorted(flip(edges), value, side="right" if right else "left")
-    return edges.shape[0] - found
+    return edges.shape[0] - searchsorted(flip(edges), value, side)

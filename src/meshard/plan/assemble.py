@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import final
 
@@ -82,13 +83,20 @@ class Message:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """What one process does: a recipe for each piece (None: not held here), and its messages."""
 
     recipes: tuple[Recipe | None, ...]
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
+
+    @cached_property
+    def elements(self) -> int:
+        """The elements of all pieces that are filled, not views."""
+        return sum(
+            math.prod(r.shape) for r in self.recipes if r is not None and r.alias is None
+        )
 
 
 @final

@@ -343,7 +343,7 @@ class Array(ArrayMethods):
         return int(self._scalar("index"))
 
     def __format__(self, spec: str) -> str:
-        if not spec or self._blocks is None or not self._type.complete:
+        if self._blocks is None or not self._type.complete or (self.ndim and not spec):
             return str(self)
         value = to_numpy(self)
         return format(value if self.ndim else value[()], spec)

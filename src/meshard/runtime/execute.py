@@ -39,7 +39,7 @@ def run_part(
     """
     results: list[Block | None] = []
     tasks: list[Callable[[], None]] = []
-    volume = 0
+    small = part.elements * dtype.itemsize < LARGE
     views: dict[int, Block] = {}
     for recipe in part.recipes:
         if recipe is None:
@@ -59,6 +59,11 @@ def run_part(
         results.append(target)
         if not recipe.covered:
             target[...] = fill
+        if small:
+            for copy in recipe.copies:
+                origin = operands[copy.operand][copy.origin]
+                target[copy.target] = origin[copy.region]  # type: ignore[index]
+            continue
         copies = []
         for copy in recipe.copies:
             origin = operands[copy.operand][copy.origin]
@@ -68,12 +73,7 @@ def run_part(
             tasks.append(partial(_in_order, copies))
         else:
             tasks += [partial(np.copyto, *c) for c in copies]
-        volume += target.nbytes
-    if volume < LARGE:
-        for task in tasks:
-            task()
-    else:
-        world.workers.run(tasks)
+    world.workers.run(tasks)
     for number in _too_dear(views):
         recipe, own = part.recipes[number], world.pages.empty(views[number].shape, dtype)
         assert recipe is not None

@@ -71,6 +71,8 @@ class RuntimeWorld(World):
         if found is None:
             if len(self._types) > _MOST_DECISIONS:
                 self._types.clear()
+            # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
+            shape = tuple(map(int, shape))
             processes, me = self.process_map(sharding), self.process_index
             found = self._types[key] = ArrayType(
                 self.mark, processes, me, shape, dtype, sharding, committed

@@ -1,0 +1,732 @@
+"""Every elementwise row, against NumPy, in both worlds."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import warnings
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special
+
+import meshard
+import meshard.numpy as mnp
+from meshard.algebra.world import config
+from meshard.errors import (
+    ArgumentError,
+    DeletedArrayError,
+    DtypeError,
+    IncompatibleDevicesError,
+    MeshardError,
+    ShapeError,
+)
+from meshard.ops.registry import REGISTRY, Op
+from meshard.runtime.primitive import bind
+from meshard.runtime.world import here
+from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
+from tests.lays import fetched, same
+from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F8 = np.dtype(ml_dtypes.float8_e4m3fn)
+NUMPYS = [np.dtype(d) for d in ("?", "i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "F", "D")]
+DTYPES = [*NUMPYS, BF16, F8]
+ELEMENTWISE = sorted(
+    name
+    for name, row in REGISTRY.items()
+    if isinstance(row, Op)
+    and row.rule
+    in (
+        "... -> ...",
+        "..., ... -> ...",
+        "..., ..., ... -> ...",
+        "... -> ..., ...",
+        "..., ... -> ..., ...",
+    )
+)
+UNARY = [n for n in ELEMENTWISE if REGISTRY[n].rule.startswith("... -> ...") and hasattr(np, n)]
+BINARY = [n for n in ELEMENTWISE if REGISTRY[n].rule.startswith("..., ... ->")]
+SPECIAL = {
+    "digamma": "digamma",
+    "erf": "erf",
+    "erfc": "erfc",
+    "erfinv": "erfinv",
+    "lgamma": "gammaln",
+    "logistic": "expit",
+}
+
+
+def values(dtype: Any, seed: int = 0) -> Any:
+    """Return 3 x 4 numbers that no function minds much; powers of two divide them."""
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return rng.integers(0, 2, (3, 4)).astype(bool)
+    if kind.kind in "iu":
+        return rng.integers(1, 7, (3, 4)).astype(kind)
+    found = rng.integers(-8, 9, (3, 4)) / 8
+    return (found + 1j * rng.integers(-8, 9, (3, 4)) / 8 if kind.kind == "c" else found).astype(
+        kind
+    )
+
+
+def attempt(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a value, or the word for a refusal; other warnings and NaN are NumPy's business."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            return "ValueError" if isinstance(error, ValueError) else "TypeError"
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(found, str) or isinstance(expected, str):
+        assert str(found) == str(expected)
+    elif isinstance(expected, (tuple, list)):
+        for a, b in zip(found, expected, strict=True):
+            assert_same(a, b)
+    else:
+        found, expected = np.asarray(found), np.asarray(expected)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def collected(found: Any) -> Any:
+    return found if isinstance(found, str) else fetched(found)
+
+
+# every row
+
+
+def test_the_rows_are_those_of_the_table():
+    assert len(ELEMENTWISE) > 80
+    known = {*UNARY, *BINARY, *SPECIAL, "where", "astype", "round", "modf", "frexp", "divmod"}
+    assert set(ELEMENTWISE) == known
+    for name in [*UNARY, *BINARY]:
+        assert callable(getattr(mnp, name)), name
+        assert callable(getattr(np, name)), name
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name):
+    cases = [values(d) for d in DTYPES]
+
+    def body() -> Any:
+        function = getattr(mnp, name)
+        spread = [attempt(function, put(x, ("j", "i"), uneven="balanced")) for x in cases]
+        return [collected(f) for f in spread]
+
+    for x, found in zip(cases, everywhere(body), strict=True):
+        assert_same(found, attempt(getattr(np, name), x))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name):
+    same_dtypes = [(d, d) for d in DTYPES]
+    mixed = [("i1", "u1"), ("i4", "f4"), ("f4", "F"), ("?", "i8"), ("u8", "i8"), ("f2", "f4")]
+    pairs = [(values(a), values(b, 1)) for a, b in [*same_dtypes, *mixed, (BF16, "f4")]]
+
+    def body() -> Any:
+        found = []
+        for x, y in pairs:
+            a, b = put(x, None, "i"), put(y, "j", "i", uneven="ceil")
+            found.append(attempt(getattr(mnp, name), a, b))
+            found.append(attempt(getattr(mnp, name), a, b[0]))
+        return [collected(f) for f in found]
+
+    found = everywhere(body)
+    for i, (x, y) in enumerate(pairs):
+        assert_same(found[2 * i], attempt(getattr(np, name), x, y))
+        assert_same(found[2 * i + 1], attempt(getattr(np, name), x, y[0]))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_python_scalars_are_weak_and_numpy_scalars_are_not(name):
+    if name in ("left_shift", "right_shift"):
+        scalars = [True, 2, np.int8(1), np.uint16(2)]
+    else:
+        scalars = [True, 2, 0.5, 1 + 2j, np.int8(3), np.float32(0.5), np.float64(2), np.True_]
+    cases = list(itertools.product([values(d) for d in NUMPYS], scalars))
+
+    def body() -> Any:
+        function = getattr(mnp, name)
+        found = []
+        for x, scalar in cases:
+            array = put(x, None, "i")
+            found.append((attempt(function, array, scalar), attempt(function, scalar, array)))
+        return [(collected(a), collected(b)) for a, b in found]
+
+    for (x, scalar), (left, right) in zip(cases, everywhere(body), strict=True):
+        assert_same(left, attempt(getattr(np, name), x, scalar))
+        assert_same(right, attempt(getattr(np, name), scalar, x))
+
+
+@pytest.mark.parametrize("small", [BF16, F8])
+def test_python_scalars_are_weak_for_small_floats_too(small):
+    # NumPy alone does not know that these are floats, and would promote to float32.
+    x = values(small)
+    half, two = small.type(0.3), small.type(2)
+
+    def body() -> Any:
+        a = put(x, None, "i")
+        found = [a * 0.3, 0.3 * a, a + 2, a**2.0, a > 0.3, mnp.maximum(a, 0.3)]
+        found += [mnp.where(a > 0, a, 0.3), mnp.where(a > 0, 0.3, a), a * True]
+        return fetched([*found, mnp.clip(a, -0.3, 0.3)])
+
+    with np.errstate(all="ignore"):
+        expected = [x * half, half * x, x + two, x**two, x > half, np.maximum(x, half)]
+        expected += [np.where(x > 0, x, half), np.where(x > 0, half, x), x * True]
+    expected.append(np.minimum(np.maximum(x, -half), half))
+    same(everywhere(body), expected)
+    assert {e.dtype for e in expected} == {small, np.dtype(bool)}
+
+
+def test_small_floats_give_way_to_wider_arrays_and_scalars():
+    def body() -> Any:
+        a = put(values(BF16), None, "i")
+        wide = [a + np.float32(0.3), a + put(values("f4"), None, "i"), a + 1j]
+        return fetched(wide)
+
+    x = values(BF16)
+    same(everywhere(body), [x + np.float32(0.3), x + values("f4"), x + 1j])
+
+
+@pytest.mark.parametrize("name", sorted(SPECIAL))
+def test_special_functions(name):
+    function = getattr(scipy.special, SPECIAL[name])
+    cases = [values(d) for d in ("f2", "f4", "f8", BF16)]
+
+    def body() -> Any:
+        return fetched([bind(name, put(x, None, "i")) for x in cases])
+
+    with np.errstate(all="ignore"):
+        found = everywhere(body)
+        for x, got in zip(cases, found, strict=True):
+            wide = x if x.itemsize > 2 else x.astype("f4")
+            same(got, function(wide).astype(x.dtype))
+
+
+def test_several_results():
+    x, y = values("f8", 3), values("f8", 4)
+
+    def body() -> Any:
+        a, b = put(x, None, "i"), put(y + 2, "j", uneven="balanced")
+        found = [
+            *mnp.divmod(a, b),
+            *mnp.modf(a),
+            *mnp.frexp(a),
+            *mnp.divmod(7, b),
+            *mnp.divmod(a, 2),
+        ]
+        found += [*divmod(a, b), *divmod(5, a + 9)]
+        assert {str(v.sharding.spec) for v in mnp.modf(a)} == {"P(None, 'i')"}
+        return fetched(found)
+
+    expected = [*np.divmod(x, y + 2), *np.modf(x), *np.frexp(x), *np.divmod(7, y + 2)]
+    expected += [*np.divmod(x, 2), *np.divmod(x, y + 2), *np.divmod(5, x + 9)]
+    same(everywhere(body), expected)
+
+
+def test_operators_are_the_functions():
+    x, y = values("i4", 1), values("i4", 2)
+
+    def both(a: Any, b: Any) -> list[Any]:
+        found = [
+            a + b,
+            a - b,
+            a * b,
+            a / b,
+            a // b,
+            a % b,
+            a**2,
+            a & b,
+            a | b,
+            a ^ b,
+            a << 1,
+            a >> 1,
+        ]
+        found += [-a, +a, abs(a), ~a, a == b, a != b, a < b, a <= b, a > b, a >= b, 2**b, 3 << a]
+        return found + [1 + b, 1 - b, 2 * b, 2 / b, 7 // b, 7 % b, 6 & b, 6 | b, 6 ^ b, 64 >> b]
+
+    def body() -> Any:
+        return fetched(both(put(x, None, "i"), put(y, "j", "i", uneven="balanced")))
+
+    same(everywhere(body), both(x, y))
+
+
+def test_numpy_arrays_on_either_side():
+    x, y = values("f8", 1), values("f8", 2)
+
+    def body() -> Any:
+        a = put(x, None, "i")
+        found = [a + y, y + a, a - y[0], y[:, :1] * a, a < y, y < a, np.float64(2) / a, y @ a.T]
+        assert all(isinstance(f, meshard.Array) for f in found)
+        assert all(f.sharding == a.sharding for f in found[:7])
+        return fetched(found)
+
+    expected = [x + y, y + x, x - y[0], y[:, :1] * x, x < y, y < x, 2 / x, y @ x.T]
+    same(everywhere(body), expected)
+
+
+# rounding, parts, choices
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 2, -1])
+def test_round(decimals):
+    cases = [np.linspace(-17.77, 16.66, 12).reshape(3, 4).astype(d) for d in ("f8", "f4", "i8")]
+
+    def body() -> Any:
+        return fetched([mnp.round(put(x, None, "i"), decimals) for x in cases])
+
+    same(everywhere(body), [np.round(x, decimals) for x in cases])
+
+
+@in_worlds
+def test_round_by_other_doors():
+    a = put(np.linspace(-2, 2, 8), "i")
+    same(whole(round(a)), np.round(np.linspace(-2, 2, 8)))
+    same(whole(a.round(1)), np.round(np.linspace(-2, 2, 8), 1))
+    assert mnp.round(put(values(BF16), None, "i"), 1).dtype == BF16
+
+
+@in_worlds
+def test_real_and_imag():
+    z = values("D")
+    a = put(z, None, "i")
+    same(whole(a.real), z.real.copy())
+    same(whole(a.imag), z.imag.copy())
+    same(whole(mnp.imag(put(values("i4")))), np.zeros((3, 4), "i4"))
+    same(whole(a.conj()), z.conj())
+    assert a.real.sharding == a.sharding
+
+
+def test_where():
+    c, x, y = values("?"), values("f4"), values("i4")
+
+    def body() -> Any:
+        k, a, b = (
+            put(c, None, "i"),
+            put(x, "j", uneven="ceil"),
+            put(y, None, ("i", "j"), uneven="ceil"),
+        )
+        found = [
+            mnp.where(k, a, b),
+            mnp.where(k, a, 0),
+            mnp.where(k, 1.5, b),
+            mnp.where(True, a, b),
+        ]
+        found += [mnp.where(k, 1, 2), mnp.where(k[0], a, b[:, :1]), mnp.where(b > 3, x, 7)]
+        return fetched(found)
+
+    expected = [np.where(c, x, y), np.where(c, x, 0), np.where(c, 1.5, y), np.where(True, x, y)]
+    expected += [np.where(c, 1, 2), np.where(c[0], x, y[:, :1]), np.where(y > 3, x, 7)]
+    same(everywhere(body), expected)
+
+
+def test_clip():
+    x = np.array([np.nan, -2, -0.5, 0.5, 2, 9, -9, 1])
+
+    def body() -> Any:
+        a, low = put(x, "i"), put(np.linspace(-1, 1, 8), "j")
+        found = [mnp.clip(a, -1, 1), a.clip(min=0), a.clip(max=0), mnp.clip(a), a.clip(low, 1.5)]
+        return fetched([*found, mnp.clip(put(np.arange(8, dtype="u1"), "i"), 2, 5)])
+
+    expected = [np.clip(x, -1, 1), np.clip(x, 0, None), np.clip(x, None, 0), x]
+    expected += [np.clip(x, np.linspace(-1, 1, 8), 1.5), np.clip(np.arange(8, dtype="u1"), 2, 5)]
+    same(everywhere(body), expected)
+
+
+def test_astype():
+    pairs = [("f8", "f4"), ("f8", "i4"), ("i4", "?"), ("f4", BF16), (BF16, "f8"), ("i8", "D")]
+    cases = [(values(a), np.dtype(b)) for a, b in pairs]
+
+    def body() -> Any:
+        return fetched([put(x, None, "i").astype(d) for x, d in cases])
+
+    same(everywhere(body), [x.astype(d) for x, d in cases])
+
+
+@in_worlds
+def test_astype_keeps_what_it_can():
+    a = put(values("f4"), None, "i")
+    assert mnp.astype(a, "float32", copy=False) is a
+    assert a.astype("float32") is not a
+    assert a.astype("bfloat16").sharding == a.sharding
+    assert a.astype(float).dtype == np.float64
+    with pytest.raises(DtypeError, match="'int33' is not a dtype"):
+        a.astype("int33")
+    with pytest.raises(DtypeError, match="dtype object is not one of numbers"):
+        a.astype(object)
+
+
+# where results lie
+
+
+@in_worlds
+def test_one_operand_keeps_its_sharding():
+    for spec in [("i", "j"), (("i", "j"),), (None, "j"), ()]:
+        a = put(np.ones((8, 8)), *spec)
+        for result in (mnp.sin(a), a + 1, 2 * a, a.astype("f4"), -a, mnp.isnan(a), abs(a)):
+            assert result.sharding is a.sharding
+            assert result.committed
+    a = put(np.ones((7, 5)), "i", "j", uneven="ceil")
+    assert mnp.sin(a).sharding is a.sharding
+    cuts = ((0, 1, 1, 4, 7), None)
+    a = put(np.ones((7, 5)), "i", uneven=cuts)
+    assert (a * a).sharding is a.sharding
+
+
+@in_worlds
+def test_the_layer_of_the_tutorial():
+    x, w, b = np.ones((8, 4)), np.ones((4, 6)), np.ones(6)
+    y = put(x, "i", None) @ put(w, None, "j") + put(b, "j")
+    assert y.sharding == NamedSharding(mesh(), P("i", "j"))
+    same(whole(y), x @ w + b)
+
+
+@in_worlds
+def test_operands_share_out_the_axes():
+    def spec(*arrays: Any) -> Any:
+        total = arrays[0]
+        for a in arrays[1:]:
+            total = total + a
+        return total.sharding.spec
+
+    rows, columns = put(np.ones((8, 1)), "i"), put(np.ones(8), "j")
+    assert spec(rows, columns) == P("i", "j")
+    assert spec(columns, rows) == P("i", "j")
+    assert spec(put(np.ones((8, 8)), "i"), put(np.ones((8, 8)), None, "j")) == P("i", "j")
+    assert spec(put(np.ones((8, 8)), "i"), put(np.ones((8, 8)), ("i", "j"))) == P(("i", "j"))
+    assert spec(put(np.ones((8, 8)), "i"), np.ones((8, 8))) == P("i")
+    # both want axis i: the heavier operand stays where it is
+    assert spec(put(np.ones((8, 8)), "i"), put(np.ones(8), "i")) == P("i")
+    assert spec(put(np.ones((8, 8), "f4"), "i"), put(np.ones((8, 8)), None, "i")) == P(None, "i")
+    # of equals, the first
+    assert spec(put(np.ones((8, 8)), "i"), put(np.ones((8, 8)), None, "i")) == P("i")
+    assert spec(put(np.ones((8, 8)), None, "i"), put(np.ones((8, 8)), "i")) == P(None, "i")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (("i", None), ("i", None)),
+        (("i", "j"), (None, "j")),
+        ((None, None), ("j", "i")),
+        ((("i", "j"), None), (None, None)),
+    ],
+)
+def test_plain_cases_lie_as_in_jax(jax, left, right):
+    grid = np.array(jax.devices()).reshape(4, 2)
+    theirs = jax.sharding.Mesh(grid, ("i", "j"))
+
+    def there(*spec: Any) -> Any:
+        place = jax.sharding.NamedSharding(theirs, jax.sharding.PartitionSpec(*spec))
+        return jax.device_put(np.ones((8, 8), "f4"), place)
+
+    def body() -> Any:
+        x, y = put(np.ones((8, 8), "f4"), *left), put(np.ones((8, 8), "f4"), *right)
+        found = [x + y, mnp.sin(x), x.T, x @ y if not set(left) & set(right) - {None} else x]
+        return [{d.id: i for d, i in f.sharding.devices_indices_map((8, 8)).items()} for f in found]
+
+    x, y = there(*left), there(*right)
+    expected = [x + y, jax.numpy.sin(x), x.T, x @ y if not set(left) & set(right) - {None} else x]
+    for mine, other in zip(alone(body), expected, strict=True):
+        indices = other.sharding.devices_indices_map((8, 8))
+        assert {k: _spans(v) for k, v in mine.items()} == {
+            d.id: _spans(v) for d, v in indices.items()
+        }
+
+
+def _spans(index: Any) -> list[Any]:
+    return [s.indices(8)[:2] for s in index]
+
+
+@in_worlds
+def test_other_meshes_of_the_same_devices():
+    x = np.arange(64.0).reshape(8, 8)
+    wide = meshard.make_mesh((2, 4), ("a", "b"))
+    turned = Mesh(np.array(meshard.devices())[::-1].reshape(8), "all")
+    a, b, c = put(x, "i", "j"), put(x, "b", "a", on=wide), put(x, "all", on=turned)
+    for result in (a + b + c, c + b + a, b * a + c):
+        assert result.sharding.device_set == set(meshard.devices())
+    same(whole(a + b + c), 3 * x)
+    same(whole(c - b + a), x)
+    assert (a + b).sharding == a.sharding
+    assert (b + a).sharding == b.sharding
+
+
+@in_worlds
+def test_boxes_as_operands():
+    devices = meshard.devices()
+    x = np.arange(12.0).reshape(6, 2)
+    spans = [(0, 1), (0, 1), (1, 3), (1, 3), (3, 5), (5, 6), (5, 6), (0, 6)]
+    boxes = {d: (slice(a, b), slice(None)) for d, (a, b) in zip(devices, spans, strict=True)}
+    a = meshard.device_put(x, BoxSharding((6, 2), boxes))
+    assert not a.aval.layout.regular
+    same(whole(a + 1), x + 1)
+    same(whole(a * a), x * x)
+    same(whole(mnp.sin(a)), np.sin(x))
+    b = put(x, None, "j")
+    same(whole(a - b), x - x)
+    assert (a - b).sharding == b.sharding
+    assert (b - a).sharding == b.sharding
+    assert len({s.data.shape for s in (a + 1).addressable_shards}) <= 2
+    assert not (a + 1).is_fully_replicated
+
+
+@in_worlds
+def test_uncommitted_operands_follow_committed_ones():
+    a, guest = put(np.ones((8, 8)), "i", "j"), mnp.arange(8.0)
+    assert not guest.committed
+    for result in (a + guest, guest + a, a + guest[:, None]):
+        assert result.sharding == a.sharding
+        assert result.committed
+    assert not (guest + 1).committed
+    alone_there = meshard.device_put(np.ones(8), meshard.devices()[3])
+    result = alone_there + guest
+    assert result.sharding == SingleDeviceSharding(meshard.devices()[3])
+    assert result.committed
+    same(whole(result), 1 + np.arange(8.0))
+
+
+@in_worlds
+def test_what_no_device_of_mine_holds_i_do_not_compute():
+    there = meshard.devices()[-1]
+    x = meshard.device_put(np.arange(4.0), there)
+    y = mnp.sin(x) + 1 - x.sum() * mnp.matmul(x, x)
+    assert y.devices() == {there}
+    held = [b for b in y._live() if b is not None]
+    assert len(held) == (there in here().local_devices)
+    expected = np.sin(np.arange(4.0)) + 1 - 6.0 * 14.0
+    np.testing.assert_allclose(whole(y), expected)
+
+
+@in_worlds
+def test_a_mesh_of_other_processes_only():
+    some = Mesh(meshard.devices()[4:], "i")
+    x = meshard.device_put(np.arange(8.0), NamedSharding(some, P("i")))
+    y = x * 2 + np.ones(8)
+    assert y.sharding.device_set == set(some.flat_devices)
+    np.testing.assert_array_equal(fetched(y), np.arange(8.0) * 2 + 1)
+    np.testing.assert_array_equal(fetched(y.sum()), 64.0)
+
+
+@in_worlds
+def test_large_blocks():
+    x = np.random.default_rng(0).normal(size=(1024, 513)).astype("f4")
+    a, b = put(x, "i", None), put(x, ("i", "j"))
+    same(whole(mnp.exp(a)), np.exp(x))
+    same(whole(a * 2 + b), x * 2 + x)
+    same(whole(mnp.where(a > 0, a, b)), x)
+    same(whole(a.astype("bfloat16")), x.astype(BF16))
+
+
+@in_worlds
+def test_shapes_of_all_ranks():
+    for shape in [(), (1,), (0,), (5,), (0, 3), (2, 0, 4), (1, 1, 1, 1), (2, 3, 1, 2)]:
+        x = np.ones(shape, "f4")
+        spec = ["i", "j"][: len(shape)]
+        a = put(x, *spec, uneven="balanced")
+        same(whole(a + a), x + x)
+        same(whole(a + np.ones((1,), "f4")), x + np.ones((1,), "f4"))
+        same(whole(mnp.exp(a)), np.exp(x))
+        assert type(mnp.exp(a)) is meshard.Array
+
+
+@in_worlds
+def test_replicas_are_computed_once():
+    a = put(np.ones((8, 8)), "j")
+    result = a + 1
+    blocks = [b for b in result._live() if b is not None]
+    assert len(blocks) == 2
+    pieces = {id(s.data._live()[0]) for s in result.addressable_shards}
+    assert len(pieces) == 2
+
+
+@in_worlds
+def test_nothing_is_sent_where_operands_lie_alike():
+    a, b = put(np.ones((8, 8)), "i", "j"), put(np.ones(8), "j")
+    transport = here().transport
+    calls: list[Any] = []
+    exchange = transport.exchange
+    transport.exchange = lambda *args: calls.append(args) or exchange(*args)  # type: ignore
+    try:
+        mnp.exp(a) + b * a - (a > b)
+        assert calls == []
+        a + put(np.ones((8, 8)), "j", "i")
+        assert bool(calls) == (meshard.process_count() > 1)
+    finally:
+        del transport.exchange
+
+
+@in_worlds
+def test_results_are_new_and_operands_stay():
+    x = np.arange(8.0)
+    a = put(x, "i")
+    b = +a
+    b.delete()
+    same(whole(a), x)
+    a.delete()
+    with pytest.raises(DeletedArrayError, match="Array has been deleted"):
+        a + 1
+    with pytest.raises(DeletedArrayError, match="Array has been deleted"):
+        mnp.ones(8) * a
+
+
+# refusals
+
+
+@in_worlds
+def test_incompatible_devices():
+    devices = meshard.devices()
+    left = Mesh(devices[:4], "i")
+    a = meshard.device_put(np.ones((4, 2), "f4"), NamedSharding(left, P("i")))
+    b = meshard.device_put(np.ones(2), devices[5])
+    with pytest.raises(IncompatibleDevicesError) as refused:
+        a + b
+    message = str(refused.value)
+    assert "add: received incompatible devices" in message
+    assert "Operand 0, float32[4,2], is committed to devices [0, 1, 2, 3]" in message
+    assert "operand 1, float64[2], to devices [5]" in message
+    assert "meshard.device_put" in message
+    with pytest.raises(ValueError, match="where: received incompatible devices. Operand 0"):
+        mnp.where(b > 0, b, put(np.ones(2)))
+    with pytest.raises(ValueError, match="contract: received incompatible devices"):
+        a @ b
+
+
+@in_worlds
+@pytest.mark.parametrize(
+    ("left", "right", "where"),
+    [
+        ((3,), (4,), "dim 0"),
+        ((2, 3), (2, 2), "dim 1"),
+        ((0,), (2,), "dim 0"),
+        ((2, 1), (3, 4), "dim 0"),
+    ],
+)
+def test_shapes_that_do_not_broadcast(left, right, where):
+    with pytest.raises(ShapeError) as refused:
+        put(np.ones(left)) + np.ones(right)
+    message = str(refused.value)
+    assert f"add: got incompatible shapes {left}, {right}" in message
+    assert where in message
+    with pytest.raises(ValueError, match="incompatible shapes"):
+        np.ones(left) * put(np.ones(right))
+
+
+@in_worlds
+@pytest.mark.parametrize("bad", [[1, 2], (1, 2), "ab", None, {1: 2}, object()])
+def test_operands_that_are_no_arrays(bad):
+    a = put(np.ones(2))
+    with pytest.raises(DtypeError, match=f"add: operand 1 is .* of type {type(bad).__name__}"):
+        mnp.add(a, bad)
+    with pytest.raises(DtypeError, match="operand 0 is .* which is no array. Make one with"):
+        mnp.sin(bad)
+    with pytest.raises(TypeError):
+        a + bad
+    with pytest.raises(TypeError):
+        bad * a
+
+
+@in_worlds
+def test_arrays_that_hold_no_numbers():
+    with pytest.raises(DtypeError, match="dtype <U1 is not one of numbers"):
+        put(np.ones(2)) + np.array(["a", "b"])
+    with pytest.raises(DtypeError, match="dtype object is not one of numbers"):
+        mnp.sin(np.array([None, 1]))
+    with pytest.raises(DtypeError, match=r"dtype datetime64\[D\] is not one of numbers"):
+        np.array(["2020-01-01"], "M8[D]") + put(np.ones(1))
+
+
+@in_worlds
+def test_dtypes_that_a_function_does_not_take():
+    with pytest.raises(DtypeError, match="bitwise_and: not possible for operands of dtype float64"):
+        put(np.ones(2)) & 1
+    with pytest.raises(DtypeError, match="invert: not possible for operands of dtype float32"):
+        ~put(np.ones(2, "f4"))
+    with pytest.raises(DtypeError, match="floor: not possible for operands of dtype complex128"):
+        mnp.floor(put(np.ones(2, "D")))
+    with pytest.raises(DtypeError, match="subtract: not possible for operands of dtype bool, bool"):
+        put(np.ones(2, "?")) - np.ones(2, "?")
+    with pytest.raises(DtypeError, match="left_shift: .* int32, float"):
+        put(np.ones(2, "i4")) << 1.5
+
+
+@in_worlds
+def test_values_that_numpy_refuses():
+    a = put(np.arange(8, dtype="i4"), "i")
+    with pytest.raises(ValueError, match="negative integer powers"):
+        a**-1
+    with pytest.raises(OverflowError):
+        a.astype("u1") + 300
+    assert not whole(a.astype("u1") == 300).any()
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        a / 0
+
+
+def test_no_such_operation():
+    with pytest.raises(ArgumentError, match="There is no operation named 'plus'"):
+        bind("plus", mnp.ones(2))
+    assert issubclass(ArgumentError, MeshardError)
+
+
+def test_functions_document_themselves():
+    for name in [*UNARY, *BINARY]:
+        function = getattr(mnp, name)
+        assert function.__doc__.splitlines()[0].endswith("."), name
+        kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+        assert inspect.Parameter.POSITIONAL_ONLY in kinds, name
+
+
+# what nothing else decides
+
+
+@in_worlds
+def test_two_python_scalars():
+    for function, a, b in [(mnp.add, 1, 2), (mnp.add, 1, 2.5), (mnp.less, 1, 2), (mnp.power, 2, 3)]:
+        found = function(a, b)
+        same(whole(found), getattr(np, function.__name__)(np.asarray(a), b))
+        assert not found.committed
+    same(whole(mnp.where(True, 1, 2.0)), np.where(True, 1, 2.0))
+
+
+def test_the_default_float():
+    def body() -> Any:
+        a, wide = put(np.arange(8), "i"), put(np.arange(8.0), "i")
+        found = [a / 2, mnp.sin(a), a * 0.5, mnp.add(1, 2.5), a * 1j, wide * 0.5, mnp.sqrt(wide)]
+        return [(x.dtype.name, fetched(x)) for x in found]
+
+    before = config.default_float
+    config.update("default_float", "float32")
+    try:
+        found = everywhere(body)
+    finally:
+        config.update("default_float", before)
+    names = [name for name, _ in found]
+    assert names == ["float32"] * 4 + ["complex64"] + ["float64"] * 2
+    np.testing.assert_array_equal(found[0][1], np.arange(8, dtype="f4") / 2)
+    assert [name for name, _ in alone(body)] == ["float64"] * 4 + ["complex128"] + ["float64"] * 2
+
+
+def test_memory_order_does_not_show():
+    # A block is a view of other memory in one process, and was received in the other.
+    rng = np.random.default_rng(0)
+    cases = [rng.uniform(-1, 1, (64, 24)).astype(d) for d in ("f2", "f4", "f8")]
+    names = ["arcsin", "arccos", "exp", "tanh", "sin", "log1p", "expm1", "cbrt"]
+
+    def body() -> Any:
+        turned = Mesh(np.array(meshard.devices())[::-1].reshape(4, 2), ("i", "j"))
+        found = []
+        for x in cases:
+            a = put(x, "i")[:, ::2].T
+            moved = meshard.device_put(a, NamedSharding(turned, P(None, "i")))
+            found += [getattr(mnp, name)(moved) for name in names]
+        return fetched(found)
+
+    found = everywhere(body)
+    same(found[:8], [getattr(np, name)(cases[0][:, ::2].T.copy()) for name in names])
