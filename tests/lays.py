@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import meshard
@@ -16,6 +17,8 @@ from meshard.algebra.world import Device
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, Sharding
 from meshard.testing import box_shardings
 
+calm = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+"""For tests whose arguments take long to draw, such as layouts."""
 GRIDS = [(8,), (4, 2), (2, 2, 2), (2, 4), (3,), (5,), (3, 2), (1, 7)]
 DTYPES = [np.dtype(d) for d in ("f8", "i4", "f4", "u1", "bool", "c8")]
 
@@ -49,9 +52,12 @@ class Lay:
 
 
 @st.composite
-def on_meshes(draw: st.DrawFn, shape: Sequence[int]) -> Lay:
-    """Draw a mesh and a spec for arrays of a shape; uneven by a rule or by cuts of its own."""
-    grid = draw(st.sampled_from(GRIDS))
+def on_meshes(draw: st.DrawFn, shape: Sequence[int], full: bool = False) -> Lay:
+    """Draw a mesh and a spec for arrays of a shape; uneven by a rule or by cuts of its own.
+
+    A ``full`` mesh has all eight devices, and so some of every process.
+    """
+    grid = draw(st.sampled_from([g for g in GRIDS if math.prod(g) == 8] if full else GRIDS))
     ids = tuple(draw(st.permutations(range(8)))[: math.prod(grid)])
     dims: list[list[str]] = [[] for _ in shape]
     for axis in draw(st.permutations("ijk"[: len(grid)])):

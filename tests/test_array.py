@@ -473,6 +473,21 @@ def test_numpy_on_either_side_of_an_operator_gives_an_array(other):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_matrices_and_in_place_operators_of_numpy():
+    x = put(GRID, "i")
+    assert isinstance(GRID.T @ x, meshard.Array)
+    np.testing.assert_array_equal(GRID.T @ x, GRID.T @ GRID)
+    first = total = GRID.copy()
+    total += x  # as with JAX's arrays: a new array, NumPy's is left alone
+    assert isinstance(total, meshard.Array)
+    np.testing.assert_array_equal(total, 2 * GRID)
+    np.testing.assert_array_equal(first, GRID)
+    y = x
+    y += 1
+    np.testing.assert_array_equal(x, GRID)
+    np.testing.assert_array_equal(y, GRID + 1)
+
+
 class Foreign:
     """A type that knows arrays and is not known by them."""
 
@@ -606,6 +621,7 @@ def test_in_asks_for_elements():
     assert 31 in x
     assert 31.5 not in x
     assert GRID[0] in x  # as in NumPy: any element of the comparison
+    assert object() not in x
 
 
 @in_worlds
@@ -670,6 +686,7 @@ SPANNING: dict[str, Callable[[meshard.Array], object]] = {
     "pickling": pickle.dumps,
     "dlpack": np.from_dlpack,
     "device_get": meshard.device_get,
+    "np.sin": np.sin,
     "bool": lambda x: bool(meshard.device_put(np.ones((1,)), meshard.devices()[-1])),
     "float": lambda x: float(meshard.device_put(1.0, meshard.devices()[-1])),
 }
@@ -742,6 +759,22 @@ def test_arrays_go_to_devices():
         x.to_device(last, stream=3)
     with pytest.raises((ArgumentError, ShardingError), match="expected a Sharding"):
         x.to_device("cpu")
+
+
+def test_the_address_of_an_array_with_one_shard_can_be_asked():
+    x = meshard.device_put(GRID, meshard.devices()[1])
+    assert x.unsafe_buffer_pointer() == np.asarray(x).ctypes.data
+    for spec in ((), ("i",)):
+        with pytest.raises(ArgumentError, match="the array has 8 shards; ask one of"):
+            put(GRID, *spec).unsafe_buffer_pointer()
+
+
+@in_worlds
+def test_the_bytes_on_all_devices_count_replicas():
+    assert put(GRID).on_device_size_in_bytes() == 8 * GRID.nbytes
+    assert put(GRID, "i").on_device_size_in_bytes() == 2 * GRID.nbytes
+    assert put(GRID[:7], "i", uneven="balanced").on_device_size_in_bytes() == 2 * 7 * 4 * 8
+    assert mnp.ones(3).on_device_size_in_bytes() == 24
 
 
 def test_an_array_is_made_in_two_writes():

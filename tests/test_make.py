@@ -52,7 +52,7 @@ VALUES = [
 def test_values_of_all_kinds_are_placed():
     for value in VALUES:
         expected = np.asarray(value)
-        for target in (None, split(), meshard.devices()[0]):
+        for target in (None, split(), meshard.local_devices()[-1]):
             placed = meshard.device_put(value, target)
             assert placed.dtype == expected.dtype.newbyteorder("=")
             assert placed.committed is (target is not None)
@@ -323,6 +323,22 @@ def test_a_callback_is_called_once_for_each_distinct_index():
         assert indices(shape=()) == [()]
 
     alone(body)
+
+
+def test_a_callback_is_called_once_for_all_pieces_without_elements():
+    calls = []
+
+    def callback(index: Any) -> np.ndarray:
+        calls.append(index)
+        return np.arange(10.0)[index]
+
+    def body() -> None:
+        flat = NamedSharding(meshard.make_mesh((8,), ("i",)), P("i"), uneven="ceil")
+        x = meshard.make_array_from_callback((10,), flat, callback)
+        np.testing.assert_array_equal(x, np.arange(10.0))
+
+    alone(body)
+    assert calls == [(slice(a, a + 2),) for a in (0, 2, 4, 6, 8)] + [(slice(10, 10),)]
 
 
 def test_a_callback_is_called_for_local_pieces_only():

@@ -15,6 +15,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard.errors import ArgumentError, IndexingError, ShapeError
 from tests.worlds import everywhere, in_worlds, put, whole
 
 Case = Callable[[Any, Callable[..., Any]], Any]
@@ -527,3 +528,115 @@ def test_every_public_function_says_what_it_does(name: str) -> None:
         value = getattr(module, member)
         assert inspect.getdoc(value), member
         assert inspect.getdoc(value).split("\n")[0].endswith("."), member
+
+
+# the array object of the standard
+
+ATTRIBUTES = "dtype device mT ndim shape size T"
+METHODS = (
+    "__abs__ __add__ __and__ __array_namespace__ __bool__ __complex__ __dlpack__ "
+    "__dlpack_device__ __eq__ __float__ __floordiv__ __ge__ __getitem__ __gt__ __index__ __int__ "
+    "__invert__ __le__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__ __or__ __pos__ "
+    "__pow__ __rshift__ __setitem__ __sub__ __truediv__ __xor__ to_device __radd__ __rsub__ "
+    "__rmul__ __rtruediv__ __rfloordiv__ __rmod__ __rpow__ __rmatmul__ __rand__ __ror__ __rxor__ "
+    "__rlshift__ __rrshift__"
+)
+
+
+@in_worlds
+def test_the_array_object_of_the_standard() -> None:
+    x = put(np.arange(6).reshape(2, 3), None, uneven="balanced")
+    missing = [n for n in f"{ATTRIBUTES} {METHODS}".split() if not hasattr(x, n)]
+    assert not missing
+    y = x
+    y += 1
+    y **= 2
+    assert whole(y).tolist() == ((np.arange(6).reshape(2, 3) + 1) ** 2).tolist()
+    assert whole(x).tolist() == np.arange(6).reshape(2, 3).tolist()
+    moved = x.to_device(meshard.local_devices()[1])
+    assert moved.device == meshard.local_devices()[1]
+    with pytest.raises(TypeError, match="immutable"):
+        x[0, 0] = 1
+
+
+@in_worlds
+def test_refusals() -> None:
+    x = put(np.arange(8.0), "i")
+    cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: mnp.select([], []), ArgumentError, "select: 0 conditions and 0 choices"),
+        (lambda: mnp.select([x > 1], [x, x]), ArgumentError, "select: 1 conditions and 2 choices"),
+        (
+            lambda: mnp.choose(x.astype(int), [x, x]),
+            ArgumentError,
+            "choose: a number lies outside the 2 choices, 0 to 1",
+        ),
+        (
+            lambda: mnp.choose(x.astype(int), [x], mode="skip"),
+            ArgumentError,
+            "choose: mode is 'raise', 'wrap' or 'clip', not 'skip'",
+        ),
+        (lambda: mnp.interp(x, x, x[1:]), ShapeError, r"interp: points .* \(8,\) and .* \(7,\)"),
+        (lambda: mnp.interp(x, x, x, period=3), ArgumentError, "interp: period=3 is not supported"),
+        (lambda: mnp.geomspace(0, 1), ArgumentError, "geomspace: from 0 to 1"),
+        (lambda: mnp.vander(mnp.eye(2)), ShapeError, r"vander: .* one dim, got shape \(2, 2\)"),
+        (
+            lambda: mnp.unravel_index(np.array([0, 6]), (2, 3)),
+            IndexingError,
+            r"unravel_index: positions from 0 to 6 for shape \(2, 3\), .* 0 to 5",
+        ),
+        (lambda: mnp.from_dlpack([1]), ArgumentError, "from_dlpack: a list cannot be read"),
+        (lambda: mnp.array_split(x, 0), ArgumentError, "array_split: the number of sections"),
+        (lambda: mnp.vsplit(x, 2), ShapeError, r"vsplit: needs at least 2 dims, got shape \(8,\)"),
+        (lambda: mnp.dsplit(x, 2), ShapeError, r"dsplit: needs at least 3 dims, got shape \(8,\)"),
+        (lambda: mnp.rot90(mnp.eye(2), 1, (0, 0)), ArgumentError, r"rot90: axes \(0, 0\)"),
+        (
+            lambda: mnp.isdtype(np.dtype("f4"), "float"),
+            ArgumentError,
+            "isdtype: kind 'float' is not known; it is a dtype or one of 'bool'",
+        ),
+        (
+            lambda: mnp.__array_namespace_info__().dtypes(kind="float"),
+            ArgumentError,
+            "dtypes: kind 'float' is not known",
+        ),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
+
+
+@in_worlds
+def test_small_floats() -> None:
+    bfloat16 = np.dtype(mnp.bfloat16)
+    x = put(np.array([1.0, np.nan, np.inf, -np.inf]).astype(bfloat16), "i")
+    assert whole(mnp.isclose(x, x)).tolist() == [True, False, True, True]
+    assert whole(mnp.isclose(x, x, equal_nan=True)).all()
+    cleaned = mnp.nan_to_num(x)
+    assert cleaned.dtype == bfloat16
+    most = float(mnp.finfo(bfloat16).max)
+    assert whole(cleaned).astype(float).tolist() == [1.0, 0.0, most, -most]
+    assert mnp.isdtype(bfloat16, "real floating")
+    assert not mnp.isdtype(bfloat16, "integral")
+    assert mnp.isdtype(bfloat16, bfloat16)
+    assert mnp.median(x[:1]).dtype == bfloat16
+    assert float(mnp.nanmax(x)) == np.inf
+    assert mnp.finfo(x).bits == 16
+
+
+@in_worlds
+def test_arrays_by_position() -> None:
+    grid = mnp.fromfunction(lambda i, j: (i, j), (0, 3), dtype=int)
+    assert [g.shape for g in grid] == [(0, 3), (0, 3)]
+    assert mnp.indices(()).shape == (0,)
+    assert mnp.geomspace(1, 8, 4, dtype="f4").dtype == np.float32
+    assert mnp.logspace(0, 1, 3, dtype="f4").dtype == np.float32
+    assert mnp.array_split(put(np.arange(8), "i"), [2])[1].aval.layout.cuts == ((0, 0, 2, 4, 6),)
+
+
+def test_what_the_namespace_can_do() -> None:
+    info = mnp.__array_namespace_info__()
+    assert info.capabilities()["data-dependent shapes"]
+    assert info.default_device() in info.devices()
+    assert info.default_dtypes()["indexing"] == np.int64
+    assert set(info.dtypes(kind=("bool", "real floating"))) == {"bool", "float32", "float64"}
+    assert len(info.dtypes()) == 13

@@ -77,6 +77,8 @@ def propagate(
     (((Split(axes=('x',), cuts=(0, 2, 4)), Split(axes=(), cuts=(0, 8))),), ())
     """
     chosen: dict[str, Split] = {}
+    terms = (*rule.inputs, *rule.outputs)
+    merged = {f for term in terms for dim in term if len(dim) > 1 for f in dim}
     displaced: list[tuple[tuple[str, ...], int]] = []
     order = sorted(range(len(operands)), key=lambda i: (-weights[i], i))
     for number in order:
@@ -85,7 +87,7 @@ def propagate(
                 for factor, part in _proposals(dim, split, rule.sizes, axis_sizes):
                     if factor in rule.whole:
                         displaced.append((part.axes, number))
-                    else:
+                    elif rule.sizes[factor] != 1 or factor not in merged:
                         _adopt(chosen, factor, part, rule.sizes, axis_sizes)
     for axes, number in displaced:
         _rehome(chosen, axes, rule, number, axis_sizes)
@@ -114,15 +116,16 @@ def _proposals(
     if len(dim) == 1:
         return [(dim[0], split)]
     found: list[tuple[str, Split]] = []
-    axes, cuts = split.axes, split.cuts
+    axes = split.axes
+    cuts: Cuts | None = split.cuts
     factors = [f for f in dim if sizes[f] != 1]
     for place, factor in enumerate(factors):
         size, shards = sizes[factor], _count(axes, axis_sizes)
         minor = math.prod(sizes[f] for f in factors[place + 1 :])
         if shards <= size or place == len(factors) - 1:
-            aligned = place == 0 and minor and all(c % minor == 0 for c in cuts)
-            own = tuple([c // minor for c in cuts]) if aligned else _cut(size, shards)
-            return [*found, (factor, Split(axes, own))]
+            if cuts is not None and minor and all(c % minor == 0 for c in cuts):
+                return [*found, (factor, Split(axes, tuple([c // minor for c in cuts])))]
+            return [*found, (factor, Split(axes, _cut(size, shards)))]
         fit = 0
         while fit < len(axes) and _count(axes[: fit + 1], axis_sizes) <= size:
             fit += 1
@@ -133,7 +136,18 @@ def _proposals(
         if taken != size:
             return found
         axes = axes[fit:]
+        cuts = _repeated(cuts, size, minor)
     return found
+
+
+def _repeated(cuts: Cuts | None, times: int, length: int) -> Cuts | None:
+    """Return the cuts of one stretch, if those of so many stretches in a row are alike."""
+    if cuts is None or (len(cuts) - 1) % times:
+        return None
+    shards = (len(cuts) - 1) // times
+    one = cuts[: shards + 1]
+    alike = all(c == i // shards * length + one[i % shards] for i, c in enumerate(cuts[:-1]))
+    return one if alike and one[-1] == length else None
 
 
 def _adopt(
@@ -149,6 +163,8 @@ def _adopt(
     while fit < len(part.axes) and part.axes[fit] not in used:
         fit += 1
     axes = part.axes[:fit]
+    if _count(axes, axis_sizes) == 1:
+        return
     before = chosen.get(factor)
     have = before.axes if before else ()
     if len(axes) <= len(have) or axes[: len(have)] != have:

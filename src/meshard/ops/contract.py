@@ -404,14 +404,18 @@ def _spelled(first: Any, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     """Return subscripts in letters, and the operands, of an einsum in numbers."""
     import opt_einsum
 
-    try:
-        text, operands = opt_einsum.parser.convert_interleaved_input((first, *rest))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    lists = [*rest[::2], *(rest[-1:] if len(rest) % 2 == 0 else ())]
+    if not lists or not all(isinstance(t, (list, tuple)) and all(map(_labels, t)) for t in lists):
         raise ArgumentError(
             "einsum: the first argument is neither a string such as 'ij,jk->ik' nor an array with "
-            f"its list of numbers after it: {error}"
-        ) from error
+            "its list of numbers after it."
+        )
+    text, operands = opt_einsum.parser.convert_interleaved_input((first, *rest))
     return text, tuple(operands)
+
+
+def _labels(item: Any) -> bool:
+    return item is ... or isinstance(item, (int, np.integer))
 
 
 def _ordering(optimize: Any) -> Any:

@@ -230,6 +230,8 @@ def _with_cells(
     order: list[int] = []
     reduced: list[Dim] = [(f,) for f in found.reduced]
     groups: list[list[int]] = [[] for _ in range(outputs[0].layout.piece_count)]
+    # Every result of a cell goes to the same piece, so all must be split over the same factors.
+    assert all(o.layout.piece_count == len(groups) for o in outputs), op.name
     nbytes = volume = 0
     for place in product(*(range(factors[f].shards) for f in names)):
         if processes is not None and world.process_index not in processes[place]:
@@ -322,6 +324,10 @@ def decide_move(
     placement: Placement | None = None
     for number in order:
         own = frame.placement(types[number])
+        if own is not None and op.flat:
+            axes = tuple(a for s in own for a in s.axes if s.shards > 1)
+            placement = (Split(axes, params["cuts"]),)
+            break
         if own is not None and onto[number] is None:
             alone = len(types) == 1
             placement = tuple(
@@ -345,7 +351,7 @@ def decide_move(
             layout = frame.sharding(flat).layout(kind.shape)
         elif processes is not None:
             processes = {**processes, **(world.process_map(kind.sharding) or {})}
-        sources.append(Source(layout, own_maps, place))
+        sources.append(Source(layout, None if op.flat else own_maps, place, op.flat))
     return MovePlan(assemble(output.layout, sources, processes, world.process_index), output)
 
 

@@ -103,6 +103,8 @@ def _kernel(function: Callable[..., Any], kinds: str) -> Callable[..., Any]:
         except np.linalg.LinAlgError:
             found = _one_by_one(function, wide, params, failed)
         results = found if isinstance(found, tuple) else (found,)
+        if len(blocks) > 1:  # all results of a cell are split alike, so the columns' are told, too
+            failed = np.repeat(failed[..., None], blocks[1].shape[-1], -1)
         return *(np.asarray(r, law) for r, law in zip(results, laws, strict=True)), failed
 
     return kernel
@@ -177,7 +179,7 @@ _EIGEN = "... !m !n -> ... n, ... m n, ..."
 _row("inv", "... !m !n -> ... n m, ...", np.linalg.inv, "s")
 _row("det", "... !m !n -> ..., ...", np.linalg.det, "s")
 _row("slogdet", "... !m !n -> ..., ..., ...", lambda x: tuple(np.linalg.slogdet(x)), "sr")
-_row("solve", "... !m !n, ... !m k -> ... n k, ...", np.linalg.solve, "s")
+_row("solve", "... !m !n, ... !m k -> ... n k, ... k", np.linalg.solve, "s")
 _row("cholesky", "... !m !n -> ... m n, ...", _cholesky, "s")
 _row("qr", _qr_rule, lambda x, mode: tuple(np.linalg.qr(x, mode)), "ss")
 _row("qr_r", _qr_rule, lambda x, mode: np.linalg.qr(x, mode), "s")
@@ -218,11 +220,12 @@ def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list
     results: list[Any] = list(bind(row, *operands, **params))
     failed = results.pop()
     if failed.aval.local and bool(failed.any()):
-        bad = np.argwhere(known(failed))
-        place = f" {tuple(bad[0].tolist())}" if failed.ndim else ""
+        rank = operands[0].ndim - 2
+        bad = list(dict.fromkeys(tuple(p[:rank]) for p in np.argwhere(known(failed)).tolist()))
+        place = f" {bad[0]}" if rank else ""
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise LinAlgError(
-            f"{name}: the matrix{place} of an array of shape {operands[0].shape} {why}"
-            + (f", and {len(bad) - 1} more." if len(bad) > 1 else ".")
+            f"{name}: the matrix{place} of an array of shape {operands[0].shape} {why}{more}."
         )
     return results
 

@@ -166,6 +166,7 @@ def result_dtypes(
 def _modest(dtype: Dtype, operands: Sequence[Operand]) -> Dtype:
     """Lower a float64 or complex128 that no operand has to the default float's kind."""
     wide = (np.dtype("f8"), np.dtype("c16"))
-    if dtype not in wide or any(kind in wide for _, kind in operands):
+    given = [kind for _, kind in operands if isinstance(kind, np.dtype)]
+    if dtype not in wide or any(kind in wide for kind in given):
         return dtype
     return default_float() if dtype.kind == "f" else default_complex()

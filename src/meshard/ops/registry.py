@@ -102,6 +102,8 @@ class MoveOp:
         follow: whether the result always lies like the first operand.
         onto: for each operand where its maps' results are laid in the result, as in `Source`; None
             where the maps say it all.
+        flat: whether the result is the operand's elements in C order, one map for all of them, cut
+            where the parameter ``cuts`` says and split over all axes that split the operand.
     """
 
     name: str
@@ -109,6 +111,7 @@ class MoveOp:
     whole: Callable[[Params], frozenset[int]] = lambda params: frozenset()
     follow: bool = False
     onto: Callable[[Sequence[tuple[int, ...]], Params], Sequence[Onto]] | None = None
+    flat: bool = False
 
 
 REGISTRY: dict[str, Op | MoveOp] = {}

@@ -1,25 +1,33 @@
-"""Shapes: operations that regroup dims, and those that place arrays side by side.
+"""Shapes: operations that regroup, permute, add and broadcast dims.
 
-Regrouping is a rule of factors and a reshape of each block; placing side by side is a `DimMap`.
+Regrouping is a rule of factors and a reshape of each block. Where that would leave too much on a
+device, the elements are first dealt out anew in C order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Cuts, balanced_cuts
+from meshard.algebra.propagate import Placement, propagate
+from meshard.algebra.rule import OpRule
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import here
 
 from .dtypes import same_dtype
+from .frame import Frame
 from .reduce import normalised_axes
-from .registry import Bounds, Op, Operand, Params, RuleText, register
+from .registry import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 
 __all__ = [
     "atleast_1d",
@@ -94,7 +102,7 @@ def _grouping(dims: Sequence[int], factors: Sequence[str], sizes: dict[str, int]
     return text
 
 
-def _reshape_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+def _reshape_rule(operands: Sequence[Operand], params: Params) -> tuple[str, Mapping[str, int]]:
     old, new = operands[0][0], params["shape"]
     if 0 in old:
         left = [f"!a{i}" for i in range(len(old))]
@@ -144,6 +152,11 @@ def _transpose(x: Block, *, axes: tuple[int, ...]) -> Block:
     return x.transpose(axes)
 
 
+def _flat_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+    return [(DimMap.identity(math.prod(shapes[0])),)]
+
+
+register(MoveOp("flat", _flat_maps, flat=True))
 register(Op("reshape", _reshape_rule, _reshape, dtypes=same_dtype, local=_cell_shape, style="view"))
 register(
     Op(
@@ -194,16 +207,69 @@ def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None
     if new == x.shape:
         return x
     if x.size:
-        middle: list[int] = []
-        for old_dims, new_dims in _groups(x.shape, new):
-            before = [x.shape[i] for i in old_dims]
-            if _refined(before, [new[j] for j in new_dims]) is None:
-                middle.append(math.prod(before))
-            else:
-                middle += before
-        if tuple(middle) != x.shape:
-            x = bind("reshape", x, shape=tuple(middle))
-    return bind("reshape", x, shape=new)
+        x = _flat_if_better(x, new)
+        middle = _middle(x.shape, new)
+        if middle != x.shape:
+            x = bind("reshape", x, shape=middle)
+    return x if x.shape == new else bind("reshape", x, shape=new)
+
+
+def _flat_if_better(x: Array, new: tuple[int, ...]) -> Any:
+    """Return the array, or its elements in one dim where else a device would get too many.
+
+    A split dim that is merged behind a short one cannot stay split where it is. Then the elements
+    are dealt out anew in C order, in whole rows of the new shape if there are enough.
+    """
+    kind = x.aval
+    if kind.layout.piece_count == 1 or len(new) == x.ndim == 1:
+        return x
+    world = here()
+    key = ("flat", kind, new)
+    cuts = world.decisions.get(key, ())
+    if cuts == ():
+        cuts = _flat_cuts(kind, new)
+        world.decided(key, cuts)
+    return x if cuts is None else bind("flat", x, cuts=cuts)
+
+
+def _flat_cuts(kind: ArrayType, new: tuple[int, ...]) -> Cuts | None:
+    """Return where to cut the flat array; None where the dims can be regrouped as they lie."""
+    frame = Frame("reshape", [kind])
+    placement = frame.placement(kind)
+    if placement is None:
+        return None
+    shards = math.prod(s.shards for s in placement)
+    before = most = _longest(placement)
+    shape = kind.shape
+    for step in (_middle(shape, new), new):
+        if step != shape:
+            text, sizes = _reshape_rule([(shape, kind.dtype)], {"shape": step})
+            rule = OpRule.parse(text).bind([shape], sizes, "reshape")
+            found = propagate(rule, [placement], frame.mesh.shape, [kind.nbytes])
+            shape, placement = step, found.outputs[0]
+            most = max(most, _longest(placement))
+    head = next((n for n in new if n > 1), 1)
+    rows = head if head >= shards else kind.size
+    cuts = tuple([c * (kind.size // rows) for c in balanced_cuts(rows, shards)])
+    best = -(-head // shards) * (kind.size // head)
+    return cuts if best < most and before < most else None
+
+
+def _longest(placement: Placement) -> int:
+    """Return the elements of the largest piece."""
+    return math.prod(max(b - a for a, b in pairwise(s.cuts)) for s in placement)
+
+
+def _middle(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape on the way in which dims without common factors are merged."""
+    middle: list[int] = []
+    for old_dims, new_dims in _groups(old, new):
+        before = [old[i] for i in old_dims]
+        if _refined(before, [new[j] for j in new_dims]) is None:
+            middle.append(math.prod(before))
+        else:
+            middle += before
+    return tuple(middle)
 
 
 def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
@@ -269,16 +335,19 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     """Return the array with some dims moved to other places, the others kept in order."""
     x = as_array(a)
-    old = [source] if isinstance(source, int) else list(source)
-    new = [destination] if isinstance(destination, int) else list(destination)
-    old = [normalised_axes(d, x.ndim, "moveaxis")[0] for d in old]
-    new = [normalised_axes(d, x.ndim, "moveaxis")[0] for d in new]
+    old, new = (_in_order(dims, x.ndim, "moveaxis") for dims in (source, destination))
     if len(old) != len(new):
         raise ArgumentError(f"moveaxis: {source} and {destination} have different lengths.")
     order = [d for d in range(x.ndim) if d not in old]
     for place, dim in sorted(zip(new, old, strict=True)):
         order.insert(place, dim)
     return transpose(x, order)
+
+
+def _in_order(dims: Any, ndim: int, what: str) -> list[int]:
+    """Return dims as numbers from 0, in the order given."""
+    normalised_axes(dims, ndim, what)
+    return [int(d) % ndim for d in np.atleast_1d(dims)] if ndim else []
 
 
 def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
@@ -317,7 +386,8 @@ def broadcast_to(a: Any, shape: Any) -> Any:
     """
     x, wanted = as_array(a), _shape_argument(shape, "broadcast_to")
     tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()
-    if len(tail) != x.ndim or any(n not in (1, m) for n, m in zip(x.shape, tail, strict=True)):
+    fits = len(tail) == x.ndim and all(n in (1, m) for n, m in zip(x.shape, tail, strict=True))
+    if not fits or any(n < 0 for n in wanted):
         raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {wanted}.")
     return x if x.shape == wanted else bind("broadcast_to", x, shape=wanted)
 

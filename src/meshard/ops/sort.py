@@ -16,9 +16,10 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array
+from meshard.runtime.place import as_array, resharded
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
+from meshard.runtime.world import here
 
 from .dtypes import SMALL_FLOATS, same_dtype
 from .index import take
@@ -78,6 +79,9 @@ def _along(x: Array, dim: int, name: str, descending: bool, alone: Callable[[Arr
     rows = reshape(last, (volume, x.shape[dim]))
     if volume >= axes * math.prod(shards[d] for d in others):
         found = bind(name, rows, dim=1, descending=descending)
+        # The merged dim is split, which the dims that it is made of may be too short to be.
+        kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
+        found = resharded(here(), found, kind)
     else:
         found = stack([alone(rows[i]) for i in range(volume)])
     return moveaxis(reshape(found, last.shape), -1, dim)

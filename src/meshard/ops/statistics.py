@@ -14,7 +14,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .contract import matmul
-from .dtypes import accumulator, default_float, is_float
+from .dtypes import accumulator, default_float, is_float, same_dtype
 from .move import concatenate
 from .reduce import all as all_
 from .reduce import count_nonzero, mean, normalised_axes
@@ -171,8 +171,17 @@ def _between(ordered: Array, q: float, method: str) -> Any:
     below = _at(ordered, low)
     if method == "midpoint":
         part = 0.5
-    step = above - below
-    return above - step * (1 - part) if part >= 0.5 else below + step * part
+    return bind("interpolate", below, above, part=part)
+
+
+def _interpolate(below: Block, above: Block, *, part: float) -> Any:
+    with np.errstate(invalid="ignore"):  # of infinities
+        step = above - below
+        found = above - step * (1 - part) if part >= 0.5 else below + step * part
+    return np.where(above == below, above, found)
+
+
+register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
 
 
 # counts in bins

@@ -33,17 +33,23 @@ class Source:
         maps: how each destination dim reads from it; None for the identity.
         onto: for each dim the destination position of the first element that the map makes, and
             the distance from each to the next; None where they are the destination's positions.
+        flat: whether the destination, of one dim, has the elements in C order; no map is used then.
     """
 
     layout: Layout
     maps: tuple[DimMap, ...] | None = None
     onto: tuple[tuple[int, int], ...] | None = None
+    flat: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One box: ``destination[piece][target] = sources[operand][origin][region]``."""
+    """One box: ``destination[piece][target] = sources[operand][origin][region]``.
+
+    ``within`` is for a flat piece: where in it a box begins in C order, and that box's shape; the
+    target is then one in the box.
+    """
 
     operand: int
     origin: int
@@ -51,6 +57,7 @@ class Copy:
     piece: int
     target: Index
     shape: tuple[int, ...]
+    within: tuple[int, tuple[int, ...]] | None = None
 
 
 @final
@@ -94,9 +101,7 @@ class Part:
     @cached_property
     def elements(self) -> int:
         """The elements of all pieces that are filled, not views."""
-        return sum(
-            math.prod(r.shape) for r in self.recipes if r is not None and r.alias is None
-        )
+        return sum(math.prod(r.shape) for r in self.recipes if r is not None and r.alias is None)
 
 
 @final
@@ -155,10 +160,56 @@ def _span(source: int, length: int, step: int) -> slice:
     return slice(source, stop if stop >= 0 else None, step)
 
 
+def _flat_boxes(
+    shape: tuple[int, ...], start: int, stop: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
+
+    >>> _flat_boxes((4, 5), 3, 16)
+    [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [((), ())]
+    inner = math.prod(shape[1:])
+    (row, low), (last, high) = divmod(start, inner), divmod(stop, inner)
+    found = []
+    if low or row == last:  # the rest of a row, or a part of it
+        end = high if row == last else inner
+        for a, b in _flat_boxes(shape[1:], low, end):
+            found.append(((row, *a), (row + 1, *b)))
+        row += 1
+    if row < last:
+        found.append(((row, *(0 for _ in shape[1:])), (last, *shape[1:])))
+    if row <= last:
+        for a, b in _flat_boxes(shape[1:], 0, high):
+            found.append(((last, *a), (last + 1, *b)))
+    return found
+
+
 def _boxes(
     operand: int, source: Source, cells: _Cells, piece: int, box: Box
 ) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
     """Yield for each overlapping cell of a source the copies that could bring its part."""
+    if not source.flat:
+        yield from _box_copies(operand, source, cells, piece, box)
+        return
+    at = 0
+    for starts, stops in _flat_boxes(source.layout.shape, box.starts[0], box.stops[0]):
+        part = Box(starts, stops)
+        yield from _box_copies(operand, source, cells, piece, part, (at, part.shape))
+        at += part.volume
+
+
+def _box_copies(
+    operand: int,
+    source: Source,
+    cells: _Cells,
+    piece: int,
+    box: Box,
+    within: tuple[int, tuple[int, ...]] | None = None,
+) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
     per_dim = []
     strides: list[tuple[int, int]] = []
     for dim, (start, stop) in enumerate(zip(box.starts, box.stops, strict=True)):
@@ -187,7 +238,7 @@ def _boxes(
         for origin in cells.pieces(cell):
             at = cells.offset(cell, origin)
             region = tuple([_span(o + r[3], r[1], r[4]) for o, r in zip(at, runs, strict=True)])
-            choices.append(Copy(operand, origin, region, piece, target, shape))
+            choices.append(Copy(operand, origin, region, piece, target, shape, within))
         yield cell, choices
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device
-from meshard.errors import ConfigError, DeletedArrayError, NotAddressableError
+from meshard.errors import ArgumentError, ConfigError, DeletedArrayError, NotAddressableError
 
 from .callers import user_line
 from .fetch import element_place, gathered, picked
@@ -306,7 +306,27 @@ class Array(ArrayMethods):
     def __contains__(self, value: Any) -> bool:
         if value is None or isinstance(value, (str, bytes)):
             raise TypeError(f"An array holds numbers; whether {value!r} is in it is no question.")
-        return bool((self == value).any())
+        found = self == value
+        return found if isinstance(found, bool) else bool(found.any())
+
+    def unsafe_buffer_pointer(self) -> int:
+        """Return the address of the data of an array with one shard.
+
+        Raises:
+            ArgumentError: if it has several.
+        """
+        (block, *more), count = self._live(), self._type.sharding.num_devices
+        if more or block is None or count > 1:
+            raise ArgumentError(
+                f"unsafe_buffer_pointer: the array has {count} shards; ask one of "
+                "x.addressable_shards for its data."
+            )
+        return int(block.ctypes.data)
+
+    def on_device_size_in_bytes(self) -> int:
+        """Return the bytes that all devices hold, replicas counted each."""
+        layout, size = self._type.layout, self.itemsize
+        return sum(box.volume * len(layout.holders(i)) * size for i, box in enumerate(layout.boxes))
 
     def _check_complete(self, what: str) -> None:
         if not self._type.complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.box import Index
-from meshard.plan.assemble import Part
+from meshard.plan.assemble import Copy, Part
 
 from .types import Block, Blocks
 from .world import RuntimeWorld
@@ -62,13 +63,14 @@ def run_part(
         if small:
             for copy in recipe.copies:
                 origin = operands[copy.operand][copy.origin]
-                target[copy.target] = origin[copy.region]  # type: ignore[index]
+                box = target if copy.within is None else _within(target, copy.within)
+                box[copy.target] = origin[copy.region]  # type: ignore[index]
             continue
         copies = []
         for copy in recipe.copies:
             origin = operands[copy.operand][copy.origin]
             assert origin is not None
-            copies.append((_view(target, copy.target), origin[copy.region]))
+            copies.append((_target(target, copy), origin[copy.region]))
         if recipe.layered:
             tasks.append(partial(_in_order, copies))
         else:
@@ -84,8 +86,19 @@ def run_part(
     return tuple(results)
 
 
+def _within(block: Block, place: tuple[int, tuple[int, ...]]) -> Block:
+    """Return a run of a flat piece in the shape of the box that it holds in C order."""
+    at, shape = place
+    return block[at : at + math.prod(shape)].reshape(shape)
+
+
+def _target(block: Block, copy: Copy) -> Block:
+    """Return the place in a piece that a copy is written to."""
+    return _view(block if copy.within is None else _within(block, copy.within), copy.target)
+
+
 def _view(block: Block, index: Index) -> Block:
-    """Return a box of a block to write into; without the dots NumPy gives a scalar for 0-d."""
+    """Return a box of a block as a view; without the dots NumPy gives a scalar for 0-d."""
     place: tuple[Any, ...] = (*index, ...)
     view: Block = block[place]
     return view
@@ -134,6 +147,6 @@ def _exchange(
         for copy in message.copies:
             target = results[copy.piece]
             assert target is not None
-            boxes.append(_view(target, copy.target))
+            boxes.append(_target(target, copy))
         receives.append((message.peer, boxes))
     world.transport.exchange(sends, receives)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import optree
 
-from meshard.algebra.box import Index
+from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
@@ -88,20 +88,14 @@ def device_put(
     return optree.tree_unflatten(structure, results)
 
 
-def prefix_leaves(
-    prefix: Any,
-    tree: Any,
-    what: str,
-    name: str = "devices",
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> list[Any]:
+def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:
     """Return for each leaf of ``tree``, None included, the leaf of ``prefix`` above it.
 
     Raises:
         TreeError: if it is no prefix.
     """
     try:
-        return optree.broadcast_prefix(prefix, tree, is_leaf, none_is_leaf=True)
+        return optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
     except ValueError as error:
         raise TreeError(
             f"{what}: the tree of {name} must be a prefix of the tree of values: "
@@ -185,16 +179,25 @@ def make_array_from_callback(
     whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
     me = world.process_index
     indices: dict[int, Index] = {}
-    piece_of = place.layout(whole).piece_of
+    layout = place.layout(whole)
     for device, index in place.devices_indices_map(whole).items():
         if device.process_index == me and index is not None:
-            indices.setdefault(piece_of[device.id], index)
+            indices.setdefault(layout.piece_of[device.id], index)
     first: list[Block] = []
+    empty: dict[Box, Block] = {}
     wanted = None if dtype is None else checked_dtype(np.dtype(dtype), what)
 
     def value(piece: int) -> Block:
         if piece == probe and first:
             return first.pop()
+        box = layout.boxes[piece]
+        if box.volume:
+            return asked(piece)
+        if box not in empty:  # of pieces without elements several may have one index
+            empty[box] = asked(piece)
+        return empty[box]
+
+    def asked(piece: int) -> Block:
         given = as_host(data_callback(indices[piece]), what)
         if wanted in (None, given.dtype) or not np.can_cast(given.dtype, wanted, "same_kind"):
             return given

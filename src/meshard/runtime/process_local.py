@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import optree
 
 from meshard.algebra.layout import Layout
@@ -49,14 +50,15 @@ def make_array_from_process_local_data(
             follows from the parts.
         TreeError: if a tree is no prefix of ``local_data``.
 
-    >>> import meshard, numpy as np
+    >>> import meshard
     >>> x = make_array_from_process_local_data(meshard.devices()[0], np.arange(3))
     >>> x.shape
     (3,)
     """
     leaves, structure = optree.tree_flatten(local_data, none_is_leaf=True)
     shardings = prefix_leaves(sharding, local_data, _WHAT, "shardings")
-    shapes = prefix_leaves(global_shape, local_data, _WHAT, "global shapes", _is_shape)
+    wanted = optree.tree_map(_leaf, global_shape, is_leaf=_is_shape, none_is_leaf=True)
+    shapes = prefix_leaves(wanted, local_data, _WHAT, "global shapes")
     made = [
         None if leaf is None else _made(needed_sharding(place, _WHAT), as_host(leaf, _WHAT), shape)
         for leaf, place, shape in zip(leaves, shardings, shapes, strict=True)
@@ -65,7 +67,13 @@ def make_array_from_process_local_data(
 
 
 def _is_shape(given: object) -> bool:
-    return isinstance(given, (tuple, list)) and all(hasattr(n, "__index__") for n in given)
+    numbers = (int, np.integer)
+    return isinstance(given, (tuple, list)) and all(isinstance(n, numbers) for n in given)
+
+
+def _leaf(shape: Any) -> Any:
+    """Return a shape as what is no container, so that it is a leaf of its tree."""
+    return None if shape is None else np.asarray(shape, np.int64)
 
 
 def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:

@@ -40,12 +40,12 @@ class _Post:
         self.failed: int | None = None
         self.ended: set[int] = set()
 
-    def put(self, source: int, target: int, letter: object) -> None:
+    def put(self, source: int, target: int, kind: str, letter: object) -> None:
         with self.changed:
-            self.boxes[source, target].append(letter)
+            self.boxes[source, target].append((kind, letter))
             self.changed.notify_all()
 
-    def take(self, source: int, target: int) -> Any:
+    def take(self, source: int, target: int, kind: str) -> Any:
         box = self.boxes[source, target]
         until = time.monotonic() + self.deadline
         with self.changed:
@@ -71,7 +71,13 @@ class _Post:
                         f"process {source}. Do all processes run the same operations?"
                     )
                 self.changed.wait(min(left, 0.05))
-            return box.popleft()
+            sent, letter = box.popleft()
+        if sent != kind:
+            raise TransportError(
+                f"Process {target} expects {kind} of process {source}, which sent {sent}: the "
+                "processes have come out of step."
+            )
+        return letter
 
     def fail(self, index: int) -> None:
         with self.changed:
@@ -109,9 +115,9 @@ class SimulatedTransport:
     ) -> None:
         """Send copies of blocks, then wait for the peers'."""
         for peer, blocks in sends:
-            self._post.put(self.index, peer, [np.array(b) for b in blocks])
+            self._post.put(self.index, peer, "boxes", [np.array(b) for b in blocks])
         for peer, blocks in receives:
-            letter = self._post.take(peer, self.index)
+            letter = self._post.take(peer, self.index, "boxes")
             if len(letter) != len(blocks):
                 raise TransportError(
                     f"Process {self.index} expects {len(blocks)} boxes of process {peer}, which "
@@ -130,8 +136,8 @@ class SimulatedTransport:
         """Return a copy of every peer's object, this process's included."""
         letter = pickle.dumps(value)
         for peer in peers:
-            self._post.put(self.index, peer, letter)
-        return [pickle.loads(self._post.take(peer, self.index)) for peer in peers]
+            self._post.put(self.index, peer, "an object", letter)
+        return [pickle.loads(self._post.take(peer, self.index, "an object")) for peer in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all peers have come here."""
@@ -193,9 +199,9 @@ def simulate(
         )
         for i in range(processes)
     ]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:  # an interrupt of the caller ends the processes that wait

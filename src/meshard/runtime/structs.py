@@ -26,7 +26,7 @@ def checked_shape(shape: Any, what: str) -> tuple[int, ...]:
         ShapeError: if it is not made of whole numbers from 0 on.
     """
     try:
-        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
+        given = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         sizes = tuple([n.__index__() for n in given])
     except (TypeError, AttributeError):
         sizes = (-1,)

@@ -6,11 +6,14 @@ None is an empty tree, not a leaf, as in JAX.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import optree
+
+from meshard.errors import TreeError
 
 __all__ = [
     "all",
@@ -34,15 +37,37 @@ _NOTHING = object()
 def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the tree with a function applied to each leaf, and to the same leaves of others.
 
+    Raises:
+        TreeError: if the first tree is no prefix of another.
+
     >>> map(lambda a, b: a + b, {"x": 1}, {"x": 2})
     {'x': 3}
     """
-    return optree.tree_map(f, tree, *rest, is_leaf=is_leaf)
+    first, treedef = optree.tree_flatten(tree, is_leaf=is_leaf)
+    others = [_up_to(treedef, other) for other in rest]
+    return optree.tree_unflatten(treedef, builtins.map(f, first, *others))
+
+
+def _up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
+    """Return what stands in a tree at the leaves of a structure."""
+    with _refusing("the first tree must be a prefix of the others"):
+        return treedef.flatten_up_to(tree)
+
+
+@contextlib.contextmanager
+def _refusing(law: str) -> Iterator[None]:
+    """Turn optree's errors into ours."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise TreeError(f"tree: {law}: {str(error).split('; ')[0]}.") from error
 
 
 def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the tree with a function applied to each leaf's path and value."""
-    return optree.tree_map_with_path(f, tree, *rest, is_leaf=is_leaf)
+    paths, first, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    others = [_up_to(treedef, other) for other in rest]
+    return optree.tree_unflatten(treedef, builtins.map(f, paths, first, *others))
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
@@ -77,15 +102,25 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[tuple[Any,
 def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the full tree's structure with each leaf the one of the prefix above it.
 
+    Raises:
+        TreeError: if it is no prefix.
+
     >>> broadcast({"x": 1, "y": 2}, {"x": [0, 0], "y": 0})
     {'x': [1, 1], 'y': 2}
     """
-    return optree.tree_broadcast_prefix(prefix_tree, full_tree, is_leaf=is_leaf)
+    with _refusing("the one must be a prefix of the other"):
+        return optree.tree_broadcast_prefix(prefix_tree, full_tree, is_leaf=is_leaf)
 
 
 def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
-    """Return the tree of a structure with given leaves."""
-    return optree.tree_unflatten(treedef, leaves)
+    """Return the tree of a structure with given leaves.
+
+    Raises:
+        TreeError: if there are too many or too few.
+    """
+    given = list(leaves)
+    with _refusing(f"{len(given)} leaves are given for a structure of {treedef.num_leaves}"):
+        return optree.tree_unflatten(treedef, given)
 
 
 def structure(tree: Any, is_leaf: IsLeaf = None) -> optree.PyTreeSpec:
@@ -118,9 +153,14 @@ def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: A
         inner: the structure of the trees inside; None for that of the first one.
         tree: the tree of trees.
 
+    Raises:
+        TreeError: if it is not made so.
+
     >>> transpose(structure([0, 0]), structure({"x": 0}), [{"x": 1}, {"x": 2}])
     {'x': [1, 2]}
     """
     if inner is None:
-        inner = structure(outer.flatten_up_to(tree)[0])
-    return optree.tree_transpose(outer, inner, tree)
+        found = _up_to(outer, tree)
+        inner = structure(found[0] if found else ())
+    with _refusing("the tree must have the outer structure, and within it the inner one"):
+        return optree.tree_transpose(outer, inner, tree)

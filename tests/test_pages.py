@@ -1,0 +1,223 @@
+"""The pool of pages: blocks return when the last view dies, and are handed out again."""
+
+import gc
+import mmap
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshard.runtime.pages import _SMALLEST, Lease, Pages, _size_class
+
+F8 = np.dtype(np.float64)
+LARGE = 1 << 16  # float64s: 512 KiB
+
+
+def address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((LARGE,), "f8"), ((2, 300, 400), "i4"), ((1 << 19,), "u1"), ((7,), "c16")]
+)
+def test_arrays_have_the_shape_and_dtype_asked_for(shape, dtype):
+    x = Pages().empty(shape, np.dtype(dtype))
+    assert (x.shape, x.dtype) == (shape, np.dtype(dtype))
+    assert x.flags.c_contiguous
+    assert x.flags.writeable
+    x[...] = 3
+    assert (x == 3).all()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 1 << 20), (100,)])
+def test_small_arrays_do_not_come_from_the_pool(shape):
+    pages = Pages()
+    x = pages.empty(shape, F8)
+    assert x.shape == shape
+    assert x.flags.owndata
+    del x
+    assert pages.idle_bytes == 0
+
+
+def test_memory_is_handed_out_again_when_the_last_view_has_died():
+    pages = Pages()
+    x = pages.empty((LARGE,), F8)
+    where = address(x)
+    del x
+    assert pages.idle_bytes == LARGE * 8
+    y = pages.empty((LARGE // 2, 2), F8)
+    assert address(y) == where
+    assert pages.idle_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x[10:20],
+        lambda x: x.reshape(2, -1)[1],
+        lambda x: x.view(np.int64)[::3],
+        lambda x: memoryview(x),
+        lambda x: np.from_dlpack(x),
+        lambda x: np.asarray(x)[None].T,
+        lambda x: np.lib.stride_tricks.as_strided(x, (3,), (16,)),
+    ],
+)
+def test_memory_is_not_handed_out_while_a_view_lives(look):
+    pages = Pages()
+    x = pages.empty((LARGE,), F8)
+    x[:] = 7
+    view, where = look(x), address(x)
+    del x
+    gc.collect()
+    assert pages.idle_bytes == 0
+    others = [pages.empty((LARGE,), F8) for _ in range(3)]
+    for other in others:
+        other[:] = -1
+    assert where not in map(address, others)
+    assert np.asarray(view).view(F8).reshape(-1)[0] == 7
+    del view
+    assert pages.idle_bytes == LARGE * 8
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "view", "drop"]), st.integers(0, 4), st.integers(0, 9)),
+        max_size=30,
+    )
+)
+def test_no_two_arrays_that_live_share_memory(steps):
+    pages = Pages(keep=4 << 20)
+    alive: list[tuple[np.ndarray, int]] = []
+    for mark, (step, size, which) in enumerate(steps):
+        if step == "take":
+            x = pages.empty(((size + 2) << 15,), F8)
+            x[:] = mark
+            alive.append((x, mark))
+        elif alive and step == "view":
+            x, own = alive[which % len(alive)]
+            alive.append((x[which::7], own))
+        elif alive:
+            del alive[which % len(alive)]
+        x = None
+        assert all((view == own).all() for view, own in alive)
+        assert pages.idle_bytes <= pages.keep
+    alive.clear()
+    pages.trim()
+    assert pages.idle_bytes == 0
+
+
+def test_the_youngest_memory_is_taken_first():
+    pages = Pages()
+    arrays = [pages.empty((LARGE,), F8) for _ in range(3)]
+    places = list(map(address, arrays))
+    while arrays:
+        del arrays[0]
+    assert address(pages.empty((LARGE,), F8)) == places[-1]
+
+
+@given(st.integers(_SMALLEST, 1 << 40))
+def test_size_classes_waste_little(size):
+    found = _size_class(size)
+    assert size <= found <= size * 9 / 8 + mmap.PAGESIZE
+    assert found % mmap.PAGESIZE == 0
+    assert _size_class(found) == found
+
+
+def test_there_are_eight_classes_per_power_of_two():
+    assert len({_size_class(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)}) == 8
+
+
+def test_another_size_of_the_same_class_fits():
+    pages = Pages()
+    where = address(pages.empty((LARGE,), F8))
+    x = pages.empty((LARGE - 100,), F8)
+    assert address(x) == where
+    assert x.nbytes == (LARGE - 100) * 8
+
+
+def test_another_class_does_not_fit():
+    pages = Pages()
+    x = pages.empty((LARGE,), F8)
+    where = address(x)
+    del x
+    assert address(pages.empty((2 * LARGE,), F8)) != where
+    assert pages.idle_bytes == LARGE * 8 + 2 * LARGE * 8
+
+
+def test_no_more_than_the_limit_stays_idle():
+    pages = Pages(keep=LARGE * 8 * 2)
+    arrays = [pages.empty((LARGE,), F8) for _ in range(4)]
+    del arrays
+    assert pages.idle_bytes == LARGE * 8 * 2
+
+
+def test_trim_gives_idle_memory_back():
+    pages = Pages()
+    x = pages.empty((LARGE,), F8)
+    del x
+    y = pages.empty((2 * LARGE,), F8)
+    y[:] = 3
+    pages.trim()
+    assert pages.idle_bytes == 0
+    assert (y == 3).all()
+    del y
+    assert pages.idle_bytes == 2 * LARGE * 8
+
+
+def test_a_closed_pool_keeps_nothing_and_still_serves():
+    pages = Pages()
+    x = pages.empty((LARGE,), F8)
+    pages.close()
+    x[:] = 3
+    assert x.sum() == 3 * LARGE
+    del x
+    assert pages.idle_bytes == 0
+    assert pages.empty((LARGE,), F8).shape == (LARGE,)
+    assert pages.idle_bytes == 0
+
+
+def test_blocks_outlive_their_pool():
+    x = Pages().empty((LARGE,), F8)
+    gc.collect()
+    x[:] = 3
+    assert x.sum() == 3 * LARGE
+
+
+def test_huge_pages_are_asked_for_where_there_are_any():
+    x = Pages().empty((1 << 19,), F8)  # 4 MiB
+    x[:] = 1
+    assert x.sum() == 1 << 19
+
+
+def test_threads_may_take_and_give_at_once():
+    pages = Pages()
+    failures: list[str] = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            x = pages.empty((LARGE // 2,), F8)
+            x[::4096] = mark
+            if not (x[::4096] == mark).all():
+                failures.append(f"{mark} was overwritten")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert 0 < pages.idle_bytes <= 4 * LARGE * 4
+
+
+def test_a_lease_says_where_its_memory_is():
+    pages = Pages()
+    lease = Lease(pages, mmap.mmap(-1, 1 << 20))
+    x = np.asarray(lease)
+    assert (x.shape, x.dtype) == ((1 << 20,), np.uint8)
+    assert x.base is lease
+    del lease
+    x[:] = 1
+    del x
+    assert pages.idle_bytes == 1 << 20

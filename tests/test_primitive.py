@@ -1,0 +1,110 @@
+"""The door up: `bind` goes to the innermost interpreter, methods to installed functions."""
+
+import threading
+from typing import Any
+
+import pytest
+
+import meshard.numpy as mnp
+from meshard.errors import ArgumentError, MeshardError
+from meshard.runtime import primitive
+from meshard.runtime.primitive import bind, call, install, interpreting
+
+
+class Recorder:
+    """Writes down what it is asked for."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, tuple[Any, ...], Any]] = []
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
+        self.asked.append((name, operands, params))
+        return self.answer
+
+
+@pytest.fixture
+def doors(monkeypatch: pytest.MonkeyPatch) -> primitive._Doors:
+    """Doors behind which nothing is installed."""
+    fresh = primitive._Doors()
+    monkeypatch.setattr(primitive, "_DOORS", fresh)
+    return fresh
+
+
+def test_an_operation_goes_to_the_innermost_interpreter():
+    outer, inner = Recorder("outer"), Recorder("inner")
+    with interpreting(outer):
+        with interpreting(inner):
+            assert bind("add", 1, 2, axis=0, how="x") == "inner"
+        assert bind("sin", 3) == "outer"
+    assert inner.asked == [("add", (1, 2), (("axis", 0), ("how", "x")))]
+    assert outer.asked == [("sin", (3,), ())]
+
+
+def test_without_one_it_goes_to_the_base():
+    assert bind("add", mnp.ones(2), 2).tolist() == [3, 3]
+
+
+def test_operators_and_functions_of_arrays_are_bound():
+    x, recorder = mnp.ones(2), Recorder("recorded")
+    with interpreting(recorder):
+        assert x + 1 == "recorded"
+        assert -x == "recorded"
+        assert (x > 2) == "recorded"
+        assert mnp.sin(x) == "recorded"
+    assert [name for name, _, _ in recorder.asked] == ["add", "negative", "greater", "sin"]
+
+
+def test_an_interpreter_is_left_when_an_error_passes():
+    with pytest.raises(KeyError), interpreting(Recorder()):
+        raise KeyError
+    assert bind("add", mnp.ones(1), 1).tolist() == [2]
+
+
+def test_an_interpreter_may_bind_to_the_one_outside():
+    class Doubling:
+        def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
+            return ["twice", name]
+
+    class Passing:
+        def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
+            with interpreting(Doubling()):
+                return bind(name, *operands, **dict(params))
+
+    with interpreting(Passing()):
+        assert bind("add", 1) == ["twice", "add"]
+
+
+def test_other_threads_have_their_own_interpreters():
+    seen: list[Any] = []
+    recorder = Recorder("recorded")
+    with interpreting(recorder):
+        thread = threading.Thread(target=lambda: seen.append(bind("add", mnp.ones(1), 1).tolist()))
+        thread.start()
+        thread.join()
+    assert seen == [[2]]
+    assert recorder.asked == []
+
+
+def test_without_a_floor_above_nothing_can_be_done(doors):
+    with pytest.raises(MeshardError, match="add: no operations are installed; import meshard"):
+        bind("add", 1)
+    with pytest.raises(ArgumentError, match="sum: this version of meshard has no such operation"):
+        call("sum", 1)
+
+
+def test_what_is_installed_is_used(doors):
+    base = Recorder("base")
+    install(base, {"double": lambda x, *, by=2: x * by})
+    install(base, {"negate": lambda x: -x})
+    assert bind("add", 1) == "base"
+    assert call("double", 3) == 6
+    assert call("double", 3, by=5) == 15
+    assert call("negate", 3) == -3
+
+
+def test_a_method_that_has_no_operation_says_so(monkeypatch):
+    functions = {k: f for k, f in primitive._DOORS.functions.items() if k != "sum"}
+    monkeypatch.setattr(primitive._DOORS, "functions", functions)
+    with pytest.raises(ArgumentError, match="sum: this version of meshard has no such operation"):
+        mnp.ones(2).sum()

@@ -1,0 +1,167 @@
+"""Trees: JAX's functions and meanings, over optree."""
+
+import operator
+from collections import OrderedDict, defaultdict, namedtuple
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshard
+from meshard import tree
+from meshard.errors import TreeError
+
+Point = namedtuple("Point", "x y")
+Box = namedtuple("Box", "a")
+LEAVES = st.integers(-9, 9)
+trees = st.recursive(
+    LEAVES | st.none(),
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.lists(inside, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("dcba"), inside, max_size=3)
+        | st.builds(Point, inside, inside)
+        | st.builds(lambda i: OrderedDict(z=i, a=1), inside)
+        | st.builds(lambda i: defaultdict(int, b=i), inside)
+    ),
+    max_leaves=8,
+)
+EXAMPLE = {"b": [1, (2, None)], "a": Point(3, {"k": 4})}
+
+
+@given(trees)
+def test_leaves_come_in_jaxs_order(jax, value):
+    assert tree.leaves(value) == jax.tree.leaves(value)
+    flat, structure = tree.flatten(value)
+    assert flat == jax.tree.flatten(value)[0]
+    assert structure == tree.structure(value)
+    assert structure.num_leaves == len(flat)
+    assert tree.unflatten(structure, flat) == value
+    assert type(tree.unflatten(structure, flat)) is type(value)
+
+
+@given(trees)
+def test_maps_and_folds_are_jaxs(jax, value):
+    assert tree.map(lambda a: a + 1, value) == jax.tree.map(lambda a: a + 1, value)
+    assert tree.map(operator.add, value, value) == jax.tree.map(operator.add, value, value)
+    assert tree.reduce(operator.add, value, 5) == jax.tree.reduce(operator.add, value, 5)
+    assert tree.all(value) == jax.tree.all(value)
+    assert tree.broadcast(7, value) == jax.tree.broadcast(7, value)
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, list) or node is None
+
+    assert tree.leaves(value, is_leaf) == jax.tree.leaves(value, is_leaf)
+    assert tree.map(str, value, is_leaf=is_leaf) == jax.tree.map(str, value, is_leaf=is_leaf)
+    assert len(tree.flatten(value, is_leaf)[0]) == len(jax.tree.flatten(value, is_leaf)[0])
+
+
+def plain(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """JAX's path of key objects as the keys, positions and names themselves."""
+    parts = []
+    for key in path:
+        (name,) = (n for n in ("key", "idx", "name") if hasattr(key, n))
+        parts.append(getattr(key, name))
+    return tuple(parts)
+
+
+@given(trees)
+def test_paths_lead_to_the_leaves_as_in_jax(jax: ModuleType, value):
+    mine = tree.leaves_with_path(value)
+    theirs = [(plain(p), leaf) for p, leaf in jax.tree.leaves_with_path(value)]
+    # A field of a named tuple is a position here and a name there.
+    assert [leaf for _, leaf in mine] == [leaf for _, leaf in theirs]
+    assert [len(p) for p, _ in mine] == [len(p) for p, _ in theirs]
+    assert tree.flatten_with_path(value) == (mine, tree.structure(value))
+    found = tree.map_with_path(lambda path, leaf: (len(path), leaf), value)
+    assert found == jax.tree.map_with_path(lambda path, leaf: (len(path), leaf), value)
+
+
+def test_an_example():
+    assert tree.leaves(EXAMPLE) == [3, 4, 1, 2]
+    assert tree.map(lambda a: -a, EXAMPLE) == {"b": [-1, (-2, None)], "a": Point(-3, {"k": -4})}
+    assert [p for p, _ in tree.leaves_with_path(EXAMPLE)] == [
+        ("a", 0),
+        ("a", 1, "k"),
+        ("b", 0),
+        ("b", 1, 0),
+    ]
+    assert tree.reduce(operator.mul, EXAMPLE) == 24
+    assert tree.all({"a": True, "b": [1, 0]}) is False
+    assert tree.all([]) is True
+
+
+def test_arrays_and_shardings_are_leaves():
+    x = meshard.numpy.ones(3)
+    spec = meshard.P("i", None)
+    mesh = meshard.make_mesh((8,), ("i",))
+    sharding = meshard.NamedSharding(mesh, spec)
+    value = {"x": x, "s": [spec, sharding, mesh], "d": meshard.devices()[0], "n": np.ones(2)}
+    assert [id(leaf) for leaf in tree.leaves(value)] == [
+        id(leaf) for leaf in (value["d"], value["n"], spec, sharding, mesh, x)
+    ]
+
+
+def test_a_fold_of_nothing_needs_a_start():
+    assert tree.reduce(operator.add, [], 3) == 3
+    assert tree.reduce(operator.add, [], initializer=None) is None
+    with pytest.raises(TypeError):
+        tree.reduce(operator.add, [])
+
+
+@pytest.mark.parametrize("other", [{"a": 1}, {"a": 1, "c": 2}, [1, 2], {"a": 1, "b": [2]}])
+def test_other_structures_are_refused_where_jax_refuses_them(jax, other):
+    value = {"a": 1, "b": 2}
+    if other == {"a": 1, "b": [2]}:  # the first tree is a prefix of it
+        assert tree.map(lambda a, b: b, value, other) == jax.tree.map(lambda a, b: b, value, other)
+        return
+    for map_of in (tree.map, jax.tree.map):
+        with pytest.raises(ValueError):  # noqa: PT011
+            map_of(lambda a, b: a, value, other)
+    for map_of in (tree.map, tree.map_with_path):
+        with pytest.raises(TreeError, match="tree: the first tree must be a prefix of the others"):
+            map_of(lambda *a: a, value, other)
+
+
+def test_an_error_of_the_function_passes_as_it_is():
+    def fail(*_: Any) -> None:
+        raise ValueError("mine; all mine")
+
+    for map_of in (tree.map, tree.map_with_path):
+        with pytest.raises(ValueError, match="mine; all mine") as caught:
+            map_of(fail, {"a": 1})
+        assert type(caught.value) is ValueError
+
+
+def test_too_many_or_too_few_leaves_are_refused():
+    structure = tree.structure([1, 2])
+    assert tree.unflatten(structure, iter([3, 4])) == [3, 4]
+    for leaves in ([1], [1, 2, 3]):
+        with pytest.raises(TreeError, match=f"{len(leaves)} leaves are given for a structure of 2"):
+            tree.unflatten(structure, leaves)
+
+
+def test_transposing_exchanges_the_structures(jax):
+    value = [{"x": 1, "y": (2, 3)}, {"x": 4, "y": (5, 6)}]
+    outer, inner = tree.structure([0, 0]), tree.structure({"x": 0, "y": (0, 0)})
+    expected = jax.tree.transpose(
+        jax.tree.structure([0, 0]), jax.tree.structure({"x": 0, "y": (0, 0)}), value
+    )
+    assert tree.transpose(outer, inner, value) == expected
+    assert tree.transpose(outer, None, value) == expected
+    with pytest.raises(TreeError, match="must have the outer structure, and within it the inner"):
+        tree.transpose(outer, tree.structure({"x": 0}), value)
+    with pytest.raises(TreeError, match="prefix"):
+        tree.transpose(outer, None, [1])
+
+
+def test_broadcasting_repeats_the_leaves_of_a_prefix():
+    assert tree.broadcast({"a": 1, "b": [2, 3]}, EXAMPLE | {"b": [0, (0, 0)]}) == {
+        "a": Point(1, {"k": 1}),
+        "b": [2, (3, 3)],
+    }
+    with pytest.raises(TreeError, match="prefix"):
+        tree.broadcast({"a": 1}, EXAMPLE)
