@@ -69,6 +69,11 @@ def lacks_docstring(value: object) -> bool:
     return not text or (inspect.isclass(value) and text.startswith(f"{value.__name__}("))
 
 
+def is_ours(value: object) -> bool:
+    """Whether a name is meshard's own; dtypes and such are NumPy's and ml_dtypes'."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] not in ("numpy", "ml_dtypes")
+
+
 def test_the_public_surface_is_the_golden_list() -> None:
     names = sorted(name for name, _ in public_names())
     if os.environ.get("UPDATE_GOLDEN") == "1":
@@ -88,7 +93,8 @@ def test_the_public_surface_is_the_golden_list() -> None:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    bare = [name for name, value in public_names() if lacks_docstring(value)]
+    ours = ((n, v) for n, v in public_names() if is_ours(v))
+    bare = [name for name, value in ours if lacks_docstring(value)]
     assert not bare, f"public names without a docstring: {', '.join(bare)}"
 
 

@@ -140,7 +140,7 @@ def _cells(move: Move) -> tuple[str, ...]:
         size(move.moved),
         size(move.bound),
         f"{move.moved / move.bound:.2f}" if move.bound else "-",
-        f"{move.seconds * 1e3:.1f} ms",
+        f"{move.seconds * 1e3:.1f} ms" if move.seconds < 1 else f"{move.seconds:.2f} s",
         f"{move.moved / move.seconds / 1e9:.1f}" if move.moved and move.seconds else "-",
     )
 

@@ -61,7 +61,7 @@ def relu(x: Any) -> Any:
 
 def relu6(x: Any) -> Any:
     """Return the elements limited to the interval from 0 to 6."""
-    return bind("minimum", relu(x), 6)
+    return bind("minimum", relu(x), 6.0)
 
 
 def tanh(x: Any) -> Any:
@@ -201,24 +201,45 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     return shifted - bind("log", bind("where", total == 0, 1.0, total))
 
 
-def logsumexp(a: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Any:
+def logsumexp(
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Any = None,
+) -> Any:
     """Return the logarithm of the sum of exponentials, safely.
 
     Args:
         a: the array.
         axis: the dim or dims summed over, all by default.
-        keepdims: keep them, with size one.
+        b: what the exponentials are multiplied by; where their sum is negative, the result is NaN.
+        keepdims: keep the dims, with size one.
+        return_sign: return the logarithm of the sum's magnitude, and its sign.
         where: elements that take part.
     """
     value = _float(a)
+    lowest = -float("inf")
+    if b is not None:
+        value = bind("where", bind("equal", b, 0), lowest, value)
     if where is not None:
-        value = bind("where", where, value, -float("inf"))
-    top = max_(value, axis, keepdims=True)
+        value = bind("where", where, value, lowest)
+    dims = normalised_axes(axis, value.ndim, "logsumexp")
+    top = max_(value, dims, keepdims=True)
     safe = bind("where", bind("isfinite", top), top, 0.0)
-    total = bind("log", sum_(bind("exp", value - safe), axis, keepdims=True)) + safe
-    if keepdims:
-        return total
-    return squeeze(total, normalised_axes(axis, value.ndim, "logsumexp"))
+    weights = bind("exp", value - safe)
+    if b is not None:
+        weights = bind("multiply", weights, b)
+    total = sum_(weights, dims, keepdims=True)
+    with np.errstate(divide="ignore"):  # nothing has the logarithm minus infinity
+        found = bind("log", bind("absolute", total)) + safe
+    sign = bind("sign", total)
+    if b is not None and not return_sign:
+        found = bind("where", sign < 0, float("nan"), found)
+    if not keepdims:
+        found, sign = squeeze(found, dims), squeeze(sign, dims)
+    return (found, sign) if return_sign else found
 
 
 def standardize(

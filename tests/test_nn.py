@@ -1,0 +1,322 @@
+"""Functions of neural networks against JAX's, in both worlds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special
+
+import meshard
+import meshard.numpy as mnp
+from meshard import nn
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.sharding import NamedSharding, P
+from tests.lays import fetched, same
+from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+POINTWISE: dict[str, list[dict[str, Any]]] = {
+    "celu": [{}, {"alpha": 0.5}],
+    "elu": [{}, {"alpha": 2.0}],
+    "gelu": [{}, {"approximate": True}, {"approximate": False}],
+    "hard_tanh": [{}],
+    "leaky_relu": [{}, {"negative_slope": 0.3}],
+    "log_sigmoid": [{}],
+    "relu": [{}],
+    "relu6": [{}],
+    "selu": [{}],
+    "sigmoid": [{}],
+    "silu": [{}],
+    "soft_sign": [{}],
+    "softplus": [{}],
+    "swish": [{}],
+    "tanh": [{}],
+}
+
+
+@pytest.fixture(scope="module")
+def theirs(jax: Any) -> Any:
+    """JAX's functions, computing in 64 bits, and giving NumPy arrays."""
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        with jax.enable_x64(True):
+            found = getattr(jax.nn, name)(*args, **kwargs)
+            return tuple(map(np.asarray, found)) if isinstance(found, tuple) else np.asarray(found)
+
+    return call
+
+
+def near(found: Any, expected: Any, rtol: float = 1e-12) -> None:
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-14)
+
+
+def sample(*shape: int, seed: int = 0) -> Any:
+    x = np.random.default_rng(seed).normal(size=shape) * 4
+    x.flat[0] = 0
+    return x
+
+
+def test_every_function_is_tested():
+    others = {"glu", "log_softmax", "logsumexp", "one_hot", "softmax", "standardize"}
+    assert set(nn.__all__) == {*POINTWISE, *others}
+
+
+@pytest.mark.parametrize("name", sorted(POINTWISE))
+def test_pointwise(name, theirs):
+    edges = np.array([0.0, -0.0, 1e-300, 700, -700, np.inf, -np.inf, np.nan])
+    x = sample(6, 7)
+    function = getattr(nn, name)
+
+    def body() -> Any:
+        found = []
+        for options in POINTWISE[name]:
+            a = put(x, "i", "j", uneven="balanced")
+            y = function(a, **options)
+            assert y.sharding == a.sharding
+            found += [y, function(put(edges, "j"), **options)]
+        return fetched(found)
+
+    with np.errstate(all="ignore"):
+        found = everywhere(body)
+    for options, one, two in zip(POINTWISE[name], found[::2], found[1::2], strict=True):
+        near(one, theirs(name, x, **options))
+        near(two, theirs(name, edges, **options))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", BF16])
+@pytest.mark.parametrize("name", sorted(POINTWISE))
+def test_pointwise_keeps_the_dtype(name, dtype):
+    x = (np.arange(-8, 8) / 4).astype(dtype)
+
+    def body() -> Any:
+        return fetched(getattr(nn, name)(put(x, "i")))
+
+    found = everywhere(body)
+    assert found.dtype == dtype
+    exact = alone(lambda: whole(getattr(nn, name)(put(x.astype("f8"), "i"))))
+    tolerance = {"f4": 1e-5, "f2": 3e-3}.get(str(dtype), 2e-2)
+    np.testing.assert_allclose(found.astype("f8"), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_integers_become_the_default_float():
+    def body() -> Any:
+        a = put(np.arange(-4, 4), "i")
+        names = [n for n in POINTWISE if n not in ("relu", "hard_tanh")]
+        found = [getattr(nn, n)(a).dtype.name for n in names]
+        found += [nn.softmax(a).dtype.name, nn.one_hot(a, 3).dtype.name, nn.logsumexp(a).dtype.name]
+        return found + [nn.relu(a).dtype.name, nn.hard_tanh(a).dtype.name]
+
+    names = everywhere(body)
+    assert names[-2:] == ["int64", "int64"]
+    assert set(names[:-2]) == {"float64"}
+    before = config.default_float
+    config.update("default_float", "float32")
+    try:
+        assert set(everywhere(body)[:-2]) == {"float32"}
+    finally:
+        config.update("default_float", before)
+
+
+# over dims
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1, (0, 2), (0, 1, 2), None])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "standardize"])
+def test_over_dims(name, axis, theirs):
+    x = sample(4, 5, 6)
+
+    def body() -> Any:
+        found = []
+        for spec in [(), ("i",), (None, "j", "i"), (("i", "j"), None), (None, ("j", "i"))]:
+            a = put(x, *spec, uneven="balanced")
+            found.append(getattr(nn, name)(a, axis))
+        return fetched(found)
+
+    expected = theirs(name, x, axis)
+    for found in everywhere(body):
+        near(found, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_elements_that_take_no_part(name, theirs):
+    x = sample(6, 8)
+    where = np.random.default_rng(1).random((6, 8)) < 0.4
+    where[2], where[3] = False, True
+    x[3, 3] = -np.inf
+
+    def body() -> Any:
+        function = getattr(nn, name)
+        mask = put(where, None, "j")
+        a = put(x, "i", uneven="ceil")
+        found = [function(a, axis, where=mask) for axis in (-1, 0, (0, 1))]
+        return fetched([*found, function(a, 1, where=where[:, :1])])
+
+    found = everywhere(body)
+    for one, axis in zip(found[:3], (-1, 0, (0, 1)), strict=True):
+        near(one, theirs(name, x, axis, where=where))
+    near(found[3], theirs(name, x, 1, where=where[:, :1]))
+    if name == "softmax":
+        assert not found[0][2].any()
+        np.testing.assert_allclose(found[0].sum(1), where.any(1))
+
+
+@in_worlds
+def test_softmax_is_safe_and_adds_up():
+    x = np.array([[1000.0, 1001, 999, 1000], [-1e4, -1e4, -1e4, -np.inf]])
+    found = whole(nn.softmax(put(x, "j", "i")))
+    np.testing.assert_allclose(found.sum(1), 1)
+    np.testing.assert_allclose(found[1], [1 / 3, 1 / 3, 1 / 3, 0])
+    np.testing.assert_allclose(found, scipy.special.softmax(x, 1))
+    np.testing.assert_allclose(
+        whole(nn.log_softmax(put(x, "j", "i"))), scipy.special.log_softmax(x, 1)
+    )
+    short = whole(nn.softmax(put(np.ones(4096, BF16), "i")))
+    assert short.dtype == BF16
+    assert float(short[0]) == 2**-12
+
+
+def test_sums_of_exponentials(theirs):
+    x, b = sample(6, 8), sample(6, 8, seed=3)
+    b[0] = 0
+
+    def body() -> Any:
+        a, weights = put(x, "i", "j", uneven="ceil"), put(b, "j")
+        found = [nn.logsumexp(a, 1, weights), nn.logsumexp(a, b=abs(weights), keepdims=True)]
+        found += nn.logsumexp(a, 1, weights, return_sign=True)
+        found += [nn.logsumexp(a, 0, keepdims=True), nn.logsumexp(a, -1), nn.logsumexp(a, ())]
+        return fetched(
+            [*found, nn.logsumexp(put(np.array([np.inf, 1]))), nn.logsumexp(put(x[:0]), 0)]
+        )
+
+    expected = [theirs("logsumexp", x, 1, b), theirs("logsumexp", x, b=abs(b), keepdims=True)]
+    expected += theirs("logsumexp", x, 1, b, return_sign=True)
+    expected += [theirs("logsumexp", x, 0, keepdims=True), theirs("logsumexp", x, -1)]
+    expected += [theirs("logsumexp", x, ()), np.float64(np.inf)]
+    with pytest.raises(ValueError, match="max: dim 0"):
+        everywhere(body)
+
+    def rest() -> Any:
+        a, weights = put(x, "i", "j", uneven="ceil"), put(b, "j")
+        found = [nn.logsumexp(a, 1, weights), nn.logsumexp(a, b=abs(weights), keepdims=True)]
+        found += nn.logsumexp(a, 1, weights, return_sign=True)
+        found += [nn.logsumexp(a, 0, keepdims=True), nn.logsumexp(a, -1), nn.logsumexp(a, ())]
+        return fetched([*found, nn.logsumexp(put(np.array([np.inf, 1])))])
+
+    for found, e in zip(everywhere(rest), expected, strict=True):
+        near(found, e)
+
+
+@in_worlds
+def test_the_logarithm_of_nothing():
+    none = put(np.full(8, -np.inf), "i")
+    assert float(nn.logsumexp(none)) == -np.inf
+    assert float(nn.logsumexp(put(np.ones(8), "i"), where=np.zeros(8, bool))) == -np.inf
+
+
+def test_standardize_with_known_moments(theirs):
+    x = sample(6, 8)
+
+    def body() -> Any:
+        a = put(x, "i", "j", uneven="ceil")
+        found = [nn.standardize(a), nn.standardize(a, 0, epsilon=0.1), nn.standardize(a, 1, 0.5)]
+        return fetched([*found, nn.standardize(a, 1, mean=x[:, :1], variance=4.0)])
+
+    expected = [theirs("standardize", x), theirs("standardize", x, 0, epsilon=0.1)]
+    expected.append((x - 0.5) / np.sqrt(x.var(1, keepdims=True) + 1e-5))
+    expected.append(theirs("standardize", x, 1, mean=x[:, :1], variance=4.0))
+    for found, e in zip(everywhere(body), expected, strict=True):
+        near(found, e, rtol=1e-11)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_glu(axis, theirs):
+    x = sample(4, 6, 8)[:, :4]
+
+    def body() -> Any:
+        return fetched([nn.glu(put(x, *s), axis) for s in [(), ("i",), (None, "i", "j")]])
+
+    for found in everywhere(body):
+        near(found, theirs("glu", x, axis))
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2, -3])
+def test_one_hot(axis, theirs):
+    x = np.array([[0, 3, -1, 2], [1, 1, 5, 0]])
+
+    def body() -> Any:
+        a = put(x, "j", "i")
+        found = [nn.one_hot(a, 4, axis=axis), nn.one_hot(a, 4, axis=axis, dtype="i4")]
+        return fetched(
+            [*found, nn.one_hot(x, 4, axis=axis, dtype=BF16), nn.one_hot(a, 0, axis=axis)]
+        )
+
+    expected = theirs("one_hot", x, 4, axis=axis)
+    empty = theirs("one_hot", x, 0, axis=axis)
+    same(everywhere(body), [expected, expected.astype("i4"), expected.astype(BF16), empty])
+
+
+# where results lie
+
+
+@in_worlds
+def test_the_sharding_stays():
+    a = put(np.ones((8, 8)), "i", "j")
+    for function in (nn.softmax, nn.log_softmax, nn.standardize):
+        assert function(a).sharding == a.sharding
+        assert function(a, 0).sharding == a.sharding
+    assert nn.logsumexp(a, 0).sharding == NamedSharding(mesh(), P("j"))
+    assert nn.one_hot(put(np.arange(8), "i"), 10).sharding == NamedSharding(mesh(), P("i"))
+    assert nn.one_hot(put(np.arange(8), "i"), 10, axis=0).sharding == NamedSharding(
+        mesh(), P(None, "i")
+    )
+    assert nn.glu(a, 1).sharding.spec[0] == "i"
+
+
+@in_worlds
+def test_the_layer_of_the_tutorial():
+    x, w, b = sample(8, 4), sample(4, 6, seed=1), sample(6, seed=2)
+    y = nn.tanh(put(x, "i", None) @ put(w, None, "j") + put(b, "j"))
+    assert y.sharding == NamedSharding(mesh(), P("i", "j"))
+    np.testing.assert_allclose(whole(y), np.tanh(x @ w + b))
+
+
+# refusals
+
+
+@in_worlds
+def test_a_bad_axis():
+    a = put(np.ones((4, 6)), "i")
+    with pytest.raises(
+        ArgumentError, match="max: axis 2 is out of bounds for an array with 2 dims"
+    ):
+        nn.softmax(a, 2)
+    with pytest.raises(ArgumentError, match="logsumexp: axis 5 is out of bounds"):
+        nn.logsumexp(a, 5)
+    with pytest.raises(
+        ArgumentError, match="one_hot: axis 3 is out of bounds for an array with 3 dims"
+    ):
+        nn.one_hot(a, 4, axis=3)
+    with pytest.raises(ArgumentError, match="mean: axis=1.5 is neither a whole number"):
+        nn.standardize(a, 1.5)
+
+
+@in_worlds
+def test_other_refusals():
+    a = put(np.ones((4, 6)), "i")
+    with pytest.raises(ShapeError, match="incompatible shapes"):
+        nn.softmax(a, where=np.ones(5, bool))
+    with pytest.raises(ValueError, match="5"):
+        nn.glu(put(np.ones(5)))
+    with pytest.raises(DtypeError):
+        nn.relu("ab")
+    with pytest.raises(DtypeError):
+        nn.gelu(None)
+    with pytest.raises(DtypeError, match="'f12' is not a dtype"):
+        nn.one_hot(a, 4, dtype="f12")
+    assert isinstance(nn.relu([1.0, -1.0]), meshard.Array)
+    assert mnp.sum(nn.relu([1.0, -1.0])) == 1
