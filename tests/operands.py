@@ -165,3 +165,9 @@ def numbers(shape: Sequence[int], dtype: Any, seed: int, low: int = -3, high: in
     if kind.kind == "c":
         return (value + 1j * rng.integers(low, high, tuple(shape))).astype(kind)
     return value.astype(kind)
+
+
+def unsigned(value: Any) -> Any:
+    """Return an array without minus zeros: whether a sum gives one depends on its order."""
+    array = np.asarray(value)
+    return array + np.zeros((), array.dtype) if array.dtype.kind in "fc" else array

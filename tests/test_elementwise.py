@@ -482,6 +482,21 @@ def test_boxes_as_operands():
 
 
 @in_worlds
+def test_nothing_split_is_gathered_for_what_is_whole():
+    devices = meshard.devices()
+    boxes = {d: (slice(i, i + 1 + 2 * (i == 7)),) for i, d in enumerate(devices)}
+    a = meshard.device_put(np.arange(10.0), BoxSharding((10,), boxes))
+    turned = Mesh(np.array(devices)[::-1].reshape(2, 4), ("a", "b"))
+    for b in (put(np.ones(10)), put(np.ones(10), on=turned), np.ones(10)):
+        for found in (a + b, b + a):
+            assert found.aval.layout.piece_count == 8
+            same(whole(found), np.arange(10.0) + 1)
+    c = put(np.arange(8.0), "b", on=turned)
+    for found in (c * put(np.ones((1, 8))), put(np.ones((3, 8))) * c):
+        assert found.sharding == NamedSharding(turned, P(None, "b"))
+
+
+@in_worlds
 def test_uncommitted_operands_follow_committed_ones():
     a, guest = put(np.ones((8, 8)), "i", "j"), mnp.arange(8.0)
     assert not guest.committed
@@ -598,7 +613,7 @@ def test_incompatible_devices():
     assert "meshard.device_put" in message
     with pytest.raises(ValueError, match=r"where: received incompatible devices\. Operand 1"):
         mnp.where(b > 0, b, put(np.ones(2)))
-    with pytest.raises(ValueError, match="contract: received incompatible devices"):
+    with pytest.raises(ValueError, match="matmul: received incompatible devices"):
         a @ b
 
 

@@ -184,6 +184,26 @@ def test_numpys_rules_of_odd_indices(index):
     same(everywhere(lambda: whole(put(V, "i", "j")[index])), V[index])
 
 
+def test_foreign_arrays_are_taken():
+    class Foreign:
+        dtype, shape = np.dtype(int), (2,)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array([5, 0], dtype)
+
+    assert mnp.asarray(V)[Foreign()].tolist() == V[[5, 0]].tolist()
+    assert mnp.take(V, Foreign()).tolist() == [5, 0]
+
+
+def test_what_lies_on_a_device_of_another_process_can_be_looked_up():
+    def body():
+        there = meshard.devices()[6]
+        x, places = (meshard.device_put(v, there) for v in (V, np.array([7, -8])))
+        return [fetched(x[places]), fetched(x[:, 2][places])]
+
+    same(everywhere(body), [V[[7, 0]], V[[7, 0], 2]])
+
+
 @in_worlds
 def test_short_integers_can_index_long_dims():
     value = np.arange(1000)
@@ -271,10 +291,9 @@ def test_take_is_numpys(data, shape, mode):
     same(everywhere(body), expected)
 
 
-def test_take_of_lists_and_bools():
+def test_take_of_lists():
     x = mnp.asarray(V)
     assert mnp.take(x, [1, 7]).tolist() == [1, 7]
-    assert mnp.take(x, [True, False]).tolist() == [1, 0]
     assert mnp.take(x, []).shape == (0,)
     assert x.take([[0, -1]], axis=np.int64(1)).shape == (8, 1, 2)
     assert mnp.take(mnp.zeros((0, 3)), [], axis=0, mode="wrap").shape == (0, 3)
@@ -285,6 +304,7 @@ def test_take_of_lists_and_bools():
     [
         (lambda x: mnp.take(x, [99]), IndexingError, "Index 99 is out of bounds for dim 0"),
         (lambda x: mnp.take(x, [0.5]), IndexingError, "take: positions are integers, not float64"),
+        (lambda x: mnp.take(x, [True]), IndexingError, "take: positions are integers, not bool"),
         (lambda x: mnp.take(x, 0, axis=2), ArgumentError, "take: axis 2 is out of bounds"),
         (lambda x: mnp.take(x, 0, mode="fill"), ArgumentError, "'clip' or 'wrap', not 'fill'"),
         (lambda x: mnp.take(x[:0], [0], mode="clip"), IndexingError, "dim 0 has no elements"),

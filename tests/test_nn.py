@@ -109,7 +109,7 @@ def test_integers_become_the_default_float():
         names = [n for n in POINTWISE if n not in ("relu", "hard_tanh")]
         found = [getattr(nn, n)(a).dtype.name for n in names]
         found += [nn.softmax(a).dtype.name, nn.one_hot(a, 3).dtype.name, nn.logsumexp(a).dtype.name]
-        return found + [nn.relu(a).dtype.name, nn.hard_tanh(a).dtype.name]
+        return [*found, nn.relu(a).dtype.name, nn.hard_tanh(a).dtype.name]
 
     names = everywhere(body)
     assert names[-2:] == ["int64", "int64"]
@@ -196,18 +196,8 @@ def test_sums_of_exponentials(theirs):
     expected = [theirs("logsumexp", x, 1, b), theirs("logsumexp", x, b=abs(b), keepdims=True)]
     expected += theirs("logsumexp", x, 1, b, return_sign=True)
     expected += [theirs("logsumexp", x, 0, keepdims=True), theirs("logsumexp", x, -1)]
-    expected += [theirs("logsumexp", x, ()), np.float64(np.inf)]
-    with pytest.raises(ValueError, match="max: dim 0"):
-        everywhere(body)
-
-    def rest() -> Any:
-        a, weights = put(x, "i", "j", uneven="ceil"), put(b, "j")
-        found = [nn.logsumexp(a, 1, weights), nn.logsumexp(a, b=abs(weights), keepdims=True)]
-        found += nn.logsumexp(a, 1, weights, return_sign=True)
-        found += [nn.logsumexp(a, 0, keepdims=True), nn.logsumexp(a, -1), nn.logsumexp(a, ())]
-        return fetched([*found, nn.logsumexp(put(np.array([np.inf, 1])))])
-
-    for found, e in zip(everywhere(rest), expected, strict=True):
+    expected += [theirs("logsumexp", x, ()), np.float64(np.inf), np.full(8, -np.inf)]
+    for found, e in zip(everywhere(body), expected, strict=True):
         near(found, e)
 
 
@@ -292,7 +282,7 @@ def test_the_layer_of_the_tutorial():
 def test_a_bad_axis():
     a = put(np.ones((4, 6)), "i")
     with pytest.raises(
-        ArgumentError, match="max: axis 2 is out of bounds for an array with 2 dims"
+        ArgumentError, match="softmax: axis 2 is out of bounds for an array with 2 dims"
     ):
         nn.softmax(a, 2)
     with pytest.raises(ArgumentError, match="logsumexp: axis 5 is out of bounds"):
@@ -301,7 +291,7 @@ def test_a_bad_axis():
         ArgumentError, match="one_hot: axis 3 is out of bounds for an array with 3 dims"
     ):
         nn.one_hot(a, 4, axis=3)
-    with pytest.raises(ArgumentError, match="mean: axis=1.5 is neither a whole number"):
+    with pytest.raises(ArgumentError, match=r"standardize: axis=1\.5 is neither a whole number"):
         nn.standardize(a, 1.5)
 
 

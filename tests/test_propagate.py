@@ -312,6 +312,11 @@ def test_the_laws_of_propagation(case):
     assert propagate(rule, placements, AXES, weights) == found
 
 
+def plain(placement: Placement) -> Placement:
+    """Return a placement without the axes of size one, which say nothing."""
+    return tuple(Split(tuple(a for a in s.axes if AXES[a] > 1), s.cuts) for s in placement)
+
+
 @settings(max_examples=200)
 @given(propagations())
 def test_what_has_settled_stays(case):
@@ -319,8 +324,8 @@ def test_what_has_settled_stays(case):
     rule, placements, weights = case
     found = propagate(rule, placements, AXES, weights)
     again = propagate(rule, list(found.inputs), AXES, weights)
-    assert again.inputs == found.inputs
-    assert again.outputs == found.outputs
+    assert [*map(plain, again.inputs)] == [*map(plain, found.inputs)]
+    assert [*map(plain, again.outputs)] == [*map(plain, found.outputs)]
 
 
 @settings(max_examples=200)
@@ -336,7 +341,8 @@ def test_the_heaviest_operand_of_plain_dims_never_moves(case):
     for dim, before, after in zip(rule.inputs[number], own, found.inputs[number], strict=True):
         if dim and before.shards > 1:
             assert set(before.cuts) <= set(after.cuts)
-            assert after.axes[: len(before.axes)] == before.axes
+            (one,), (other,) = plain((before,)), plain((after,))
+            assert other.axes[: len(one.axes)] == one.axes
 
 
 @pytest.mark.parametrize("text", RULES)

@@ -490,7 +490,7 @@ def test_only_partial_results_travel():
 def test_a_bad_axis(axis, message):
     a = put(cube(), None, "i")
     for name in ("sum", "max", "any", "mean", "var", "count_nonzero", "average"):
-        with pytest.raises(ArgumentError, match=message):
+        with pytest.raises(ArgumentError, match=f"^{name}: .*{message}"):
             getattr(mnp, name)(a, axis=axis)
     assert issubclass(ArgumentError, ValueError)
 
@@ -510,8 +510,7 @@ def test_positions_take_one_axis(name):
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "ptp"])
 def test_there_is_no_extreme_of_nothing(name):
     a = put(np.zeros((0, 3)), "i", uneven="balanced")
-    kind = "max" if name == "ptp" else name
-    with pytest.raises(ShapeError, match=rf"{kind}: dim 0 of the shape \(0, 3\) is empty"):
+    with pytest.raises(ShapeError, match=rf"{name}: dim 0 of the shape \(0, 3\) is empty"):
         getattr(mnp, name)(a)
     with pytest.raises(ValueError, match="is empty"):
         getattr(mnp, name)(a, axis=0)

@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController
 
 import meshard
 from meshard.runtime.workers import Workers
@@ -246,3 +247,72 @@ def test_a_closed_world_has_no_threads():
     alone(body)
     assert set(threading.enumerate()) <= before
     assert meshard.process_count() == 1
+
+
+def blas_threads() -> list[int]:
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [library.num_threads for library in found]
+
+
+def in_a_thread(body: object) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(body()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_blas_has_one_thread_or_all(workers):
+    before = blas_threads()
+    assert before
+
+    def limited() -> tuple[list[int], list[int]]:
+        with workers.blas_threads(one=True):
+            inside = blas_threads()
+            with workers.blas_threads(one=True):
+                return inside, blas_threads()
+
+    ones = [1] * len(before)
+    assert limited() == (ones, ones)
+    assert blas_threads() == before
+    # threadpoolctl alone lets one thread only change anything
+    assert in_a_thread(limited) == (ones, ones)
+    assert limited() == (ones, ones)
+    assert blas_threads() == before
+    with workers.blas_threads(one=False):
+        assert blas_threads() == before
+    with pytest.raises(ZeroDivisionError), workers.blas_threads(one=True):
+        1 / 0
+    assert blas_threads() == before
+
+
+def test_those_who_want_other_numbers_of_blas_threads_wait(workers):
+    inside, leave = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        with workers.blas_threads(one=True):
+            inside.set()
+            assert leave.wait(20)
+            seen.append("first")
+
+    def second() -> None:
+        with workers.blas_threads(one=False):
+            seen.append("second")
+
+    def third() -> None:
+        with workers.blas_threads(one=True):
+            seen.append("third")
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    assert inside.wait(20)
+    for body in (second, third):
+        threads.append(threading.Thread(target=body))
+        threads[-1].start()
+    threads[2].join(20)  # wants what there is
+    assert seen == ["third"]
+    leave.set()
+    for thread in threads:
+        thread.join(20)
+    assert seen == ["third", "first", "second"]

@@ -30,7 +30,6 @@ from meshard.ops.composed import (
 )
 from meshard.ops.contract import (
     dot,
-    einsum,
     inner,
     matmul,
     outer,
@@ -60,6 +59,7 @@ from meshard.ops.create import (
     zeros,
     zeros_like,
 )
+from meshard.ops.einsum import einsum
 from meshard.ops.elementwise import (
     absolute,
     add,

@@ -163,16 +163,14 @@ def _adopt(
     while fit < len(part.axes) and part.axes[fit] not in used:
         fit += 1
     axes = part.axes[:fit]
-    if _count(axes, axis_sizes) == 1:
-        return
     before = chosen.get(factor)
     have = before.axes if before else ()
-    if len(axes) <= len(have) or axes[: len(have)] != have:
+    shards = _count(axes, axis_sizes)
+    if shards <= _count(have, axis_sizes) or axes[: len(have)] != have:
         return
-    if before and not set(before.cuts) <= set(part.cuts):
-        return
-    own = part.cuts if axes == part.axes else _cut(sizes[factor], _count(axes, axis_sizes))
-    chosen[factor] = Split(axes, own)
+    own = part.cuts if axes == part.axes else _cut(sizes[factor], shards)
+    if before is None or set(before.cuts) <= set(own):
+        chosen[factor] = Split(axes, own)
 
 
 def _rehome(

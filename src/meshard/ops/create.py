@@ -203,7 +203,7 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
 def _constant_of(name: str, number: float) -> Callable[..., Any]:
     def function(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
         wanted = default_float() if dtype is None else as_dtype(dtype)
-        return full(_shape(shape, name), np.asarray(number, wanted), wanted, device=device)
+        return _full(_shape(shape, name), np.asarray(number, wanted), device, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""Make an array of {name}, by default in the default float.
@@ -269,7 +269,8 @@ def arange(
         start, stop = 0, start
     first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
     given = [np.asarray(v).dtype for v in (first, last, by)]
-    if any(d.kind not in "biuf" for d in given) or not all(map(np.isfinite, (first, last, by))):
+    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
+    if not real or not all(map(np.isfinite, (first, last, by))):
         raise ArgumentError(
             f"arange: start, stop and step are finite real numbers, got {start!r}, {stop!r} and "
             f"{step!r}."
@@ -309,9 +310,14 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _kinds(values: Sequence[Any]) -> list[Any]:
+    """Return what NumPy promotes: Python's numbers themselves, of others the dtypes."""
+    return [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+
+
 def _promoted(values: Sequence[Any]) -> Dtype:
     """Return the dtype of numbers together: wide only if one is, besides Python's own."""
-    kinds = [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+    kinds = _kinds(values)
     found = np.result_type(*kinds)
     wide = (np.dtype(np.float64), np.dtype(np.complex128))
     if found not in wide or any(kind in wide for kind in kinds):
@@ -354,8 +360,8 @@ def linspace(
     count = num.__index__()
     first, last = _number(start), _number(stop)
     low, high = as_host(first, "linspace"), as_host(last, "linspace")
-    exact = _promoted((first, last, 1.0))
-    wanted = as_dtype(dtype) if dtype is not None else exact
+    natural = _promoted((first, last, 1.0))
+    wanted = as_dtype(dtype) if dtype is not None else natural
     parts = count - 1 if endpoint else count
     if low.ndim or high.ndim or not parts:
         values, step = np.linspace(
@@ -363,7 +369,8 @@ def linspace(
         )
         result = array(values, device=device)
         return (result, step) if retstep else result
-    first, last = low.astype(exact)[()], high.astype(exact)[()]
+    exact = np.result_type(*_kinds((first, last, 1.0)))  # whatever the default float is
+    first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
     step = (last - first) / parts
 
     def part(box: Box) -> Block:

@@ -6,7 +6,6 @@ mean of integers, becomes float32.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.world import config
-from meshard.errors import DtypeError
+from meshard.errors import DtypeError, MeshardError
 
 from .registry import Dtype, Op, Operand, Params
 
@@ -152,9 +151,10 @@ def result_dtypes(
             else (kind if weak is None else weak.type)(1)
             for (shape, kind), weak in zip(operands, weak_dtypes(operands), strict=True)
         ]
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with np.errstate(all="ignore"):
             found = op.kernel(*samples, **params)
+    except MeshardError:
+        raise
     except TypeError as error:
         kinds = ", ".join(str(getattr(k, "name", getattr(k, "__name__", k))) for _, k in operands)
         raise DtypeError(f"{op.name}: not possible for operands of dtype {kinds}.") from error

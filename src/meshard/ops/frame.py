@@ -54,8 +54,8 @@ class Frame:
             key=lambda it: (
                 not it[1].committed,
                 -it[1].sharding.num_devices,
+                it[1].layout.piece_count == 1,  # nothing split is gathered for what is not
                 not isinstance(it[1].sharding, NamedSharding),
-                it[1].layout.piece_count == 1,
                 -it[1].nbytes,
             ),
         )

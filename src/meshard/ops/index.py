@@ -368,6 +368,8 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str | None = None)
     if mode not in (None, "raise", "clip", "wrap"):
         raise ArgumentError(f"take: mode is None, 'raise', 'clip' or 'wrap', not {mode!r}.")
     places = _whole_numbers(indices, "take")
+    if mode in ("clip", "wrap"):
+        places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
     if places.size and not size:
         raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
     if mode == "clip":
@@ -379,15 +381,14 @@ def take(a: Any, indices: Any, axis: int | None = None, mode: str | None = None)
     return bind("gather", x, places, dims=(dim,), at=dim)
 
 
-def _whole_numbers(indices: Any, what: str) -> Array:
-    """Return positions of any integer dtype, 64 bits wide."""
-    places = as_array(
-        np.empty(0, np.int64) if isinstance(indices, list) and not indices else indices
-    )
-    if places.dtype.kind not in "biu":
+def _whole_numbers(indices: Any, what: str) -> Any:
+    """Return positions, checked to be integers; values of the host stay there for now."""
+    if isinstance(indices, list) and not indices:
+        return np.empty(0, np.int64)
+    places = indices if isinstance(indices, Array) else as_host(indices, what)
+    if places.dtype.kind not in "iu":
         raise IndexingError(f"{what}: positions are integers, not {places.dtype}.")
-    long: Array = bind("astype", places, dtype=np.dtype(np.int64))
-    return long
+    return places
 
 
 def _along_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -446,14 +447,12 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     (dim,) = normalised_axes(axis, x.ndim, "take_along_axis")
-    places = as_array(indices)
+    places = _whole_numbers(indices, "take_along_axis")
     if places.ndim != x.ndim:
         raise ShapeError(
             f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
             "they must have as many dims."
         )
-    if places.dtype.kind not in "iu":
-        raise IndexingError(f"take_along_axis: positions are integers, not {places.dtype}.")
     return bind("take_along_axis", x, _positions(places, x.shape[dim], dim), dim=dim)
 
 

@@ -19,7 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import contract, matrix
-from .contract import einsum, matmul, tensordot, vecdot
+from .contract import matmul, tensordot, vecdot
 from .create import eye, zeros, zeros_like
 from .decompose import (
     EighResult,
@@ -42,6 +42,7 @@ from .decompose import (
     svdvals,
 )
 from .dtypes import accumulator
+from .einsum import einsum
 from .matrix import cross, matrix_norm, norm, vector_norm
 from .reduce import max as max_
 from .reduce import sum as sum_

@@ -244,8 +244,8 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
         )
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
     values = _per_side("constant_values", constant_values, x.ndim).astype(x.dtype)
-    for d, (low, _) in added.items():
-        if mode == "constant" and values[d].any():
+    if mode == "constant" and values.any():
+        for d, (low, _) in added.items():
             size, at = result.shape[d], np.arange(result.shape[d])
             where = (at < low) | (at >= low + x.shape[d])
             line = (size, *(1,) * (x.ndim - d - 1))

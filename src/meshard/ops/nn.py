@@ -166,12 +166,13 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     [0.25, 0.25, 0.25, 0.25]
     """
     value = _float(x)
+    dims = normalised_axes(axis, value.ndim, "softmax")
     if where is None:
-        weights = bind("exp", value - max_(value, axis, keepdims=True))
-        return weights / sum_(weights, axis, keepdims=True)
-    value, top = _masked(value, axis, where)
+        weights = bind("exp", value - max_(value, dims, keepdims=True))
+        return weights / sum_(weights, dims, keepdims=True)
+    value, top = _masked(value, dims, where)
     weights = bind("exp", value - top)
-    total = sum_(weights, axis, keepdims=True)
+    total = sum_(weights, dims, keepdims=True)
     return weights / bind("where", total == 0, 1.0, total)
 
 
@@ -192,12 +193,13 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
         where: elements that take part; the others give minus infinity.
     """
     value = _float(x)
+    dims = normalised_axes(axis, value.ndim, "log_softmax")
     if where is None:
-        shifted = value - max_(value, axis, keepdims=True)
-        return shifted - bind("log", sum_(bind("exp", shifted), axis, keepdims=True))
-    value, top = _masked(value, axis, where)
+        shifted = value - max_(value, dims, keepdims=True)
+        return shifted - bind("log", sum_(bind("exp", shifted), dims, keepdims=True))
+    value, top = _masked(value, dims, where)
     shifted = value - top
-    total = sum_(bind("exp", shifted), axis, keepdims=True)
+    total = sum_(bind("exp", shifted), dims, keepdims=True)
     return shifted - bind("log", bind("where", total == 0, 1.0, total))
 
 
@@ -226,8 +228,10 @@ def logsumexp(
     if where is not None:
         value = bind("where", where, value, lowest)
     dims = normalised_axes(axis, value.ndim, "logsumexp")
-    top = max_(value, dims, keepdims=True)
-    safe = bind("where", bind("isfinite", top), top, 0.0)
+    safe: Any = 0.0
+    if all(value.shape[d] for d in dims):
+        top = max_(value, dims, keepdims=True)
+        safe = bind("where", bind("isfinite", top), top, 0.0)
     weights = bind("exp", value - safe)
     if b is not None:
         weights = bind("multiply", weights, b)
@@ -255,9 +259,10 @@ def standardize(
         epsilon: added to the variance, so that nothing is divided by zero.
     """
     value = _float(x)
-    off = value - (mean_(value, axis, keepdims=True) if mean is None else mean)
+    dims = normalised_axes(axis, value.ndim, "standardize")
+    off = value - (mean_(value, dims, keepdims=True) if mean is None else mean)
     if variance is None:
-        variance = var(value, axis, keepdims=True)
+        variance = var(value, dims, keepdims=True)
     return off / bind("sqrt", variance + epsilon)
 
 

@@ -307,7 +307,8 @@ def min(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return maximum less minimum over dims."""
-    return max(a, axis, keepdims) - min(a, axis, keepdims)
+    x = _not_empty(a, axis, "ptp")
+    return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
 def any(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -322,7 +323,9 @@ def all(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the number of elements that are not zero over dims."""
-    return sum(bind("not_equal", as_array(a), 0), axis, keepdims=keepdims)
+    x = as_array(a)
+    dims = normalised_axes(axis, x.ndim, "count_nonzero")
+    return sum(bind("not_equal", x, 0), dims, keepdims=keepdims)
 
 
 def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
@@ -349,8 +352,8 @@ def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     return _positions("argmin", a, axis, keepdims)
 
 
-def _count(x: Array, axis: Axis, what: str) -> int:
-    return int(np.prod([x.shape[d] for d in normalised_axes(axis, x.ndim, what)], dtype=np.int64))
+def _count(x: Array, dims: Sequence[int]) -> int:
+    return int(np.prod([x.shape[d] for d in dims], dtype=np.int64))
 
 
 def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
@@ -363,8 +366,9 @@ def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -
     x = as_array(a)
     own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
     wanted = own if dtype is None else as_dtype(dtype)
-    total = sum(x, axis, accumulator(wanted), keepdims)
-    found = bind("divide", total, _count(x, axis, "mean"))
+    dims = normalised_axes(axis, x.ndim, "mean")
+    total = sum(x, dims, accumulator(wanted), keepdims)
+    found = bind("divide", total, _count(x, dims))
     return found if found.dtype == wanted else found.astype(wanted)
 
 
@@ -386,11 +390,12 @@ def var(
     own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
     wanted = own if dtype is None else as_dtype(dtype)
     wide = accumulator(wanted)
-    off = bind("subtract", x, mean(x, axis, wide, keepdims=True))
+    dims = normalised_axes(axis, x.ndim, "var")
+    off = bind("subtract", x, mean(x, dims, wide, keepdims=True))
     real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
     squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
-    divisor = _count(x, axis, "var") - ddof
-    found = bind("divide", sum(squares, axis, keepdims=keepdims), divisor if divisor > 0 else 0.0)
+    divisor = _count(x, dims) - ddof
+    found = bind("divide", sum(squares, dims, keepdims=keepdims), divisor if divisor > 0 else 0.0)
     return found if found.dtype == real_dtype else found.astype(real_dtype)
 
 
@@ -404,7 +409,9 @@ def std(
     correction: float | None = None,
 ) -> Any:
     """Return the standard deviation over dims, all by default; takes what `var` takes."""
-    return bind("sqrt", var(a, axis, dtype, ddof, keepdims, correction=correction))
+    x = as_array(a)
+    dims = normalised_axes(axis, x.ndim, "std")
+    return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction))
 
 
 def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
@@ -424,10 +431,11 @@ def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
     >>> mnp.average(mnp.asarray([[1.0, 5.0], [2.0, 4.0]]), axis=1, weights=[3, 1]).tolist()
     [2.0, 2.5]
     """
-    if weights is None:
-        return mean(a, axis, keepdims=keepdims)
-    x, w = as_array(a), as_array(weights)
+    x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "average")
+    if weights is None:
+        return mean(x, dims, keepdims=keepdims)
+    w = as_array(weights)
     if w.shape != x.shape:
         along = dims if axis is None or hasattr(axis, "__index__") else tuple(axis)
         order = [d % x.ndim for d in along]

@@ -42,6 +42,7 @@ __all__ = [
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
 _CHUNK = 4 << 20
+_MOST_KNOWN = 4096
 
 
 def default_device(device: Device | str | None) -> AbstractContextManager[None]:
@@ -213,6 +214,8 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
             f"{len(world.devices)} devices. A plan can be made for devices that do not exist, an "
             "array cannot."
         )
+    if len(world.known_shardings) > _MOST_KNOWN:
+        world.known_shardings.clear()
     world.known_shardings.add(sharding)
 
 

@@ -1,0 +1,195 @@
+"""Plans of reshards, and the two functions that make and run them."""
+
+import numpy as np
+import pytest
+
+import meshard
+from meshard.algebra.layout import Layout, balanced_cuts
+from meshard.errors import ArgumentError, DeletedArrayError, IndivisibleError, TreeError
+from meshard.plan.reshard import Leaf, Plan
+from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
+from meshard.testing import virtual_devices
+from tests.worlds import everywhere, in_worlds, mesh, put, whole
+
+V = np.arange(48).reshape(8, 6)
+
+
+def lines(size, shards, first=0):
+    return Layout((size,), (balanced_cuts(size, shards),), first + np.arange(shards)[:, None])
+
+
+# plans as values
+
+
+def test_a_leaf_counts_what_each_device_receives():
+    leaf = Leaf("x", lines(10, 4), lines(10, 2), 4)
+    assert leaf.nbytes == 40
+    assert leaf.received() == {0: 8, 1: 20 - 4}
+    elsewhere = Leaf("x", lines(10, 4), lines(10, 2, first=8), 4)
+    assert elsewhere.received() == {8: 20, 9: 20}
+    assert Leaf("x", lines(10, 2), lines(10, 2), 8).received() == {0: 0, 1: 0}
+
+
+def test_a_plan_adds_up_its_leaves():
+    plan = Plan([Leaf("a", lines(10, 4), lines(10, 2), 4), Leaf("b", lines(4, 1), lines(4, 2), 8)])
+    assert plan.received == {0: 8, 1: 16 + 16}
+    assert plan.bytes_moved == plan.lower_bound_bytes == 40
+    assert plan.nbytes == 40 + 32
+    assert Plan([]).bytes_moved == Plan([]).lower_bound_bytes == 0
+
+
+def test_a_plan_prints_as_a_table():
+    plan = Plan([Leaf("x", lines(12_000, 4), lines(12_000, 3), 8)])
+    assert str(plan) == (
+        "arrays                              1\n"
+        "bytes of the arrays            96,000\n"
+        "bytes moved                    48,000\n"
+        "lower bound                    48,000\n"
+        "moved / bound                   1.000\n"
+        "most by one device             24,000"
+    )
+    assert repr(plan) == "Plan(1 arrays, 48000 bytes moved)"
+    assert "moved / bound                   1.000" in str(Plan([]))
+
+
+# planning
+
+
+def test_devices_need_not_exist():
+    devices = virtual_devices(4096)
+    grid = np.empty(4096, object)
+    grid[:] = devices
+    wide = Mesh(grid.reshape(64, 64), ("x", "y"))
+    x = meshard.ShapeDtypeStruct((8192, 64), "f4", sharding=NamedSharding(wide, P("x")))
+    plan = meshard.plan_reshard(x, NamedSharding(wide, P(("x", "y"))))
+    assert plan.bytes_moved == plan.lower_bound_bytes == 0
+    far = meshard.plan_reshard(x, NamedSharding(Mesh(virtual_devices(8), "z"), P()))
+    assert far.bytes_moved == far.lower_bound_bytes == 8 * (8192 - 128) * 64 * 4
+
+
+@in_worlds
+def test_a_tree_is_planned_leaf_by_leaf():
+    a, b = put(V, "i"), put(V[0], "j")
+    rows, both = (NamedSharding(mesh(), s) for s in (P("i"), P("i", "j")))
+    tree = {"a": a, "b": {"c": b, "d": np.float32(1)}}
+    plan = meshard.plan_reshard(tree, {"a": both, "b": NamedSharding(mesh(), P())})
+    assert [leaf.name for leaf in plan.leaves] == ["a", "b.c", "b.d"]
+    assert plan.leaves[0].destination == both.layout((8, 6))
+    assert plan.bytes_moved == plan.lower_bound_bytes == 8 * (8 * 3) + 7 * 4
+    assert meshard.plan_reshard(a, rows).bytes_moved == 0
+    assert meshard.plan_reshard(V, meshard.local_devices()[0]).leaves[0].name == "x"
+
+
+@pytest.mark.parametrize(
+    ("x", "to", "error", "words"),
+    [
+        (
+            {"a": meshard.ShapeDtypeStruct((4,), "f4")},
+            lambda: meshard.devices()[0],
+            ArgumentError,
+            r"plan_reshard: a is a ShapeDtypeStruct\(shape=\(4,\).* that carries no sharding",
+        ),
+        ({"a": V}, lambda: {"a": None}, ArgumentError, "no sharding is given for a"),
+        (V, lambda: None, ArgumentError, "no sharding is given for x"),
+        (V, lambda: "there", ArgumentError, "plan_reshard: expected a Sharding.*got 'there'"),
+        ([V], lambda: (meshard.devices()[0],), TreeError, "plan_reshard: the tree of devices"),
+        (
+            np.zeros(5),
+            lambda: NamedSharding(mesh(), P("i")),
+            IndivisibleError,
+            "dimension 0 should be divisible by 4, but it is equal to 5",
+        ),
+    ],
+)
+def test_refused_plans(x, to, error, words):
+    with pytest.raises(error, match=words):
+        meshard.plan_reshard(x, to())
+
+
+# doing it
+
+
+def test_a_tree_goes_where_a_prefix_of_it_says():
+    def body():
+        a, b = put(V, "i"), put(V[0], "j")
+        rows, all_of_it = NamedSharding(mesh(), P(None, "j")), NamedSharding(mesh(), P())
+        found = meshard.reshard({"a": a, "b": [b, 2.5]}, {"a": rows, "b": all_of_it})
+        assert found["a"].sharding == rows
+        assert found["b"][0].sharding == found["b"][1].sharding == all_of_it
+        assert not a.is_deleted()
+        return [whole(found["a"]), whole(found["b"][0]), whole(found["b"][1])]
+
+    found = everywhere(body)
+    assert found[0].tolist() == V.tolist()
+    assert found[1].tolist() == V[0].tolist()
+    assert found[2] == 2.5
+
+
+@in_worlds
+def test_donated_arrays_say_so():
+    x = put(V, "i")
+    y = meshard.reshard(x, NamedSharding(mesh(), P("j")), donate=True)
+    assert whole(y).tolist() == V.tolist()
+    assert x.is_deleted()
+    with pytest.raises(DeletedArrayError, match="donated to reshard"):
+        x + 1
+
+
+@in_worlds
+def test_a_donated_array_that_stays_where_it_is():
+    x = put(V, "i")
+    y = meshard.reshard(x, x.sharding, donate=True)
+    assert not y.is_deleted()
+    assert whole(y).tolist() == V.tolist()
+
+
+@in_worlds
+def test_nothing_is_deleted_when_a_leaf_is_refused():
+    x, y = put(V, "i"), put(np.arange(4), "i")
+    odd = np.zeros(5)
+    with pytest.raises(IndivisibleError):
+        meshard.reshard([x, odd, y], NamedSharding(mesh(), P("j")), donate=True)
+    assert not x.is_deleted()
+    assert not y.is_deleted()
+
+
+@in_worlds
+def test_a_replicated_array_is_one_block_per_process():
+    x = meshard.reshard(put(V, "i", "j"), NamedSharding(mesh(), P()))
+    blocks = {id(np.asarray(s.data._live()[0])) for s in x.addressable_shards}
+    assert len(blocks) == 1
+    pairs = meshard.reshard(x, NamedSharding(mesh(), P("i")))
+    for shard in pairs.addressable_shards:
+        twin = next(s for s in pairs.addressable_shards if s.index == shard.index)
+        assert shard.data._live()[0] is twin.data._live()[0]
+
+
+@in_worlds
+def test_views_where_they_are_worth_it():
+    x = put(np.arange(1 << 14))
+    y = meshard.reshard(x, NamedSharding(mesh(), P(("i", "j"))))
+    (block,) = x._live()
+    for new in y._live():
+        assert new is None or np.shares_memory(block, new)
+    first = meshard.devices()[0]
+    few = meshard.reshard(
+        x,
+        BoxSharding(
+            (1 << 14,), {first: (slice(0, 99),), meshard.devices()[-1]: (slice(99, None),)}
+        ),
+    )
+    for piece, new in zip((99, (1 << 14) - 99), few._live(), strict=True):
+        # One process sees all of the block, so that both views are worth keeping it.
+        small = meshard.process_count() > 1 and piece == 99
+        assert new is None or np.shares_memory(block, new) != small
+
+
+@in_worlds
+def test_a_permutation_of_devices_moves_references():
+    x = put(np.arange(64), "d", on=mesh((8,), ("d",)))
+    turned = Mesh(list(reversed(meshard.devices())), "d")
+    y = meshard.reshard(x, NamedSharding(turned, P("d")))
+    plan = meshard.plan_reshard(x, y.sharding)
+    assert plan.bytes_moved == 64 * 8
+    if meshard.process_count() == 1:
+        assert all(a is b for a, b in zip(x._live(), y._live(), strict=True))
