@@ -171,6 +171,16 @@ def test_an_einsum_of_something_else():
 
 
 @in_worlds
+def test_a_wider_dtype_is_that_of_all_sums():
+    ones = put(np.ones((257, 4), BF16), "i", uneven="balanced")  # bfloat16 has no 257
+    assert float(mnp.einsum("ij->j", ones, preferred_element_type="f4")[0]) == 257
+    assert float(mnp.einsum("ij->j", ones)[0]) == 256
+    weights = put(np.ones(3, BF16))
+    found = mnp.einsum("ij,k->j", ones, weights, preferred_element_type="f4")
+    assert float(found[0]) == 771
+
+
+@in_worlds
 def test_dtypes_without_a_common_one():
     a, b = put(np.ones((2, 2), BF16)), put(np.ones((2, 2), "f2"))
     with pytest.raises(

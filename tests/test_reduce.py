@@ -427,7 +427,9 @@ def test_large_results_on_the_devices_of_other_processes():
     def body() -> Any:
         some = Mesh(meshard.devices()[2:6], "i")
         a = put(x, "i", on=some)
-        return fetched([a.sum(0), a.argmax(0), a.sum(), a.max(1)])
+        found = [a.sum(0), a.argmax(0), a.sum(), a.max(1)]
+        assert all(len(f._live()) == f.aval.layout.piece_count for f in found)
+        return fetched(found)
 
     found = in_all_worlds(body)
     same(found, [x.sum(0), x.argmax(0), x.sum(), x.max(1)])

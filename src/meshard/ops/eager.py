@@ -342,7 +342,7 @@ def _across(
         return joined
     dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
     if not dtypes:  # none of the devices is this process's
-        return joined
+        return [()] * count
     placed = [
         run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
         for k, dtype in enumerate(dtypes)

@@ -6,6 +6,7 @@ A split dim that is reduced gives partial results, combined in mesh order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -75,21 +76,26 @@ def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
     return f"{' '.join(names)} -> {' '.join(kept)}"
 
 
+@lru_cache(maxsize=256)
+def _sum_dtypes(dtype: Dtype, wanted: Dtype | None) -> tuple[Dtype, Dtype]:
+    """Return the dtype of a sum, and the one in which it is accumulated."""
+    if wanted is None:
+        wanted = np.add.reduce(np.ones(1, dtype)).dtype if dtype.kind in "biu" else dtype
+    return wanted, accumulator(wanted)
+
+
 def _sum_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    dtype = operand_dtype(operands[0])
-    if params["dtype"] is not None:
-        return (params["dtype"],)
-    return (np.add.reduce(np.ones(1, dtype)).dtype,) if dtype.kind in "biu" else (dtype,)
+    return (_sum_dtypes(operand_dtype(operands[0]), params["dtype"])[0],)
 
 
 def _accumulated(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (accumulator(_sum_law(operands, params)[0]),)
+    return (_sum_dtypes(operand_dtype(operands[0]), params["dtype"])[1],)
 
 
 def _accumulate(ufunc: np.ufunc, final: bool) -> Callable[..., Any]:
     def kernel(x: Block, *, axis: tuple[int, ...], keepdims: bool, dtype: Dtype | None) -> Any:
-        law = _sum_law([(x.shape, x.dtype)], {"dtype": dtype})[0]
-        found = ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=accumulator(law))
+        law, wide = _sum_dtypes(x.dtype, dtype)
+        found = ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=wide)
         return np.asarray(found, law) if final else found
 
     return kernel
