@@ -20,13 +20,22 @@ from .world import here
 __all__ = ["plan_reshard", "reshard"]
 
 
-def reshard(x: Any, sharding: Any, *, donate: bool = False) -> Any:
+def reshard(
+    x: Any,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+) -> Any:
     """Move a tree of arrays to other layouts.
 
     Args:
         x: a tree of arrays; other leaves are placed.
         sharding: a tree of shardings that is a prefix of ``x``.
         donate: delete the source arrays when all have been moved.
+        may_alias: accepted as in the reference; blocks are immutable and shared where they can be.
+        cache_resharding_plans: accepted as in the reference; plans are always kept and found again.
 
     Returns:
         The tree of moved arrays.
