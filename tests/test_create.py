@@ -171,6 +171,7 @@ def test_arange_is_numpys_to_the_bit(data, start, stop, step, dtype):
         (3, None, None, complex),
         (4, None, None, ml_dtypes.bfloat16),
         (0, -5e-324, -2),
+        (-0.0, -1, -1.0),
     ],
 )
 def test_arange_of_odd_arguments_is_numpys(arguments):

@@ -144,6 +144,17 @@ def test_a_donated_array_that_stays_where_it_is():
 
 
 @in_worlds
+def test_a_leaf_without_a_place_is_left_alone():
+    x, y = put(V, "i"), put(V, "i")
+    found = meshard.reshard(
+        {"x": x, "y": y}, {"x": None, "y": NamedSharding(mesh(), P())}, donate=True
+    )
+    assert found["x"] is x
+    assert not x.is_deleted()
+    assert y.is_deleted()
+
+
+@in_worlds
 def test_nothing_is_deleted_when_a_leaf_is_refused():
     x, y = put(V, "i"), put(np.arange(4), "i")
     odd = np.zeros(5)
