@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.layout import Layout, balanced_cuts, even_cuts
+from meshard.algebra.layout import balanced_cuts, even_cuts
 from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
 from meshard.algebra.sharding import NamedSharding, device_tensor
@@ -27,7 +27,7 @@ from .exchange import Reduction, plan_reduction
 from .frame import Frame
 from .registry import Dtype, MoveOp, Op, Operand, Params
 
-__all__ = ["Cell", "KernelPlan", "Move", "MovePlan", "decide_kernel", "decide_move"]
+__all__ = ["Cell", "KernelPlan", "MovePlan", "decide_kernel", "decide_move"]
 
 
 @final
@@ -37,16 +37,6 @@ class Cell:
 
     pieces: tuple[int, ...]
     params: Params
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Move:
-    """An operand's way to the layout that the operation needs."""
-
-    part: Part
-    source: Layout
-    target: Layout
 
 
 @final
@@ -72,7 +62,7 @@ class KernelPlan:
     """
 
     op: Op
-    moves: tuple[Move | None, ...]
+    moves: tuple[Part | None, ...]
     cells: tuple[Cell, ...]
     groups: tuple[tuple[int, ...], ...]
     outputs: tuple[ArrayType, ...]
@@ -138,7 +128,7 @@ def decide_kernel(
         frame.mesh.shape,
         [0 if k is None else k.nbytes for k in kinds],
     )
-    moves: list[Move | None] = []
+    moves: list[Part | None] = []
     for kind, placement in zip(kinds, found.inputs, strict=True):
         moves.append(None if kind is None else _move_to(world, frame, kind, placement))
     outputs = tuple(
@@ -160,7 +150,7 @@ def _nothing_reduced(rule: BoundRule) -> BoundRule:
 
 def _move_to(
     world: RuntimeWorld, frame: Frame, kind: ArrayType, placement: Placement
-) -> Move | None:
+) -> Part | None:
     """Return how an operand gets to a placement; None if it is there."""
     split = any(s.shards > 1 for s in placement)
     if frame.is_guest(kind) and not split:
@@ -175,7 +165,7 @@ def _move_to(
     processes = world.process_map(target)
     if processes is not None:
         processes = {**processes, **(world.process_map(kind.sharding) or {})}
-    return Move(assemble(layout, [Source(source)], processes, world.process_index), source, layout)
+    return assemble(layout, [Source(source)], processes, world.process_index)
 
 
 def _output(
@@ -214,7 +204,7 @@ def _with_cells(
     rule: BoundRule,
     found: Propagation,
     kinds: Sequence[ArrayType | None],
-    moves: Sequence[Move | None],
+    moves: Sequence[Part | None],
     outputs: tuple[ArrayType, ...],
     operands: Sequence[Operand],
     given: tuple[Dtype, ...],

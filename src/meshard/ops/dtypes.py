@@ -14,6 +14,7 @@ import numpy as np
 
 from meshard.algebra.world import config
 from meshard.errors import DtypeError, MeshardError
+from meshard.runtime.place import checked_dtype
 
 from .registry import Dtype, Op, Operand, Params
 
@@ -62,25 +63,7 @@ def as_dtype(given: Any) -> Dtype:
         dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
     except TypeError as error:
         raise DtypeError(f"{given!r} is not a dtype.") from error
-    return checked(dtype)
-
-
-def checked(dtype: Dtype) -> Dtype:
-    """Return the dtype if arrays can have it.
-
-    Raises:
-        DtypeError: if it is one of objects, strings, dates or records.
-    """
-    if dtype.kind not in "biufc" and not _is_extension(dtype):
-        raise DtypeError(
-            f"dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, complex "
-            "numbers and the small floats of ml_dtypes."
-        )
-    return dtype.newbyteorder("=") if not dtype.isnative else dtype
-
-
-def _is_extension(dtype: Dtype) -> bool:
-    return dtype.type.__module__.startswith("ml_dtypes")
+    return checked_dtype(dtype, "dtype")
 
 
 def is_float(dtype: Dtype) -> bool:

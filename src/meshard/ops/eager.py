@@ -154,7 +154,7 @@ def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]
         elif move is None:
             given.append(x._live())
         else:
-            given.append(run_part(world, move.part, (x._live(),), x.dtype))
+            given.append(run_part(world, move, (x._live(),), x.dtype))
     if plan.partial:
         return _finished(plan, _run_partial(plan, world, given))
     results = _run_cells(plan, world, given, plan.op.kernel)

@@ -111,7 +111,6 @@ class _Cells:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.cuts: tuple[Cuts, ...] = layout.cuts
-        self._grid = tuple(len(c) - 1 for c in self.cuts)
         self._covers: dict[tuple[int, ...], list[int]] = {}
         if not layout.regular:
             for piece, box in enumerate(layout.boxes):
@@ -190,7 +189,7 @@ def _flat_boxes(
 
 def _boxes(
     operand: int, source: Source, cells: _Cells, piece: int, box: Box
-) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
+) -> Iterator[list[Copy]]:
     """Yield for each overlapping cell of a source the copies that could bring its part."""
     if not source.flat:
         yield from _box_copies(operand, source, cells, piece, box)
@@ -209,7 +208,7 @@ def _box_copies(
     piece: int,
     box: Box,
     within: tuple[int, tuple[int, ...]] | None = None,
-) -> Iterator[tuple[tuple[int, ...], list[Copy]]]:
+) -> Iterator[list[Copy]]:
     per_dim = []
     strides: list[tuple[int, int]] = []
     for dim, (start, stop) in enumerate(zip(box.starts, box.stops, strict=True)):
@@ -239,7 +238,7 @@ def _box_copies(
             at = cells.offset(cell, origin)
             region = tuple([_span(o + r[3], r[1], r[4]) for o, r in zip(at, runs, strict=True)])
             choices.append(Copy(operand, origin, region, piece, target, shape, within))
-        yield cell, choices
+        yield choices
 
 
 def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int, list[int]]]:
@@ -248,7 +247,7 @@ def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int,
     Each is the number of elements, and the source's pieces that hold it.
     """
     found = []
-    for _, choices in _boxes(0, source, _Cells(source.layout), piece, destination.box(piece)):
+    for choices in _boxes(0, source, _Cells(source.layout), piece, destination.box(piece)):
         found.append((math.prod(choices[0].shape), [c.origin for c in choices]))
     return found
 
@@ -284,7 +283,7 @@ def assemble(
         if not box.volume:
             continue
         for operand, source in enumerate(sources):
-            for _, choices in _boxes(operand, source, cells[operand], piece, box):
+            for choices in _boxes(operand, source, cells[operand], piece, box):
                 owners = [(p, c) for c in choices for p in holders[operand][c.origin]]
                 for receiver in wanted[piece]:
                     mine = [o for o in owners if o[0] == receiver]
