@@ -46,7 +46,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "plan": frozenset({"numpy", "scipy", "rich"}),
     "runtime": frozenset({"numpy", "threadpoolctl", "optree", "ml_dtypes"}),
     "ops": frozenset({"numpy", "scipy", "ml_dtypes", "opt_einsum"}),
-    "transforms": frozenset({"numpy"}),
+    "transforms": frozenset({"numpy", "optree"}),
     "mpi": frozenset({"numpy", "mpi4py"}),
     "checkpoint": frozenset({"numpy", "ml_dtypes", "safetensors", "zarr"}),
     "compat": frozenset({"numpy"}),

@@ -12,7 +12,7 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from meshard import config, debug, errors, nn, numpy, sharding, tree
+from meshard import config, debug, errors, lax, nn, numpy, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -39,6 +39,8 @@ from meshard.runtime.place import default_device
 from meshard.runtime.process_local import make_array_from_process_local_data
 from meshard.runtime.reshard import plan_reshard, reshard
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
+from meshard.transforms import install as _install_more  # noqa: F401  (likewise)
+from meshard.transforms.shard_map import shard_map
 
 __all__ = [
     "Array",
@@ -58,6 +60,7 @@ __all__ = [
     "device_put",
     "devices",
     "errors",
+    "lax",
     "live_arrays",
     "local_device_count",
     "local_devices",
@@ -72,6 +75,7 @@ __all__ = [
     "process_index",
     "reshard",
     "set_mesh",
+    "shard_map",
     "sharding",
     "tree",
     "typeof",

@@ -1,11 +1,15 @@
-"""Seeing what happens: drawings of how arrays lie on devices."""
+"""Seeing what happens: how arrays lie on devices, and what moves between them."""
 
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg
+from meshard.runtime.ledger import Ledger, budget, ledger
 
 __all__ = [
+    "Ledger",
+    "budget",
     "drawing_svg",
     "drawing_text",
+    "ledger",
     "sharding_svg",
     "visualize_array_sharding",
     "visualize_sharding",

@@ -6,6 +6,8 @@ catches ``ValueError`` goes on working::
     MeshardError
     ├── ShardingError        ValueError    a mesh, spec or sharding that means nothing
     │   ├── SpecError                      unknown or repeated axis, spec longer than the rank
+    │   ├── AxisNameError    NameError     a named axis that is not bound where it is used
+    │   ├── ReplicationError               replication that is claimed and not given
     │   ├── IndivisibleError               a dim that its axes do not divide
     │   ├── CoverageError                  boxes or pieces that leave a gap or disagree
     │   └── IncompatibleDevicesError       operands that live on different devices
@@ -13,6 +15,8 @@ catches ``ValueError`` goes on working::
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
     ├── IndexingError        IndexError    an index outside the array, or of a wrong kind
+    ├── ConcretizationError  TypeError     a value that is asked for where there is not one
+    ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
     ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
@@ -28,6 +32,9 @@ import numpy as np
 
 __all__ = [
     "ArgumentError",
+    "AxisNameError",
+    "BudgetError",
+    "ConcretizationError",
     "ConfigError",
     "CoverageError",
     "DeletedArrayError",
@@ -38,6 +45,7 @@ __all__ = [
     "LinAlgError",
     "MeshardError",
     "NotAddressableError",
+    "ReplicationError",
     "RuleError",
     "ShapeError",
     "ShardingError",
@@ -57,6 +65,14 @@ class ShardingError(MeshardError, ValueError):
 
 class SpecError(ShardingError):
     """A spec with an unknown or repeated axis, or longer than the array's rank."""
+
+
+class AxisNameError(SpecError, NameError):
+    """A named axis that is not bound where it is used."""
+
+
+class ReplicationError(ShardingError):
+    """A value that differs between devices on which it is claimed to be the same."""
 
 
 class IndivisibleError(ShardingError):
@@ -85,6 +101,14 @@ class ArgumentError(MeshardError, ValueError, TypeError):
 
 class IndexingError(MeshardError, IndexError):
     """An index outside the array, or of a kind that cannot index."""
+
+
+class ConcretizationError(MeshardError, TypeError):
+    """A value that is asked for where there is not one: it differs by device, or is traced."""
+
+
+class BudgetError(MeshardError, RuntimeError):
+    """Communication beyond the budget of a block of code."""
 
 
 class LinAlgError(MeshardError, np.linalg.LinAlgError):

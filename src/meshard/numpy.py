@@ -7,8 +7,8 @@ computation follows sharding. ``device=`` of the creation functions takes a shar
 import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
+from meshard.ops import fft, linalg
 from meshard.ops import info as _info
-from meshard.ops import linalg
 from meshard.ops.composed import (
     allclose,
     angle,
@@ -42,7 +42,6 @@ from meshard.ops.create import (
     array,
     asarray,
     copy,
-    diag,
     empty,
     empty_like,
     eye,
@@ -54,10 +53,13 @@ from meshard.ops.create import (
     ones,
     ones_like,
     tri,
-    tril,
-    triu,
     zeros,
     zeros_like,
+)
+from meshard.ops.diagonals import (
+    diag,
+    tril,
+    triu,
 )
 from meshard.ops.einsum import einsum
 from meshard.ops.elementwise import (
@@ -147,10 +149,10 @@ from meshard.ops.elementwise import (
     trunc,
     where,
 )
-from meshard.ops.index import (
-    nonzero,
-    take,
-    take_along_axis,
+from meshard.ops.histogram import (
+    bincount,
+    histogram,
+    histogram_bin_edges,
 )
 from meshard.ops.info import (
     can_cast,
@@ -163,6 +165,12 @@ from meshard.ops.matrix import (
     cross,
     diagonal,
     trace,
+)
+from meshard.ops.moments import (
+    average,
+    mean,
+    std,
+    var,
 )
 from meshard.ops.move import (
     concat,
@@ -177,6 +185,9 @@ from meshard.ops.move import (
     tile,
     unstack,
     vstack,
+)
+from meshard.ops.nonzero import (
+    nonzero,
 )
 from meshard.ops.patterns import (
     append,
@@ -210,16 +221,12 @@ from meshard.ops.reduce import (
     any,
     argmax,
     argmin,
-    average,
     count_nonzero,
     max,
-    mean,
     min,
     prod,
     ptp,
-    std,
     sum,
-    var,
 )
 from meshard.ops.scan import (
     cumprod,
@@ -273,11 +280,8 @@ from meshard.ops.sort import (
     sort,
 )
 from meshard.ops.statistics import (
-    bincount,
     corrcoef,
     cov,
-    histogram,
-    histogram_bin_edges,
     median,
     nanmax,
     nanmean,
@@ -289,6 +293,7 @@ from meshard.ops.statistics import (
     percentile,
     quantile,
 )
+from meshard.ops.take import take, take_along_axis
 from meshard.runtime.array import Array as ndarray
 
 abs = absolute
@@ -358,29 +363,30 @@ __all__ = [
     "deg2rad", "degrees", "diag", "diag_indices", "diagflat", "diagonal", "diff", "digitize",
     "divide", "divmod", "dot", "dsplit", "dstack", "dtype", "e", "ediff1d", "einsum", "empty",
     "empty_like", "equal", "euler_gamma", "exp", "exp2", "expand_dims", "expm1", "extract", "eye",
-    "finfo", "flatnonzero", "flip", "fliplr", "flipud", "float8_e4m3b11fnuz", "float8_e4m3fn",
-    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16", "float32", "float64",
-    "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "frexp", "from_dlpack",
-    "fromfunction", "full", "full_like", "gcd", "geomspace", "greater", "greater_equal",
-    "heaviside", "histogram", "histogram_bin_edges", "hsplit", "hstack", "hypot", "identity",
-    "iinfo", "imag", "indices", "inf", "inner", "int8", "int16", "int32", "int64", "interp",
-    "intersect1d", "invert", "isclose", "iscomplex", "iscomplexobj", "isdtype", "isfinite", "isin",
-    "isinf", "isnan", "isneginf", "isposinf", "isreal", "isrealobj", "issubdtype", "kron", "lcm",
-    "left_shift", "less", "less_equal", "linalg", "linspace", "log", "log1p", "log2", "log10",
-    "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "logspace", "matmul", "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min",
-    "minimum", "mod", "modf", "moveaxis", "multiply", "nan", "nan_to_num", "nancumprod",
-    "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "ndarray",
-    "ndim", "negative", "newaxis", "nextafter", "nonzero", "not_equal", "ones", "ones_like",
-    "outer", "pad", "partition", "percentile", "permute_dims", "pi", "polyval", "positive", "pow",
-    "power", "prod", "promote_types", "ptp", "quantile", "rad2deg", "radians", "ravel", "real",
-    "reciprocal", "remainder", "repeat", "reshape", "result_type", "right_shift", "rint", "roll",
-    "rot90", "round", "searchsorted", "select", "setdiff1d", "setxor1d", "shape", "sign", "signbit",
-    "sin", "sinh", "size", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "subtract",
-    "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace",
-    "transpose", "trapezoid", "tri", "tril", "tril_indices", "triu", "triu_indices", "true_divide",
-    "trunc", "uint8", "uint16", "uint32", "uint64", "union1d", "unique", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "unravel_index", "unstack", "vander", "var",
-    "vdot", "vecdot", "vsplit", "vstack", "where", "zeros", "zeros_like",
+    "fft", "finfo", "flatnonzero", "flip", "fliplr", "flipud", "float8_e4m3b11fnuz",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16", "float32",
+    "float64", "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod", "frexp",
+    "from_dlpack", "fromfunction", "full", "full_like", "gcd", "geomspace", "greater",
+    "greater_equal", "heaviside", "histogram", "histogram_bin_edges", "hsplit", "hstack", "hypot",
+    "identity", "iinfo", "imag", "indices", "inf", "inner", "int8", "int16", "int32", "int64",
+    "interp", "intersect1d", "invert", "isclose", "iscomplex", "iscomplexobj", "isdtype",
+    "isfinite", "isin", "isinf", "isnan", "isneginf", "isposinf", "isreal", "isrealobj",
+    "issubdtype", "kron", "lcm", "left_shift", "less", "less_equal", "linalg", "linspace", "log",
+    "log1p", "log2", "log10", "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logspace", "matmul", "matrix_transpose", "max", "maximum", "mean", "median",
+    "meshgrid", "min", "minimum", "mod", "modf", "moveaxis", "multiply", "nan", "nan_to_num",
+    "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
+    "nanvar", "ndarray", "ndim", "negative", "newaxis", "nextafter", "nonzero", "not_equal", "ones",
+    "ones_like", "outer", "pad", "partition", "percentile", "permute_dims", "pi", "polyval",
+    "positive", "pow", "power", "prod", "promote_types", "ptp", "quantile", "rad2deg", "radians",
+    "ravel", "real", "reciprocal", "remainder", "repeat", "reshape", "result_type", "right_shift",
+    "rint", "roll", "rot90", "round", "searchsorted", "select", "setdiff1d", "setxor1d", "shape",
+    "sign", "signbit", "sin", "sinh", "size", "sort", "split", "sqrt", "square", "squeeze", "stack",
+    "std", "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensordot",
+    "tile", "trace", "transpose", "trapezoid", "tri", "tril", "tril_indices", "triu",
+    "triu_indices", "true_divide", "trunc", "uint8", "uint16", "uint32", "uint64", "union1d",
+    "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values", "unravel_index",
+    "unstack", "vander", "var", "vdot", "vecdot", "vsplit", "vstack", "where", "zeros",
+    "zeros_like",
 ]
 # fmt: on

@@ -14,6 +14,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS, default_float, is_float, same_dtype
 from .info import finfo
@@ -248,6 +249,13 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
         number = bind("remainder", number, count)
     elif mode != "raise":
         raise ArgumentError(f"choose: mode is 'raise', 'wrap' or 'clip', not {mode!r}.")
+    elif is_traced(number):
+        number = concrete(
+            number,
+            "choose: mode='raise' looks whether the numbers name choices",
+            "Give mode='clip' or mode='wrap', which bring them inside.",
+        )
+        return choose(number, choices, mode)
     elif not bool(all_(bind("logical_and", number >= 0, number < count))):
         raise ArgumentError(
             f"choose: a number lies outside the {count} choices, 0 to {count - 1}; mode='clip' "

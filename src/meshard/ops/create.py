@@ -27,17 +27,17 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
-from .dtypes import accumulator, as_dtype, default_float, is_float, same_dtype
-from .move import pad, stack
-from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
-from .shape import broadcast_arrays
+from .concrete import concrete, is_array, is_traced
+from .dtypes import accumulator, as_dtype, default_float, is_float
+from .move import stack
+from .registry import Dtype
+from .shape import broadcast_arrays, broadcast_to, expand_dims
 
 __all__ = [
     "arange",
     "array",
     "asarray",
     "copy",
-    "diag",
     "empty",
     "empty_like",
     "eye",
@@ -49,8 +49,6 @@ __all__ = [
     "ones",
     "ones_like",
     "tri",
-    "tril",
-    "triu",
     "zeros",
     "zeros_like",
 ]
@@ -97,7 +95,7 @@ def _from_nested(value: Any) -> Any:
 def _holds_array(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_holds_array(v) for v in value)
-    return isinstance(value, Array)
+    return is_array(value)
 
 
 def array(
@@ -123,7 +121,7 @@ def array(
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
     place = as_sharding(device, "array")
-    if isinstance(value, Array):
+    if is_array(value):
         result = value if wanted is None else value.astype(wanted, copy=False)
     else:
         host = as_host(value, "array", wanted)
@@ -134,7 +132,10 @@ def array(
         result = result.reshape((1,) * (ndmin - result.ndim) + result.shape)
     if place is not None:
         result = placed(result, place)
-    if copy is False and not (isinstance(object, Array) and result._live() is object._live()):
+    same = result is object or (
+        isinstance(object, Array) and type(result) is Array and result._live() is object._live()
+    )
+    if copy is False and not same:
         raise ArgumentError(
             f"array: copy=False, but a copy is needed to make {result.aval.str_short()} of a "
             f"{type(object).__name__}. Leave out copy=False."
@@ -171,8 +172,15 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     [7, 7]
     """
     sizes = _shape(shape, "full")
+    if is_traced(fill_value):
+        return _spread(fill_value, sizes, dtype, device)
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
     return _full(sizes, value, device, "full")
+
+
+def _spread(value: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """Return a traced value in a shape."""
+    return array(broadcast_to(array(value, dtype), shape), device=device)
 
 
 def _full(
@@ -232,8 +240,10 @@ def full_like(
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
+    if is_traced(fill_value):
+        return _spread(fill_value, sizes, wanted, device)
     value = as_host(fill_value, "full_like", wanted)
-    if device is None and sizes == x.shape:
+    if device is None and sizes == x.shape and not is_traced(x):
         return _full(sizes, value, x.sharding, "full_like", x.committed)
     return _full(sizes, value, device, "full_like")
 
@@ -305,6 +315,10 @@ def arange(
 
 def _number(value: Any) -> Any:
     """Return a scalar that an array without dims holds; Python's and NumPy's own stay."""
+    if is_traced(value):
+        why = "arange: the result's size depends on the values"
+        way_out = "Write start + step * mnp.arange(size) with a size that is known."
+        return np.asarray(concrete(value, why, way_out))[()]
     if isinstance(value, (Array, np.ndarray)) and value.ndim == 0:
         return np.asarray(value)[()]
     return value
@@ -358,6 +372,10 @@ def linspace(
     if not hasattr(num, "__index__") or num.__index__() < 0:
         raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
     count = num.__index__()
+    if is_traced(start, stop):
+        values, step = _traced_line(start, stop, count, endpoint, axis)
+        line = array(_whole(values, dtype), device=device)
+        return (line, step) if retstep else line
     first, last = _number(start), _number(stop)
     low, high = as_host(first, "linspace"), as_host(last, "linspace")
     natural = _promoted((first, last, 1.0))
@@ -384,6 +402,31 @@ def linspace(
 
     result = _made((count,), wanted, device, part, "linspace")
     return (result, step) if retstep else result
+
+
+def _whole(values: Any, dtype: Any) -> Any:
+    """Return values in a dtype, rounded down where it is one of whole numbers."""
+    if dtype is None:
+        return values
+    wanted = as_dtype(dtype)
+    return (bind("floor", values) if wanted.kind in "iu" else values).astype(wanted, copy=False)
+
+
+def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
+    """Return evenly spaced numbers between traced ends, and their distance."""
+    parts = count - 1 if endpoint else count
+    first, last = broadcast_arrays(*[bind("multiply", v, 1.0) for v in (start, stop)])
+    step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
+    rank = first.ndim + 1
+    at = axis % rank
+    counted = arange(count).reshape((-1,) + (1,) * (rank - at - 1))
+    first, last, wide = (expand_dims(v, at) for v in (first, last, step))
+    line = (
+        counted * wide + first
+        if parts > 0
+        else broadcast_to(first, (*first.shape[:at], count, *first.shape[at + 1 :]))
+    )
+    return (bind("where", counted == parts, last, line) if endpoint and parts > 0 else line), step
 
 
 def _by_position(
@@ -413,68 +456,6 @@ def identity(n: int, dtype: Any = None) -> Any:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
     return _by_position(N, M, dtype, device, "tri", lambda i, j: j - i <= k)
-
-
-def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
-    return {**params, "corner": (bounds["i"][0], bounds["j"][0])}
-
-
-def _kept(x: Block, *, k: int, lower: bool, corner: tuple[int, int] = (0, 0)) -> Block:
-    """Return the part of a block below or above a diagonal; ``corner`` is where it begins."""
-    rows, columns = (np.arange(n) + a for n, a in zip(x.shape[-2:], corner, strict=True))
-    under = columns - rows[:, None] <= k
-    found: Block = np.where(under if lower else ~under, x, np.zeros((), x.dtype))
-    return found
-
-
-def _diagonal_rule(operands: Sequence[Operand], params: Params) -> RuleText:
-    return "i -> i j", {"j": operands[0][0][0]}
-
-
-def _on_diagonal(x: Block, *, k: int, columns: int, corner: tuple[int, int] = (0, 0)) -> Block:
-    """Return rows of a matrix that has the elements of ``x`` at columns ``k`` further right."""
-    found = np.zeros((len(x), columns), x.dtype)
-    at = np.arange(len(x)) + corner[0] + k - corner[1]
-    inside = np.flatnonzero((at >= 0) & (at < columns))
-    found[inside, at[inside]] = x[inside]
-    return found
-
-
-def _diagonal_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
-    return {**_corner(params, bounds, shape), "columns": shape[1]}
-
-
-register(Op("triangle", "... i j -> ... i j", _kept, dtypes=same_dtype, local=_corner))
-register(Op("on_diagonal", _diagonal_rule, _on_diagonal, dtypes=same_dtype, local=_diagonal_cell))
-
-
-def _triangle(m: Any, k: int, lower: bool) -> Any:
-    x = as_array(m)
-    if x.ndim < 2:
-        raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
-    return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
-
-
-def tril(m: Any, k: int = 0) -> Any:
-    """Return the array with zeros above the diagonal ``k`` of its last two dims."""
-    return _triangle(m, k, lower=True)
-
-
-def triu(m: Any, k: int = 0) -> Any:
-    """Return the array with zeros below the diagonal ``k`` of its last two dims."""
-    return _triangle(m, k, lower=False)
-
-
-def diag(v: Any, k: int = 0) -> Any:
-    """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
-    x = as_array(v)
-    if x.ndim == 1:
-        return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
-    if x.ndim != 2:
-        raise ShapeError(f"diag: takes one or two dims, got shape {x.shape}.")
-    n = max(0, min(x.shape[0] + min(k, 0), x.shape[1] - max(k, 0)))
-    rows = np.arange(n) + max(-k, 0)
-    return x[rows, rows + k]
 
 
 def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:

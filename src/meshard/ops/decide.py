@@ -19,6 +19,7 @@ from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
 from meshard.algebra.sharding import NamedSharding, device_tensor
 from meshard.plan.assemble import Part, Source, assemble
+from meshard.plan.traffic import Fold, Move, Wire
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -59,6 +60,7 @@ class KernelPlan:
         contiguous: whether the kernel needs contiguous blocks, to give the same bits everywhere.
         single: whether one cell is all there is, on the whole mesh.
         volume: the most factor positions that a cell has.
+        wires: what passes between devices, the operands' moves first.
     """
 
     op: Op
@@ -76,15 +78,25 @@ class KernelPlan:
     contiguous: bool
     single: bool
     volume: int
+    wires: tuple[Wire, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What moving elements between layouts does."""
+    """What moving elements between layouts does.
 
+    Attributes:
+        name: the operation.
+        part: what this process does.
+        output: the result's type.
+        wire: what passes between devices.
+    """
+
+    name: str
     part: Part
     output: ArrayType
+    wire: Move
 
 
 def _operands(types: Sequence[ArrayType | type]) -> list[Operand]:
@@ -129,14 +141,15 @@ def decide_kernel(
         [0 if k is None else k.nbytes for k in kinds],
     )
     moves: list[Part | None] = []
+    wires: list[Wire] = []
     for kind, placement in zip(kinds, found.inputs, strict=True):
-        moves.append(None if kind is None else _move_to(world, frame, kind, placement))
+        moves.append(None if kind is None else _move_to(world, frame, kind, placement, wires))
     outputs = tuple(
         _output(world, frame, rule.output_shape(i), dtypes[i], placement, kinds)
         for i, placement in enumerate(found.outputs)
     )
     return _with_cells(
-        world, op, params, frame, rule, found, kinds, moves, outputs, operands, given
+        world, op, params, frame, rule, found, kinds, moves, wires, outputs, operands, given
     )
 
 
@@ -149,9 +162,9 @@ def _nothing_reduced(rule: BoundRule) -> BoundRule:
 
 
 def _move_to(
-    world: RuntimeWorld, frame: Frame, kind: ArrayType, placement: Placement
+    world: RuntimeWorld, frame: Frame, kind: ArrayType, placement: Placement, wires: list[Wire]
 ) -> Part | None:
-    """Return how an operand gets to a placement; None if it is there."""
+    """Return how an operand gets to a placement, None if it is there; add what crosses then."""
     split = any(s.shards > 1 for s in placement)
     if frame.is_guest(kind) and not split:
         return None
@@ -162,6 +175,17 @@ def _move_to(
         source = frame.sharding(tuple(Split((), (0, n)) for n in kind.shape)).layout(kind.shape)
     if source == layout:
         return None
+    if not frame.is_guest(kind):
+        wires.append(
+            Move(
+                kind.str_short(),
+                target,
+                (kind.sharding,),
+                layout,
+                (Source(source),),
+                kind.dtype.itemsize,
+            )
+        )
     processes = world.process_map(target)
     if processes is not None:
         processes = {**processes, **(world.process_map(kind.sharding) or {})}
@@ -205,6 +229,7 @@ def _with_cells(
     found: Propagation,
     kinds: Sequence[ArrayType | None],
     moves: Sequence[Part | None],
+    wires: Sequence[Wire],
     outputs: tuple[ArrayType, ...],
     operands: Sequence[Operand],
     given: tuple[Dtype, ...],
@@ -257,7 +282,7 @@ def _with_cells(
     if partial and processes is not None:
         reduction = plan_reduction(
             world,
-            frame,
+            frame.mesh,
             [factors[f].axes for f in found.reduced],
             found.outputs[0],
             outputs[0].shape,
@@ -282,6 +307,23 @@ def _with_cells(
         order_matters(op, operands),
         all(factors[f].shards == 1 for f in names),
         volume,
+        (*wires, _fold(frame, found, outputs[0], dtypes)) if partial else tuple(wires),
+    )
+
+
+def _fold(frame: Frame, found: Propagation, output: ArrayType, dtypes: Sequence[Dtype]) -> Fold:
+    """Return what crosses when partial results are combined."""
+    mesh = frame.mesh
+    axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
+    tensor = device_tensor(
+        mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in found.outputs[0])]
+    )
+    return Fold(
+        output.str_short(),
+        tuple(a for a in mesh.axis_names if a in axes and mesh.shape[a] > 1),
+        tensor,
+        output.layout,
+        sum(d.itemsize for d in dtypes),
     )
 
 
@@ -333,16 +375,23 @@ def decide_move(
         lies = types[0].sharding
     output = world.type_of(shape, dtype, lies, frame.committed)
     processes = world.process_map(output.sharding)
-    sources = []
+    sources, origins = [], []
     for kind, own_maps, place in zip(types, maps, onto, strict=True):
-        layout = kind.layout
+        layout, origin = kind.layout, kind.sharding
         if frame.is_guest(kind):
             flat = tuple(Split((), (0, n)) for n in kind.shape)
-            layout = frame.sharding(flat).layout(kind.shape)
+            origin = frame.sharding(flat)
+            layout = origin.layout(kind.shape)
         elif processes is not None:
             processes = {**processes, **(world.process_map(kind.sharding) or {})}
+        origins.append(origin)
         sources.append(Source(layout, None if op.flat else own_maps, place, op.flat))
-    return MovePlan(assemble(output.layout, sources, processes, world.process_index), output)
+    part = assemble(output.layout, sources, processes, world.process_index)
+    array = (types[0] if len(types) == 1 else output).str_short()
+    wire = Move(
+        array, output.sharding, tuple(origins), output.layout, tuple(sources), dtype.itemsize
+    )
+    return MovePlan(op.name, part, output, wire)
 
 
 def _moved_split(split: Split, dim_map: Any, alone: bool) -> Split:

@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import is_traced
 from .dtypes import accumulator, default_float
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .samplesort import known
@@ -212,13 +213,15 @@ def matrices(name: str, x: Any, square: bool = False) -> Array:
 
 
 def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list[Any]:
-    """Run a row; if a matrix failed, every process of its devices says which.
+    """Run a row; if a matrix failed, every process of its devices says which, unless traced.
 
     Raises:
         LinAlgError: if one did.
     """
     results: list[Any] = list(bind(row, *operands, **params))
     failed = results.pop()
+    if is_traced(failed):  # nobody can look; the results of a matrix that failed are NaN
+        return results
     if failed.aval.local and bool(failed.any()):
         rank = operands[0].ndim - 2
         bad = list(dict.fromkeys(tuple(p[:rank]) for p in np.argwhere(known(failed)).tolist()))

@@ -15,6 +15,7 @@ import numpy as np
 from meshard.algebra.world import config
 from meshard.errors import DtypeError, MeshardError
 from meshard.runtime.place import checked_dtype
+from meshard.runtime.types import KEY, dtype_name
 
 from .registry import Dtype, Op, Operand, Params
 
@@ -124,8 +125,12 @@ def result_dtypes(
     Raises:
         DtypeError: if the kernel cannot take the operands' dtypes.
     """
+    keys = any(kind == KEY for _, kind in operands)
     try:
         if op.dtypes is not None:
+            moves = op.dtypes is same_dtype or op.name == "astype"
+            if keys and not moves and not op.name.startswith("random_"):
+                raise TypeError(op.name)
             law = op.dtypes(operands, params)
             return law, law
         samples = [
@@ -139,8 +144,18 @@ def result_dtypes(
     except MeshardError:
         raise
     except TypeError as error:
-        kinds = ", ".join(str(getattr(k, "name", getattr(k, "__name__", k))) for _, k in operands)
-        raise DtypeError(f"{op.name}: not possible for operands of dtype {kinds}.") from error
+        kinds = ", ".join(
+            dtype_name(k) if isinstance(k, np.dtype) else k.__name__ for _, k in operands
+        )
+        advice = ""
+        if keys:
+            advice = (
+                " Typed random keys take no arithmetic; their words are in "
+                "meshard.random.key_data(key)."
+            )
+        raise DtypeError(
+            f"{op.name}: not possible for operands of dtype {kinds}.{advice}"
+        ) from error
     results = found if isinstance(found, tuple) else (found,)
     given = tuple(np.asarray(r).dtype for r in results)
     return tuple(_modest(dtype, operands) for dtype in given), given

@@ -6,29 +6,32 @@ The second time that an operation meets operands of the same types, what to do i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.world import config
-from meshard.errors import ArgumentError, DtypeError
+from meshard.errors import ArgumentError, ConcretizationError, DtypeError
 from meshard.runtime import primitive
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
+from meshard.runtime.ledger import wired
 from meshard.runtime.place import as_array
-from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.traced import Traced
+from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
 from .decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
+from .exchange import combined, combined_across
 from .registry import REGISTRY, MoveOp, Params
 
-__all__ = ["EAGER", "Eager"]
+__all__ = ["EAGER", "Eager", "as_block", "is_straight", "run_cells"]
 
-_PIECE = 1 << 18
 _THREADED = 1 << 13
 """Products of two elements that one cell may need before BLAS thinks of a second thread."""
 _WEAK = (bool, int, float, complex)
@@ -38,6 +41,8 @@ Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 @final
 class Eager:
     """Runs operations at once; the decisions live in the world."""
+
+    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
         """Run one operation and return its result, or a tuple of results."""
@@ -72,6 +77,12 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     for i, x in enumerate(operands):
         if type(x) is Array or type(x) in _WEAK:
             accepted.append(x)
+        elif isinstance(x, Traced):
+            raise ConcretizationError(
+                f"{name}: operand {i}, {x.aval!r}, is a value inside a transformation that is not "
+                "running here, such as a shard_map body that has ended. Return it from the body "
+                "instead of keeping it."
+            )
         elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
             accepted.append(as_array(x))
         else:
@@ -97,13 +108,14 @@ def _decide(
 
 def _run_move(plan: MovePlan, world: RuntimeWorld, operands: tuple[Array, ...]) -> Array:
     blocks = [x._live() for x in operands]
+    if world.ledgers:
+        wired(world, plan.name, (plan.wire,))
     return Array(plan.output, run_part(world, plan.part, blocks, plan.output.dtype, 0))
 
 
-def _straight(plan: KernelPlan) -> Runner | None:
-    """Return the quick way for small cells that map pieces to pieces one by one; else None."""
-    op, count = plan.op, len(plan.cells)
-    if (
+def is_straight(plan: KernelPlan) -> bool:
+    """Whether the kernel's results on small blocks of one or two operands need no after-care."""
+    return not (
         plan.nbytes >= LARGE
         or len(plan.outputs) != 1
         or plan.partial
@@ -111,11 +123,20 @@ def _straight(plan: KernelPlan) -> Runner | None:
         or plan.cast != (None,)
         or plan.contiguous
         or any(plan.weak)
-        or plan.groups != tuple((i,) for i in range(count))
-        or op.style not in ("ufunc", "view")
+        or plan.op.style not in ("ufunc", "view")
         or any(c.params for c in plan.cells)
         or not plan.outputs[0].shape
+        or not plan.cells
         or len(plan.cells[0].pieces) > 2
+    )
+
+
+def _straight(plan: KernelPlan) -> Runner | None:
+    """Return the quick way for small cells that map pieces to pieces one by one; else None."""
+    op, count = plan.op, len(plan.cells)
+    if (
+        not is_straight(plan)
+        or plan.groups != tuple((i,) for i in range(count))
         or any(p not in (i, -1) for i, c in enumerate(plan.cells) for p in c.pieces)
     ):
         return None
@@ -147,6 +168,8 @@ def _straight(plan: KernelPlan) -> Runner | None:
 
 
 def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
+    if world.ledgers and plan.wires:
+        wired(world, plan.op.name, plan.wires)
     given: list[Any] = []
     for x, move, weak in zip(operands, plan.moves, plan.weak, strict=True):
         if type(x) is not Array:
@@ -157,7 +180,7 @@ def _run_kernel(plan: KernelPlan, world: RuntimeWorld, operands: tuple[Any, ...]
             given.append(run_part(world, move, (x._live(),), x.dtype))
     if plan.partial:
         return _finished(plan, _run_partial(plan, world, given))
-    results = _run_cells(plan, world, given, plan.op.kernel)
+    results = run_cells(plan, world, given, plan.op.kernel)
     pieces = [[None if not g else results[g[0]][k] for g in plan.groups] for k in _range(plan)]
     return _finished(plan, pieces)
 
@@ -168,20 +191,20 @@ def _range(plan: KernelPlan) -> range:
 
 def _finished(plan: KernelPlan, pieces: Sequence[Sequence[Block | None]]) -> Any:
     arrays = [
-        Array(kind, tuple(_as_block(b, cast) for b in blocks))
+        Array(kind, tuple(as_block(b, cast) for b in blocks))
         for kind, blocks, cast in zip(plan.outputs, pieces, plan.cast, strict=True)
     ]
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
-def _as_block(block: Any, cast: Any) -> Block | None:
+def as_block(block: Any, cast: Any) -> Block | None:
     """Return a kernel's result as an array of the right dtype; NumPy gives scalars for 0-d."""
     if block is None:
         return None
     return np.asarray(block) if cast is None else np.asarray(block, cast)
 
 
-def _run_cells(
+def run_cells(
     plan: KernelPlan, world: RuntimeWorld, given: Sequence[Any], kernel: Callable[..., Any]
 ) -> list[tuple[Any, ...]]:
     """Run the kernel on every cell: small ones here, large ones on the workers.
@@ -272,82 +295,15 @@ def _run_partial(
     """Run the cells and combine each group's partial results in mesh order."""
     law = plan.op.partial
     assert law is not None
-    results = _run_cells(plan, world, given, law.kernel or plan.op.kernel)
-    if plan.reduction is None:
-        joined = [_combined(world, law.combine, [results[i] for i in g]) for g in plan.groups]
-    else:
-        joined = _across(plan, world, results, law.combine)
-    return [[j[k] if j else None for j in joined] for k in _range(plan)]
-
-
-def _combined(
-    world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]
-) -> tuple[Any, ...]:
-    """Join the partial results of one piece, the first with the second, and so on."""
-    if not parts:
-        return ()
-    if not isinstance(combine, np.ufunc):
-        return tuple(combine(parts))
-    blocks = [p[0] for p in parts]
-    if len(blocks) == 1:
-        return (blocks[0],)
-    if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
-        total = combine(blocks[0], blocks[1])
-        for block in blocks[2:]:
-            total = combine(total, block)
-        return (total,)
-    total = world.pages.empty(blocks[0].shape, blocks[0].dtype)
-    rows = max(1, _PIECE * total.shape[0] // total.nbytes)
-    spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
-    world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
-    return (total,)
-
-
-def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:
-    """Combine some rows of all blocks; few enough to stay in the cache."""
-    target = total[rows]
-    combine(blocks[0][rows], blocks[1][rows], out=target)
-    for block in blocks[2:]:
-        combine(target, block[rows], out=target)
-
-
-def _across(
-    plan: KernelPlan, world: RuntimeWorld, results: Sequence[tuple[Any, ...]], combine: Any
-) -> list[tuple[Any, ...]]:
-    """Combine partial results that several processes hold."""
-    reduction = plan.reduction
-    assert reduction is not None
+    results = run_cells(plan, world, given, law.kernel or plan.op.kernel)
     count = len(plan.groups)
-    own: dict[int, tuple[Any, ...]] = {}
-    for piece, group in enumerate(plan.groups):
-        for number in group:
-            own[plan.order[number] * count + piece] = results[number]
-    stacks: list[Blocks] = []
-    for k, dtype in enumerate(reduction.dtypes):
-        blocks = tuple(
-            np.asarray(own[i][k], dtype)[None] if i in own else None
-            for i in range(reduction.pieces)
-        )
-        stacks.append(run_part(world, reduction.gather, (blocks,), dtype))
-    joined: list[tuple[Any, ...]] = []
-    for pieces in zip(*stacks, strict=True):
-        if pieces[0] is None:
-            joined.append(())
-            continue
-        parts = [
-            tuple(np.asarray(b[r]) for b in pieces if b is not None) for r in range(reduction.cells)
-        ]
-        joined.append(tuple(np.asarray(b) for b in _combined(world, combine, parts)))
-    if reduction.place is None:
-        return joined
-    dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
-    if not dtypes:  # none of the devices is this process's
-        return [()] * count
-    placed = [
-        run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
-        for k, dtype in enumerate(dtypes)
-    ]
-    return [
-        () if pieces[0] is None else tuple(b for b in pieces if b is not None)
-        for pieces in zip(*placed, strict=True)
-    ]
+    if plan.reduction is None:
+        joined = [combined(world, law.combine, [results[i] for i in g]) for g in plan.groups]
+    else:
+        own = {
+            plan.order[number] * count + piece: results[number]
+            for piece, group in enumerate(plan.groups)
+            for number in group
+        }
+        joined = combined_across(world, plan.reduction, own, count, law.combine)
+    return [[j[k] if j else None for j in joined] for k in _range(plan)]

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from meshard.errors import ArgumentError, DtypeError
 from meshard.runtime.primitive import bind
-from meshard.runtime.types import Block
+from meshard.runtime.types import KEY, Block, dtype_name
 
 from .dtypes import SMALL_FLOATS, as_dtype
-from .index import nonzero
+from .nonzero import nonzero
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -200,7 +201,14 @@ def _astype(x: Block, dtype: Dtype) -> Block:
 
 
 def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (params["dtype"],)
+    given, wanted = operands[0][1], params["dtype"]
+    if given != wanted and KEY in (given, wanted):
+        names = [dtype_name(k) if isinstance(k, np.dtype) else k.__name__ for k in (given, wanted)]
+        raise DtypeError(
+            f"astype: from {names[0]} to {names[1]} is not possible: random keys are no numbers. "
+            "Their words are in meshard.random.key_data(key), and wrap_key_data(words) makes keys."
+        )
+    return (wanted,)
 
 
 register(Op("real", "... -> ...", _real))
@@ -209,17 +217,31 @@ register(Op("round", "... -> ...", _round))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law))
 
 
-def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+def where(
+    condition: Any,
+    x: Any = None,
+    y: Any = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
     """Return elements of ``x`` where the condition is true, of ``y`` elsewhere.
 
-    With the condition alone, return the positions where it is true, one array per dim.
+    With the condition alone, return the positions where it is true, one array per dim; then
+    ``size`` and ``fill_value`` mean what they do to `nonzero`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.where(mnp.arange(4) < 2, mnp.arange(4), 9).tolist()
     [0, 1, 9, 9]
     """
     if x is None and y is None:
-        return nonzero(condition)
+        return nonzero(condition, size=size, fill_value=fill_value)
+    if size is not None or fill_value is not None:
+        raise ArgumentError(
+            "where: size= and fill_value= go with the condition alone, for the number of its "
+            "positions; the result of where(condition, x, y) has their shape."
+        )
     return bind("where", condition, x, y)
 
 

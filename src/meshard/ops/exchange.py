@@ -10,25 +10,29 @@ number of processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.layout import Layout, balanced_cuts
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement
 from meshard.algebra.sharding import device_tensor
 from meshard.plan.assemble import Part, Source, assemble
+from meshard.runtime.execute import LARGE, run_part
+from meshard.runtime.types import Block, Blocks
 from meshard.runtime.world import RuntimeWorld
 
-from .frame import Frame
 from .registry import Dtype
 
-__all__ = ["Reduction", "plan_reduction"]
+__all__ = ["Reduction", "combined", "combined_across", "plan_reduction"]
 
 _SMALL = 1 << 16
+_PIECE = 1 << 18
 
 
 @final
@@ -41,7 +45,7 @@ class Reduction:
         gather: brings partial results together; the pieces have a leading dim of ``cells``.
         place: from the combined shares to the result's pieces; None if they are those already.
         dtypes: the dtypes of the partial results.
-        local: the pieces of the partial layout that this process gives.
+        pieces: the pieces of the partial layout.
     """
 
     cells: int
@@ -53,29 +57,34 @@ class Reduction:
 
 def plan_reduction(
     world: RuntimeWorld,
-    frame: Frame,
+    mesh: Mesh,
     reduced: Sequence[tuple[str, ...]],
     placement: Placement,
     shape: tuple[int, ...],
     dtypes: tuple[Dtype, ...],
+    scatter: int | None = None,
 ) -> Reduction:
-    """Plan the reduction over some axes of partial results that lie as ``placement``."""
+    """Plan the reduction over some axes of partial results that lie as ``placement``.
+
+    With ``scatter`` the result stays divided along that dim among the devices that share it.
+    """
     axes = tuple(a for dim in reduced for a in dim)
-    mesh = frame.mesh
     tensor = device_tensor(mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in placement)])
     cells = tensor.shape[0]
     cuts = tuple(s.cuts for s in placement)
-    partial = Layout((cells, *shape), (tuple(range(cells + 1)), *cuts), tensor)
+    parts = Layout((cells, *shape), (tuple(range(cells + 1)), *cuts), tensor)
     processes = {d.id: d.process_index for d in mesh.flat_devices}
     me = world.process_index
     outs = np.ascontiguousarray(np.moveaxis(tensor, 0, -2))
     outs = outs.reshape(*outs.shape[:-2], -1)
     volume = math.prod(shape) * sum(d.itemsize for d in dtypes)
-    if cells * volume <= _SMALL or not shape:
+    if scatter is None and (cells * volume <= _SMALL or not shape):
         whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
-        gather = assemble(whole, [Source(partial)], processes, me)
-        return Reduction(cells, gather, None, dtypes, partial.piece_count)
-    dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+        gather = assemble(whole, [Source(parts)], processes, me)
+        return Reduction(cells, gather, None, dtypes, parts.piece_count)
+    dim = scatter
+    if dim is None:
+        dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
     own = cuts[dim]
     fine = (
         *(a + c for a, b in pairwise(own) for c in balanced_cuts(b - a, cells)[:-1]),
@@ -86,11 +95,87 @@ def plan_reduction(
     shared = np.ascontiguousarray(shared.reshape(shape_of))
     shares = (*cuts[:dim], fine, *cuts[dim + 1 :])
     middle = Layout((cells, *shape), ((0, cells), *shares), shared[None])
-    final_layout = Layout(shape, cuts, outs)
-    return Reduction(
-        cells,
-        assemble(middle, [Source(partial)], processes, me),
-        assemble(final_layout, [Source(Layout(shape, shares, shared))], processes, me),
-        dtypes,
-        partial.piece_count,
-    )
+    gather = assemble(middle, [Source(parts)], processes, me)
+    place = None
+    if scatter is None:
+        final_layout = Layout(shape, cuts, outs)
+        place = assemble(final_layout, [Source(Layout(shape, shares, shared))], processes, me)
+    return Reduction(cells, gather, place, dtypes, parts.piece_count)
+
+
+def combined(
+    world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """Join the partial results of one piece, the first with the second, and so on."""
+    if not parts:
+        return ()
+    if not isinstance(combine, np.ufunc):
+        return tuple(combine(parts))
+    blocks = [p[0] for p in parts]
+    if len(blocks) == 1:
+        return (blocks[0],)
+    if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
+        total = combine(blocks[0], blocks[1])
+        for block in blocks[2:]:
+            total = combine(total, block)
+        return (total,)
+    total = world.pages.empty(blocks[0].shape, blocks[0].dtype)
+    rows = max(1, _PIECE * total.shape[0] // total.nbytes)
+    spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
+    world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
+    return (total,)
+
+
+def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:
+    """Combine some rows of all blocks; few enough to stay in the cache."""
+    target = total[rows]
+    combine(blocks[0][rows], blocks[1][rows], out=target)
+    for block in blocks[2:]:
+        combine(target, block[rows], out=target)
+
+
+def combined_across(
+    world: RuntimeWorld,
+    reduction: Reduction,
+    own: Mapping[int, tuple[Any, ...]],
+    count: int,
+    combine: Any,
+) -> list[tuple[Any, ...]]:
+    """Combine partial results that several processes hold.
+
+    Args:
+        world: whose transport is used.
+        reduction: how.
+        own: the partial results of this process, by piece of the partial layout.
+        count: the number of the result's pieces.
+        combine: joins two partial results, or all.
+    """
+    stacks: list[Blocks] = []
+    for k, dtype in enumerate(reduction.dtypes):
+        blocks = tuple(
+            np.asarray(own[i][k], dtype)[None] if i in own else None
+            for i in range(reduction.pieces)
+        )
+        stacks.append(run_part(world, reduction.gather, (blocks,), dtype))
+    joined: list[tuple[Any, ...]] = []
+    for pieces in zip(*stacks, strict=True):
+        if pieces[0] is None:
+            joined.append(())
+            continue
+        parts = [
+            tuple(np.asarray(b[r]) for b in pieces if b is not None) for r in range(reduction.cells)
+        ]
+        joined.append(tuple(np.asarray(b) for b in combined(world, combine, parts)))
+    if reduction.place is None:
+        return joined
+    dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
+    if not dtypes:  # none of the devices is this process's
+        return [()] * count
+    placed = [
+        run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
+        for k, dtype in enumerate(dtypes)
+    ]
+    return [
+        () if pieces[0] is None else tuple(b for b in pieces if b is not None)
+        for pieces in zip(*placed, strict=True)
+    ]

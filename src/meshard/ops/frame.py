@@ -105,7 +105,7 @@ class Frame:
 
     def is_guest(self, kind: ArrayType) -> bool:
         """Whether an uncommitted operand comes from one device, as if it were on every one."""
-        return not kind.committed and kind.sharding.num_devices == 1
+        return kind.guest
 
 
 def _check_devices(op: str, committed: Sequence[tuple[int, ArrayType]]) -> None:

@@ -12,21 +12,19 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
-from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.spec import PartitionSpec
-from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.errors import IndexingError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, as_host, placed
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, eagerly, is_array, is_traced
 from .dtypes import same_dtype
-from .reduce import normalised_axes
+from .nonzero import nonzero
 from .registry import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, reshape
 
-__all__ = ["IndexParts", "getitem", "nonzero", "sizes_of", "take", "take_along_axis"]
+__all__ = ["IndexParts", "getitem", "joined", "positions", "sizes_of", "whole_numbers"]
 
 
 def _slice_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
@@ -59,16 +57,17 @@ class IndexParts:
         dropped: dims indexed by a number.
         shape: entries of the result of slicing: a dim's number, or None for a new dim; an empty
             tuple stands for an ellipsis without dims, which yet separates arrays.
-        arrays: the positions along each dim that is indexed by an array.
+        arrays: the positions along each dim that is indexed by an array. Traced ones that lie
+            outside are moved inside, or left to be passed over if ``clamp`` is False.
     """
 
-    def __init__(self, x: Array, index: Any) -> None:
+    def __init__(self, x: Any, index: Any, clamp: bool = True) -> None:
         entries = list(index) if isinstance(index, tuple) else [index]
         self.x, entries = _expanded(x, [_entry(e) for e in entries])
         self.slices: list[Span] = []
         self.dropped: list[int] = []
         self.shape: list[int | tuple[()] | None] = []
-        self.arrays: dict[int, Array] = {}
+        self.arrays: dict[int, Any] = {}
         advanced = any(_is_positions(e) for e in entries)
         dim = 0
         for entry in entries:
@@ -82,7 +81,7 @@ class IndexParts:
             elif _is_positions(entry):
                 self.slices.append(_ALL)
                 self.shape.append(dim)
-                self.arrays[dim] = _positions(entry, size, dim)
+                self.arrays[dim] = positions(entry, size, dim, clamp)
             else:
                 at = _number(entry, size, dim)
                 if advanced:  # NumPy counts it among the arrays
@@ -132,11 +131,15 @@ def _entry(entry: Any) -> Any:
     """Return an entry of an index as None, an ellipsis, a slice, a number or an array."""
     if entry is None or entry is Ellipsis or isinstance(entry, (slice, np.ndarray, Array)):
         return entry
+    if is_traced(entry):
+        return entry
     if isinstance(entry, str):
         raise IndexingError(f"An array is not indexed by a string; got {entry!r}.")
     if isinstance(entry, (bool, np.bool_)):
         return np.asarray(entry)
     if isinstance(entry, (list, tuple, range)):
+        if any(map(is_array, entry)):
+            return stacked([as_array(e) for e in entry])
         value = as_host(entry, "index")
         return value if value.size or value.dtype.kind == "b" else value.astype(np.int64)
     if hasattr(entry, "dtype") and not np.isscalar(entry):
@@ -144,13 +147,20 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
+def stacked(entries: Sequence[Any]) -> Any:
+    """Return scalars, of which some are arrays, as one array."""
+    dtype = np.result_type(*[e.dtype for e in entries])
+    lines = [reshape(bind("astype", e, dtype=dtype), (1, *e.shape)) for e in entries]
+    return bind("concatenate", *lines, axis=0)
+
+
 def _is_mask(entry: Any) -> bool:
-    return isinstance(entry, (np.ndarray, Array)) and entry.dtype == np.bool_
+    return (isinstance(entry, np.ndarray) or is_array(entry)) and entry.dtype == np.bool_
 
 
 def _is_positions(entry: Any) -> bool:
     """Whether an entry is an array of positions; NumPy's own without dims are numbers."""
-    return isinstance(entry, Array) or (isinstance(entry, np.ndarray) and entry.ndim > 0)
+    return is_array(entry) or (isinstance(entry, np.ndarray) and entry.ndim > 0)
 
 
 def _width(entry: Any) -> int:
@@ -158,6 +168,14 @@ def _width(entry: Any) -> int:
     if entry is None or entry is Ellipsis:
         return 0
     return entry.ndim if _is_mask(entry) else 1
+
+
+_MASKED = "x[mask]: how many elements a mask selects depends on its values"
+_WITHOUT_MASK = (
+    "Write meshard.numpy.where(mask, x, other), which keeps the shape; a place to change is named "
+    "by x.at[mask].set(value); the positions of a known number of elements are given by "
+    "meshard.numpy.nonzero(mask, size=...)."
+)
 
 
 def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
@@ -181,14 +199,19 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
         sizes = x.shape[dim : dim + width]
         if not _is_mask(entry):
             plain.append(entry)
-        elif not entry.ndim:
-            sizes = (1,)
-            plain.append(np.zeros(int(bool(entry)), np.int64))
-        elif entry.shape != sizes:
+            shape += sizes
+            dim += width
+            continue
+        if is_traced(entry):
+            entry = np.asarray(concrete(entry, _MASKED, _WITHOUT_MASK))
+        if entry.shape != sizes and entry.ndim:
             raise IndexingError(
                 f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
                 f"array of shape {x.shape}."
             )
+        if not entry.ndim:
+            sizes = (1,)
+            plain.append(np.zeros(int(bool(entry)), np.int64))
         else:
             plain += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
         shape += sizes
@@ -199,6 +222,12 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
 def _span(entry: slice) -> Span:
     parts = []
     for part in (entry.start, entry.stop, entry.step):
+        if is_traced(part):
+            part = concrete(
+                part,
+                "x[start:stop]: the size of a slice depends on the values of its ends",
+                "Write meshard.lax.dynamic_slice_in_dim(x, start, size), whose size is fixed.",
+            ).item()
         if part is not None and not hasattr(part, "__index__"):
             raise IndexingError(f"A slice is made of integers; got {entry!r}.")
         parts.append(None if part is None else part.__index__())
@@ -225,10 +254,26 @@ def _check_bounds(low: int, high: int, size: int, dim: int) -> None:
         raise IndexingError(f"Index {bad} is out of bounds for dim {dim} with size {size}.")
 
 
-def _positions(entry: Block | Array, size: int, dim: int) -> Array:
+def _within(places: Block, *, size: int, clamp: bool) -> Block:
+    """Count negative positions from the end; move those outside inside if asked to."""
+    found = places.astype(np.int64)
+    found = np.where(found < 0, found + size, found)
+    return np.clip(found, 0, max(size - 1, 0)) if clamp else found
+
+
+def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
+    return (np.dtype(np.int64),)
+
+
+register(Op("positions_within", "... -> ...", _within, dtypes=_int_law))
+
+
+def positions(entry: Any, size: int, dim: int, clamp: bool = True) -> Any:
     """Return positions counted from 0, checked against the dim's size.
 
-    They are made 64 bits wide, since a short integer may not be able to count the dim.
+    They are made 64 bits wide, since a short integer may not be able to count the dim. Traced ones
+    cannot be checked: they are moved inside, or left outside for an operation that passes over
+    them.
     """
     if entry.dtype.kind not in "iu":
         raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
@@ -238,14 +283,16 @@ def _positions(entry: Block | Array, size: int, dim: int) -> Array:
         places = entry.astype(np.int64)
         places[places < 0] += size
         return as_array(places, fresh=True)
+    if is_traced(entry):
+        return bind("positions_within", entry, size=size, clamp=clamp)
     if entry.size:
         every = {"axis": tuple(range(entry.ndim)), "keepdims": False}
-        low, high = bind("min", entry, **every), bind("max", entry, **every)
+        with eagerly():
+            low, high = bind("min", entry, **every), bind("max", entry, **every)
         if low._type.local:  # else other processes hold it all, and check
             _check_bounds(int(low), int(high), size, dim)
     long = bind("astype", entry, dtype=np.dtype(np.int64))
-    found: Array = bind("where", bind("less", long, 0), bind("add", long, size), long)
-    return found
+    return bind("where", bind("less", long, 0), bind("add", long, size), long)
 
 
 def getitem(x: Any, index: Any) -> Any:
@@ -312,7 +359,7 @@ def _gather(
     return result
 
 
-def _joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
+def joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
     """Join results that do not overlap, bit by bit, so that every value stays what it is."""
     total = np.array(parts[0][0])
     bits = total.reshape(-1).view(np.uint8)
@@ -327,15 +374,37 @@ register(
         _gather_rule,
         _gather,
         dtypes=same_dtype,
-        partial=Partial(_joined),
+        partial=Partial(joined),
         local=_gather_cell,
     )
 )
 
 
+def _is_plain(x: Any, arrays: dict[int, Any]) -> bool:
+    """Whether single traced positions name a place in blocks that have their dims whole."""
+    cuts = x.aval.layout.cuts
+    return is_traced(*arrays.values()) and all(
+        p.ndim == 0 and len(cuts[d]) == 2 and x.shape[d] for d, p in arrays.items()
+    )
+
+
+def _cut_out(index: IndexParts) -> Any:
+    """Return what an index with single traced positions selects: a view of each block."""
+    x = index.x
+    if index.moves:
+        x = bind("slice", x, slices=tuple(index.slices), dropped=())
+    starts = [index.arrays.get(d, 0) for d in range(x.ndim)]
+    sizes = tuple([1 if d in index.arrays else n for d, n in enumerate(x.shape)])
+    _, shape = index.gathered_shape(x.shape, ())
+    found = bind("dynamic_slice", x, *starts, sizes=sizes, wrap=(False,) * x.ndim)
+    return reshape(found, shape)
+
+
 def _gathered(index: IndexParts) -> Any:
     """Return what an index with arrays of positions selects."""
     x, common = index.x, index.common_shape()
+    if not common and _is_plain(x, index.arrays):
+        return _cut_out(index)
     if index.moves:
         x = bind("slice", x, slices=tuple(index.slices), dropped=())
     places = [broadcast_to(p, common) for p in index.arrays.values()]
@@ -344,128 +413,13 @@ def _gathered(index: IndexParts) -> Any:
     return reshape(found, shape) if shape != found.shape else found
 
 
-def take(a: Any, indices: Any, axis: int | None = None, mode: str | None = None) -> Any:
-    """Return the elements at positions along a dim, or in the flat array.
-
-    Args:
-        a: the array; where the dim is split, each device looks up what it holds.
-        indices: integers of any shape.
-        axis: the dim.
-        mode: None refuses positions out of bounds; ``"clip"`` and ``"wrap"`` bring them inside.
-
-    Raises:
-        IndexingError: if a position is out of bounds.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.take(mnp.arange(5) * 10, mnp.asarray([4, 0])).tolist()
-    [40, 0]
-    """
-    x = as_array(a)
-    if axis is None:
-        x, axis = reshape(x, (-1,)), 0
-    (dim,) = normalised_axes(axis, x.ndim, "take")
-    size = x.shape[dim]
-    if mode not in (None, "raise", "clip", "wrap"):
-        raise ArgumentError(f"take: mode is None, 'raise', 'clip' or 'wrap', not {mode!r}.")
-    places = _whole_numbers(indices, "take")
-    if mode in ("clip", "wrap"):
-        places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
-    if places.size and not size:
-        raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
-    if mode == "clip":
-        places = bind("minimum", bind("maximum", places, 0), max(size - 1, 0))
-    elif mode == "wrap":
-        places = bind("remainder", places, max(size, 1))
-    else:
-        places = _positions(places, size, dim)
-    return bind("gather", x, places, dims=(dim,), at=dim)
-
-
-def _whole_numbers(indices: Any, what: str) -> Any:
+def whole_numbers(indices: Any, what: str) -> Any:
     """Return positions, checked to be integers; values of the host stay there for now."""
     if isinstance(indices, list) and not indices:
         return np.empty(0, np.int64)
-    places = indices if isinstance(indices, Array) else as_host(indices, what)
+    if isinstance(indices, (list, tuple)) and any(map(is_array, indices)):
+        indices = stacked([as_array(i) for i in indices])
+    places = indices if is_array(indices) else as_host(indices, what)
     if places.dtype.kind not in "iu":
         raise IndexingError(f"{what}: positions are integers, not {places.dtype}.")
     return places
-
-
-def _along_rule(operands: Sequence[Operand], params: Params) -> RuleText:
-    names = [f"d{i}" for i in range(len(operands[0][0]))]
-    source, places = list(names), list(names)
-    source[params["dim"]], places[params["dim"]] = "x", "n"
-    return f"{' '.join(source)}, {' '.join(places)} -> {' '.join(places)}"
-
-
-def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
-    return {**params, "start": bounds["x"][0]}
-
-
-def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
-    """Look up the positions that the block holds; the others give zeros."""
-    n = x.shape[dim]
-    local = places - start
-    inside = (local >= 0) & (local < n)
-    shape = np.broadcast_shapes(
-        *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
-    )
-    from_all = np.broadcast_to(x, [n if d == dim else m for d, m in enumerate(shape)])
-    wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
-    if not n:
-        return np.zeros(wide, x.dtype)
-    found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
-    found[np.broadcast_to(~inside, wide)] = 0
-    return found
-
-
-register(
-    Op(
-        "take_along_axis",
-        _along_rule,
-        _along,
-        dtypes=same_dtype,
-        partial=Partial(_joined),
-        local=_along_cell,
-    )
-)
-
-
-def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> Any:
-    """Return for each position of ``indices`` the element at it along one dim.
-
-    Args:
-        arr: the array.
-        indices: integers; the other dims broadcast against those of the array.
-        axis: the dim; None for the flat array.
-
-    Raises:
-        IndexingError: if a position is out of bounds.
-        ShapeError: if the ranks differ, or the other dims do not broadcast.
-    """
-    x = as_array(arr)
-    if axis is None:
-        x, axis = reshape(x, (-1,)), 0
-    (dim,) = normalised_axes(axis, x.ndim, "take_along_axis")
-    places = _whole_numbers(indices, "take_along_axis")
-    if places.ndim != x.ndim:
-        raise ShapeError(
-            f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
-            "they must have as many dims."
-        )
-    return bind("take_along_axis", x, _positions(places, x.shape[dim], dim), dim=dim)
-
-
-def nonzero(a: Any) -> tuple[Any, ...]:
-    """Return the positions of the elements that are not zero, one array per dim.
-
-    The result's shape depends on the values: only which elements are zero is brought together.
-    """
-    x = as_array(a)
-    if not x.ndim:
-        raise ShapeError("nonzero: an array without dims has no positions.")
-    mask = bind("not_equal", x, 0) if x.dtype.kind != "b" else x
-    if not mask.is_fully_addressable:
-        everywhere = Mesh(list(mask.sharding.device_order), "device")
-        mask = placed(mask, NamedSharding(everywhere, PartitionSpec()))
-    return tuple(as_array(p, fresh=True) for p in np.nonzero(np.asarray(mask)))

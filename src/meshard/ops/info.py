@@ -11,6 +11,7 @@ import numpy as np
 from meshard.errors import ArgumentError
 from meshard.runtime.array import Array
 from meshard.runtime.place import home
+from meshard.runtime.traced import Traced
 from meshard.runtime.world import here
 
 from .dtypes import SMALL_FLOATS, as_dtype, default_complex, default_float
@@ -40,7 +41,7 @@ _KINDS["numeric"] = _KINDS["integral"] + _KINDS["real floating"] + _KINDS["compl
 
 def _dtype(given: Any) -> Any:
     """Return the dtype of an array; anything else as it is."""
-    return given.dtype if isinstance(given, Array) else given
+    return given.dtype if isinstance(given, (Array, Traced)) else given
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:

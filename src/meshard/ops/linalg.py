@@ -19,6 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import contract, matrix
+from .concrete import is_traced
 from .contract import matmul, tensordot, vecdot
 from .create import eye, zeros, zeros_like
 from .decompose import (
@@ -187,7 +188,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 
     Returns:
         The solution, the squared residuals of its columns (none where the rank is less than ``n``
-        or ``m`` is not more), the rank, and the singular values of ``a``.
+        or ``m`` is not more; a traced matrix is taken to have full rank), the rank, and the
+        singular values of ``a``.
 
     Raises:
         ShapeError: if the shapes do not fit.
@@ -209,7 +211,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     rank = sum_(large)
     off = bind("absolute", columns - matmul(x, found))
     residuals = sum_(off * off, axis=0)
-    if int(rank) != x.shape[1] or x.shape[0] <= x.shape[1]:
+    short = x.shape[0] <= x.shape[1]
+    if short or (not is_traced(rank) and int(rank) != x.shape[1]):
         residuals = residuals[:0]
     return found if y.ndim == 2 else found[:, 0], residuals, rank, s
 

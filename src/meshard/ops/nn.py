@@ -11,10 +11,11 @@ from meshard.runtime.primitive import bind
 
 from .create import arange
 from .dtypes import as_dtype, default_float, is_float
+from .moments import mean as mean_
+from .moments import var
 from .move import split
 from .reduce import max as max_
-from .reduce import mean as mean_
-from .reduce import normalised_axes, var
+from .reduce import normalised_axes
 from .reduce import sum as sum_
 from .shape import expand_dims, squeeze
 

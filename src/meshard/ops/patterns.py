@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
-from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
+from .concrete import concrete, is_array, is_traced
 from .create import arange, array, linspace, zeros
+from .diagonals import diag
 from .dtypes import as_dtype, default_float
 from .move import concatenate, flip, stack
 from .reduce import normalised_axes
@@ -86,6 +87,10 @@ def geomspace(
     Raises:
         ArgumentError: if an end is zero.
     """
+    if is_traced(start, stop):
+        why = "geomspace: its numbers are computed by NumPy"
+        way_out = "Write mnp.exp(mnp.linspace(mnp.log(start), mnp.log(stop), num))."
+        start, stop = (np.asarray(concrete(v, why, way_out)) for v in (start, stop))
     try:
         values = np.geomspace(start, stop, num, endpoint)
     except ValueError as error:
@@ -150,8 +155,6 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
 
 def diagflat(v: Any, k: int = 0) -> Any:
     """Return a matrix with the flat array on its diagonal ``k``."""
-    from .create import diag
-
     return diag(reshape(v, (-1,)), k)
 
 
@@ -168,11 +171,13 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """Return the positions along each dim of positions in the flat array.
 
     Raises:
-        IndexingError: if a position lies outside the shape.
+        IndexingError: if a position lies outside the shape; a traced one is moved inside.
     """
     flat = as_array(indices)
     volume = math.prod(shape)
-    if flat.size and (int(flat.min()) < 0 or int(flat.max()) >= volume):
+    if is_traced(flat):
+        flat = bind("minimum", bind("maximum", flat, 0), max(volume - 1, 0))
+    elif flat.size and (int(flat.min()) < 0 or int(flat.max()) >= volume):
         raise IndexingError(
             f"unravel_index: positions from {int(flat.min())} to {int(flat.max())} for shape "
             f"{tuple(shape)}, whose positions are 0 to {volume - 1}."
@@ -199,7 +204,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     >>> mnp.from_dlpack(numpy.arange(3)).tolist()
     [0, 1, 2]
     """
-    if isinstance(x, Array):
+    if is_array(x):
         return array(x, device=device)
     try:
         value = np.from_dlpack(x)

@@ -19,7 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .dtypes import accumulator, as_dtype, default_float, is_float, operand_dtype
+from .dtypes import accumulator, as_dtype, is_float, operand_dtype
 from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
 
 Axis = int | Sequence[int] | None
@@ -29,17 +29,13 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
-    "average",
     "count_nonzero",
     "max",
-    "mean",
     "min",
     "normalised_axes",
     "prod",
     "ptp",
-    "std",
     "sum",
-    "var",
 ]
 
 
@@ -356,102 +352,3 @@ def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
 def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the position of the first minimum along a dim; without one, in the flat array."""
     return _positions("argmin", a, axis, keepdims)
-
-
-def _count(x: Array, dims: Sequence[int]) -> int:
-    return int(np.prod([x.shape[d] for d in dims], dtype=np.int64))
-
-
-def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
-    """Return the mean over dims, all by default; of integers in the default float.
-
-    >>> import meshard.numpy as mnp
-    >>> float(mnp.mean(mnp.arange(4)))
-    1.5
-    """
-    x = as_array(a)
-    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
-    wanted = own if dtype is None else as_dtype(dtype)
-    dims = normalised_axes(axis, x.ndim, "mean")
-    total = sum(x, dims, accumulator(wanted), keepdims)
-    found = bind("divide", total, _count(x, dims))
-    return found if found.dtype == wanted else found.astype(wanted)
-
-
-def var(
-    a: Any,
-    axis: Axis = None,
-    dtype: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    correction: float | None = None,
-) -> Any:
-    """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
-
-    ``correction`` is the Array API standard's name of ``ddof``.
-    """
-    ddof = ddof if correction is None else correction
-    x = as_array(a)
-    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
-    wanted = own if dtype is None else as_dtype(dtype)
-    wide = accumulator(wanted)
-    dims = normalised_axes(axis, x.ndim, "var")
-    off = bind("subtract", x, mean(x, dims, wide, keepdims=True))
-    real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
-    squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
-    divisor = _count(x, dims) - ddof
-    found = bind("divide", sum(squares, dims, keepdims=keepdims), divisor if divisor > 0 else 0.0)
-    return found if found.dtype == real_dtype else found.astype(real_dtype)
-
-
-def std(
-    a: Any,
-    axis: Axis = None,
-    dtype: Any = None,
-    ddof: float = 0,
-    keepdims: bool = False,
-    *,
-    correction: float | None = None,
-) -> Any:
-    """Return the standard deviation over dims, all by default; takes what `var` takes."""
-    x = as_array(a)
-    dims = normalised_axes(axis, x.ndim, "std")
-    return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction))
-
-
-def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
-    """Return the mean over dims, all by default.
-
-    Args:
-        a: the array.
-        axis: the dims.
-        weights: how much each element counts: of the array's shape, or of the shape of the dims
-            that ``axis`` names; equally by default.
-        keepdims: keep the dims, with size one.
-
-    Raises:
-        ShapeError: if the weights have neither shape.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.average(mnp.asarray([[1.0, 5.0], [2.0, 4.0]]), axis=1, weights=[3, 1]).tolist()
-    [2.0, 2.5]
-    """
-    x = as_array(a)
-    dims = normalised_axes(axis, x.ndim, "average")
-    if weights is None:
-        return mean(x, dims, keepdims=keepdims)
-    w = as_array(weights)
-    if w.shape != x.shape:
-        along = dims if axis is None or hasattr(axis, "__index__") else tuple(axis)
-        order = [d % x.ndim for d in along]
-        if axis is None or w.shape != tuple([x.shape[d] for d in order]):
-            wanted = x.shape if axis is None else tuple([x.shape[d] for d in order])
-            raise ShapeError(
-                f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
-                f"axis={axis}; they must have the array's shape, or {wanted}."
-            )
-        w = w.transpose([order.index(d) for d in dims])
-        w = w.reshape(tuple(n if d in dims else 1 for d, n in enumerate(x.shape)))
-    weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
-    return weighted / sum(w, axis, keepdims=keepdims)

@@ -26,11 +26,13 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.plan.assemble import Source, assemble
+from meshard.plan.traffic import Move
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
+from meshard.runtime.ledger import wired
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import bind
-from meshard.runtime.types import Block, Blocks
+from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld, here
 
 from .dtypes import SMALL_FLOATS
@@ -95,8 +97,12 @@ def known(x: Any) -> Block:
         NotAddressableError: on a process that has no device of the mesh.
     """
     array = as_array(x)
-    if not array.is_fully_addressable and isinstance(array.sharding, NamedSharding):
-        array = placed(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
+    # Where one process holds it, an open ledger still sees what bringing it together moves.
+    if isinstance(array.sharding, NamedSharding) and (
+        not array.is_fully_addressable or here().ledgers
+    ):
+        target = NamedSharding(array.sharding.mesh, PartitionSpec())
+        array = placed(array, target, what="read")
     return np.asarray(array)
 
 
@@ -269,7 +275,10 @@ def _exchanged(
     middle = Layout(layout.shape, (parts,), layout.tensor)
     processes = world.process_map(kind.sharding)
     me = world.process_index
-    gather = assemble(middle, [Source(layout, (DimMap(size, size, segments),))], processes, me)
+    source = Source(layout, (DimMap(size, size, segments),))
+    if world.ledgers:
+        wired(world, "sort", [w for r in runs for w in _wires(r.aval, middle, source)])
+    gather = assemble(middle, [source], processes, me)
     blocks = [run_part(world, gather, (r._live(),), r.dtype) for r in runs]
     merged = _merged(world, blocks, kind.nbytes, descending)
     if parts == cuts:
@@ -279,6 +288,15 @@ def _exchanged(
         Array(r.aval, run_part(world, settle, (b,), r.dtype))
         for r, b in zip(runs, merged, strict=True)
     ]
+
+
+def _wires(kind: ArrayType, middle: Layout, source: Source) -> tuple[Move, Move]:
+    """Return what passes between devices to the parts, and then between neighbours."""
+    name, lies, itemsize = kind.str_short(), kind.sharding, kind.dtype.itemsize
+    return (
+        Move(name, lies, (lies,), middle, (source,), itemsize),
+        Move(name, lies, (lies,), kind.layout, (Source(middle),), itemsize),
+    )
 
 
 def _merged(

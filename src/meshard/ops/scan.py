@@ -124,7 +124,7 @@ def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None)
         else:  # the totals would outweigh a block: the axes move to another dim and back
             kind = found.aval
             turned = bind("scan", x, dim=dim, how=how, dtype=wide, whole=True)
-            found = resharded(here(), turned, kind)
+            found = resharded(here(), turned, kind, "scan")
     return found if wide == law else found.astype(law)
 
 

@@ -18,14 +18,15 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .dtypes import SMALL_FLOATS
-from .index import nonzero, take
 from .move import concatenate, stack
+from .nonzero import nonzero
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import compress as kept
 from .samplesort import regular, sort_split
 from .scan import cumsum
 from .shape import ravel, reshape
+from .take import take
 
 __all__ = [
     "UniqueAllResult",

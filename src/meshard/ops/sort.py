@@ -21,13 +21,14 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
+from .concrete import is_traced
 from .dtypes import SMALL_FLOATS, same_dtype
-from .index import take
 from .move import flip, stack
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import argsort_block, regular, sort_block, sort_split
 from .shape import moveaxis, ravel, reshape
+from .take import take
 
 __all__ = [
     "argpartition",
@@ -81,7 +82,7 @@ def _along(x: Array, dim: int, name: str, descending: bool, alone: Callable[[Arr
         found = bind(name, rows, dim=1, descending=descending)
         # The merged dim is split, which the dims that it is made of may be too short to be.
         kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
-        found = resharded(here(), found, kind)
+        found = resharded(here(), found, kind, name)
     else:
         found = stack([alone(rows[i]) for i in range(volume)])
     return moveaxis(reshape(found, last.shape), -1, dim)
@@ -271,7 +272,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
         right: whether a bin holds its right edge instead of its left one.
 
     Raises:
-        ArgumentError: if the edges neither rise nor fall.
+        ArgumentError: if the edges neither rise nor fall; of traced ones nobody can say.
 
     >>> import meshard.numpy as mnp
     >>> mnp.digitize(mnp.asarray([0.2, 6.4, 3.0]), mnp.asarray([0.0, 1.0, 2.5, 4.0])).tolist()
@@ -279,6 +280,10 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """
     value, edges = as_array(x), as_array(bins)
     side = "left" if right else "right"
+    if is_traced(edges):  # whether they rise or fall is for the kernels
+        rising = searchsorted(edges, value, side)
+        falling = edges.shape[0] - searchsorted(flip(edges), value, side)
+        return bind("where", edges[-1] >= edges[0], rising, falling) if edges.size else rising
     if bool(bind("less_equal", edges[:-1], edges[1:]).all()):
         return searchsorted(edges, value, side)
     if not bool(bind("greater_equal", edges[:-1], edges[1:]).all()):

@@ -15,24 +15,22 @@ from meshard.runtime.types import Block
 
 from .contract import matmul
 from .dtypes import accumulator, default_float, is_float, same_dtype
+from .moments import mean
 from .move import concatenate
 from .reduce import all as all_
-from .reduce import count_nonzero, mean, normalised_axes
+from .reduce import count_nonzero, normalised_axes
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import prod as prod_
 from .reduce import sum as sum_
-from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
+from .registry import Dtype, Op, register
 from .samplesort import known
 from .shape import atleast_2d, expand_dims, matrix_transpose, moveaxis, reshape, squeeze
 from .sort import sort
 
 __all__ = [
-    "bincount",
     "corrcoef",
     "cov",
-    "histogram",
-    "histogram_bin_edges",
     "median",
     "nanmax",
     "nanmean",
@@ -185,147 +183,6 @@ register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
 
 
 # counts in bins
-
-
-def _bins_rule(operands: Sequence[Operand], params: Params) -> RuleText:
-    names = " ".join(f"d{i}" for i in range(len(operands[0][0])))
-    weights = f", {names}" if params["weighted"] else ""
-    return f"{names}, !e{weights} -> b", {"b": params["bins"]}
-
-
-def _bins_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    if not params["weighted"]:
-        return (np.dtype(np.int64),)
-    dtype = operands[-1][1]
-    complex_ = isinstance(dtype, np.dtype) and dtype.kind == "c"
-    return (np.dtype(np.complex128 if complex_ else np.float64),)
-
-
-def _in_bins(x: Block, edges: Block, *weights: Block, bins: int, weighted: bool) -> Block:
-    law = _bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0]
-    own = weights[0].astype(law) if weighted else None
-    return np.histogram(x, edges, weights=own)[0].astype(law)
-
-
-def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -> Block:
-    flat = x.reshape(-1)
-    found = np.bincount(flat, weights[0].reshape(-1) if weighted else None, bins)
-    return found.astype(_bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0])
-
-
-register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add)))
-register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add)))
-
-
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
-    """Return the edges of bins that cover an array: a number of equal ones, or those given.
-
-    Raises:
-        ArgumentError: if ``bins`` is no number above zero and no rising edges.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
-    [0.0, 2.0, 4.0]
-    """
-    return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
-
-
-def _edges(name: str, x: Array, bins: Any, limits: Any) -> Block:
-    if isinstance(bins, str):
-        raise ArgumentError(
-            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
-            "a number of bins, or their edges."
-        )
-    sample = np.zeros(0, x.dtype)
-    if limits is None and np.ndim(bins) == 0 and x.size:
-        sample = np.stack([known(min_(x)), known(max_(x))])
-    if not isinstance(bins, (int, np.integer)):
-        bins = known(bins)
-    try:
-        return np.histogram_bin_edges(sample, bins, limits)
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(
-            f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
-        ) from error
-
-
-def histogram(
-    a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
-) -> tuple[Any, Any]:
-    """Return how many elements fall into each bin, and the bins' edges.
-
-    Each device counts its own elements; the counts, which are few, are added.
-
-    Args:
-        a: the array.
-        bins: a number of equal bins, or rising edges.
-        range: the first and the last edge of equal bins; by default the extremes.
-        density: whether to divide so that the integral is one.
-        weights: what each element counts, in the array's shape.
-
-    Raises:
-        ArgumentError: if ``bins`` or ``range`` give no bins.
-        ShapeError: if the weights have another shape.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.histogram(mnp.asarray([1, 2, 1]), bins=[0, 1, 2, 3])[0].tolist()
-    [0, 2, 1]
-    """
-    x = as_array(a)
-    edges = _edges("histogram", x, bins, range)
-    operands = [x, edges]
-    if weights is not None:
-        operands.append(_weights("histogram", x, weights))
-    found = bind("histogram", *operands, bins=len(edges) - 1, weighted=weights is not None)
-    if density:
-        found = found / np.diff(edges) / sum_(found)
-    return found, as_array(edges)
-
-
-def _weights(name: str, x: Array, weights: Any) -> Array:
-    found = as_array(weights)
-    if found.shape != x.shape:
-        raise ShapeError(
-            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; each "
-            "element has one."
-        )
-    return found
-
-
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
-    """Return how often each whole number from 0 on stands in an array.
-
-    Args:
-        x: numbers from 0 on, of one dim.
-        weights: what each element counts.
-        minlength: the least length of the result, which else ends with the greatest number.
-        length: the result's length, if it is known; numbers from there on are not counted.
-
-    Raises:
-        DtypeError: if the elements are no integers.
-        ArgumentError: if one is negative.
-        ShapeError: if there is not one dim, or the weights have another shape.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.bincount(mnp.asarray([0, 3, 3])).tolist()
-    [1, 0, 0, 2]
-    """
-    values = as_array(x)
-    if values.dtype.kind not in "biu":
-        raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
-    if values.ndim != 1:
-        raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
-    values = values.astype(np.int64, copy=False)
-    low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
-    if low < 0:
-        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
-    bins = max(high + 1, int(minlength)) if length is None else int(length)
-    none = np.empty(0, np.int64)
-    operands = [values, none]
-    if weights is not None:
-        operands.append(_weights("bincount", values, weights))
-    counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weights is not None)
-    return counted[:bins] if bins <= high else counted
 
 
 # sums that pass over NaN

@@ -6,18 +6,25 @@ the blocks they are. An index with arrays changes, in each piece, the positions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
-from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndexingError,
+    ShapeError,
+)
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
 from .create import full_like
 from .dtypes import same_dtype
 from .index import IndexParts, getitem, sizes_of
@@ -155,11 +162,17 @@ class Place:
         """Return a copy with a function applied there, as often as the index names the element."""
         _check_options(options)
         x = as_array(self._x)
+        mask = _traced_mask(x, self._index)
+        if mask is not None:
+            return bind("where", mask.mask, function(x), x)
         found, value = IndexParts(x, self._index), function(self.get())
         if found.arrays and value.size:
             ones = full_like(x, 1, np.int64)
-            times = getitem(ones.at[self._index].add(1), self._index) - 1
-            for turn in range(2, int(times.max()) + 1):
+            times = getitem(Place(ones, self._index).add(1), self._index) - 1
+            # How often an element is named may be unknown; at most as often as there are places.
+            most = math.prod(found.common_shape())
+            turns = most if most < 2 or is_traced(times) else int(times.max())
+            for turn in range(2, turns + 1):
                 value = bind("where", times >= turn, function(value), value)
         return self._updated(value, "set", options)
 
@@ -173,14 +186,85 @@ class Place:
         x = given = as_array(self._x)
         if how == "divide" and x.dtype.kind in "biu":
             x = bind("divide", x, 1)
-        found = IndexParts(x, self._index)
         if how != "set":
             _check_dtype(how, x.dtype)
-        value = bind("astype", as_array(values), dtype=x.dtype)
+        mask, given_values = _traced_mask(x, self._index), as_array(values)
+        if mask is not None:
+            if mask.takes(given_values):
+                return mask.changed(x, given_values, how)
+            why = f"x.at[mask].{how}: which of several values goes where depends on the mask's"
+            concrete(
+                mask.mask,
+                why,
+                "Write meshard.numpy.where(mask, values, x), for values of x's shape.",
+            )
+        found = IndexParts(x, self._index, clamp=False)
+        value = bind("astype", given_values, dtype=x.dtype)
         changed = (_scattered if found.arrays else _laid)(found, value, how)
         if changed.shape != x.shape:
             changed = reshape(changed, x.shape)
-        return placed(changed, given.sharding) if given.committed else changed
+        if is_traced(changed) or not given.committed:
+            return changed
+        return placed(changed, given.sharding)
+
+
+@final
+class _Mask:
+    """A traced mask that is all that an index says.
+
+    Attributes:
+        mask: the mask in the array's rank.
+        width: how many dims it takes.
+        after: how many dims of the array come after those.
+    """
+
+    def __init__(self, mask: Any, first: int, ndim: int) -> None:
+        self.width, self.after = mask.ndim, ndim - first - mask.ndim
+        self.mask = reshape(mask, (1,) * first + mask.shape + (1,) * self.after)
+
+    def takes(self, value: Any) -> bool:
+        """Whether values are the same for all elements that the mask selects."""
+        return bool(value.ndim <= self.after or value.shape[value.ndim - self.after - 1] == 1)
+
+    def changed(self, x: Any, value: Any, how: str) -> Any:
+        """Return the array changed where the mask is true."""
+        head = value.shape[: max(value.ndim - self.after - 1, 0)]
+        if head:
+            tail = value.shape[value.ndim - self.after :]
+            value = reshape(value, (*head, *(1,) * self.width, *tail))
+        value = bind("astype", value, dtype=x.dtype)
+        if how != "set":
+            value = bind(_COMBINE[how].__name__, x, value)
+        return bind("where", self.mask, value, x)
+
+
+def _traced_mask(x: Any, index: Any) -> _Mask | None:
+    """Return the traced mask that is all that an index says; None where something else is there.
+
+    Raises:
+        ConcretizationError: if there is a traced mask, and more.
+        IndexingError: if the mask does not fit the array.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    masks = [e for e in entries if is_traced(e) and e.dtype.kind == "b"]
+    if not masks:
+        return None
+    mask = masks[0]
+    others = [e for e in entries if e is not mask]
+    if any(e is not Ellipsis and not (isinstance(e, slice) and e == slice(None)) for e in others):
+        why = "x.at[mask, ...]: a mask beside other indices needs its values"
+        concrete(mask, why, "Combine the conditions into one mask of the array's shape.")
+        return None
+    place = next(i for i, e in enumerate(entries) if e is mask)
+    behind = len(entries) - 1 - place
+    dotted = any(e is Ellipsis for e in entries[:place])
+    first = x.ndim - mask.ndim - behind if dotted else place
+    if first < 0 or x.shape[first : first + mask.ndim] != mask.shape:
+        raise IndexingError(
+            f"A boolean index of shape {mask.shape} does not fit the dims from {first} on of an "
+            f"array of shape {x.shape}."
+        )
+    return _Mask(mask, first, x.ndim)
 
 
 def _check_dtype(how: str, dtype: Dtype) -> None:

@@ -14,8 +14,9 @@ from typing import final
 
 from meshard.algebra.layout import Layout
 
-from .assemble import Source, overlaps
+from .assemble import Source
 from .bounds import receive_bound
+from .traffic import moved
 
 __all__ = ["Leaf", "Plan"]
 
@@ -47,22 +48,7 @@ class Leaf:
 
     def received(self) -> dict[int, int]:
         """Return for each destination device the bytes that it gets from other devices."""
-        found: dict[int, int] = {}
-        held = {
-            (device, piece): True
-            for piece in range(self.source.piece_count)
-            for device in self.source.holders(piece)
-        }
-        for piece in range(self.destination.piece_count):
-            boxes = overlaps(Source(self.source), self.destination, piece)
-            for device in self.destination.holders(piece):
-                moved = sum(
-                    volume
-                    for volume, origins in boxes
-                    if not any((device, origin) in held for origin in origins)
-                )
-                found[device] = found.get(device, 0) + moved * self.itemsize
-        return found
+        return moved(self.destination, [Source(self.source)], self.itemsize)
 
 
 @final

@@ -15,7 +15,7 @@ from meshard.plan.assemble import Copy, Part
 from .types import Block, Blocks
 from .world import RuntimeWorld
 
-__all__ = ["LARGE", "run_part"]
+__all__ = ["LARGE", "run_part", "run_parts"]
 
 LARGE = 1 << 20
 """Bytes from which work is worth handing to the workers."""
@@ -38,8 +38,41 @@ def run_part(
         dtype: the dtype of all blocks.
         fill: the value of elements that no source gives; None if there are none.
     """
-    results: list[Block | None] = []
     tasks: list[Callable[[], None]] = []
+    results, views = _begun(world, part, operands, dtype, fill, tasks)
+    world.workers.run(tasks)
+    _without_dear_views(world, part, results, views, dtype)
+    if part.sends or part.receives:  # after the copies: what is received lies over them
+        _exchange(world, part, operands, results)
+    return tuple(results)
+
+
+def run_parts(
+    world: RuntimeWorld,
+    part: Part,
+    operand_sets: Sequence[Sequence[Blocks]],
+    dtype: np.dtype[Any],
+    fill: object = None,
+) -> list[Blocks]:
+    """Do what a part without messages says once for each set of operands, side by side."""
+    tasks: list[Callable[[], None]] = []
+    begun = [_begun(world, part, operands, dtype, fill, tasks) for operands in operand_sets]
+    world.workers.run(tasks)
+    for results, views in begun:
+        _without_dear_views(world, part, results, views, dtype)
+    return [tuple(results) for results, _ in begun]
+
+
+def _begun(
+    world: RuntimeWorld,
+    part: Part,
+    operands: Sequence[Blocks],
+    dtype: np.dtype[Any],
+    fill: object,
+    tasks: list[Callable[[], None]],
+) -> tuple[list[Block | None], dict[int, Block]]:
+    """Return the pieces, to be filled by the tasks that are added, and those that are views."""
+    results: list[Block | None] = []
     small = part.elements * dtype.itemsize < LARGE
     views: dict[int, Block] = {}
     for recipe in part.recipes:
@@ -75,15 +108,21 @@ def run_part(
             tasks.append(partial(_in_order, copies))
         else:
             tasks += [partial(np.copyto, *c) for c in copies]
-    world.workers.run(tasks)
+    return results, views
+
+
+def _without_dear_views(
+    world: RuntimeWorld,
+    part: Part,
+    results: list[Block | None],
+    views: Mapping[int, Block],
+    dtype: np.dtype[Any],
+) -> None:
     for number in _too_dear(views):
         recipe, own = part.recipes[number], world.pages.empty(views[number].shape, dtype)
         assert recipe is not None
         np.copyto(own, views[number])
         results[number] = _spread(own, recipe.shape)
-    if part.sends or part.receives:  # after the copies: what is received lies over them
-        _exchange(world, part, operands, results)
-    return tuple(results)
 
 
 def _within(block: Block, place: tuple[int, tuple[int, ...]]) -> Block:

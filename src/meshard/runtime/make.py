@@ -16,6 +16,7 @@ from meshard.errors import ArgumentError, ShardingError, TreeError
 from .array import Array, to_numpy
 from .place import as_host, as_sharding, check_devices_exist, checked_dtype, filled, placed
 from .structs import checked_shape
+from .traced import Traced
 from .types import Block
 from .world import here
 
@@ -113,6 +114,8 @@ def device_get(x: Any) -> Any:
     def fetch(leaf: Any) -> Any:
         if type(leaf) is Array:
             return to_numpy(leaf)
+        if isinstance(leaf, Traced):
+            return leaf._concrete("device_get")
         return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
 
     return optree.tree_map(fetch, x)

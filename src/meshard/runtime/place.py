@@ -21,12 +21,15 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, DtypeError, ShardingError
+from meshard.errors import ArgumentError, ConcretizationError, DtypeError, ShardingError
 from meshard.plan.assemble import Part, Source, assemble
+from meshard.plan.traffic import Move
 
 from .array import Array
 from .execute import LARGE, run_part
-from .types import ArrayType, Block
+from .ledger import wired
+from .traced import Traced
+from .types import KEY, ArrayType, Block
 from .world import RuntimeWorld, here
 
 __all__ = [
@@ -100,7 +103,8 @@ def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     Raises:
         DtypeError: if it is one of objects, strings, dates or records.
     """
-    if dtype.kind not in "biufc" and not dtype.type.__module__.startswith(ml_dtypes.__name__):
+    small = dtype.type.__module__.startswith(ml_dtypes.__name__)
+    if dtype.kind not in "biufc" and not small and dtype != KEY:
         raise DtypeError(
             f"{what}: dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, "
             "complex numbers and the small floats of ml_dtypes."
@@ -116,7 +120,9 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
     Raises:
         DtypeError: if its elements are not numbers.
     """
-    if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
+    if isinstance(x, Traced):
+        value = np.asarray(x._concrete(what), dtype)
+    elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
         value = np.asarray(x, dtype)
     else:
         try:
@@ -139,13 +145,17 @@ def _brief(x: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Array:
+def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
     """Return an array-like as an array on the default device, uncommitted.
+
+    Values of a transformation are left as they are.
 
     ``fresh`` says that nobody else holds the value, so that its memory may become the block.
     """
     if type(x) is Array and (dtype is None or x.dtype == dtype):
         return x
+    if isinstance(x, Traced):
+        return x if dtype is None or x.dtype == dtype else x.astype(dtype)
     world = here()
     value = as_host(x, "array", dtype)
     if not fresh:
@@ -219,26 +229,37 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
     world.known_shardings.add(sharding)
 
 
-def placed(x: Any, sharding: Sharding | None, *, donate: bool = False) -> Array:
+def placed(
+    x: Any, sharding: Sharding | None, *, donate: bool = False, what: str = "device_put"
+) -> Array:
     """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
 
     Raises:
         ShardingError: if the shape cannot lie so, or a device does not exist.
         DeletedArrayError: if the array was deleted.
+        BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
+        ConcretizationError: if it is inside a transformation.
     """
     if sharding is None:
-        return as_array(x)
+        found: Array = as_array(x)
+        return found
+    if isinstance(x, Traced):
+        raise ConcretizationError(
+            f"{what}: {x.aval.str_short()} is inside a transformation, which says where it "
+            f"lies; it cannot be put on {sharding!r} there. Put the arguments of the "
+            "transformation, or what it returns."
+        )
     world = here()
-    check_devices_exist(world, sharding, "device_put")
+    check_devices_exist(world, sharding, what)
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
     if type(x) is Array and (x.committed or not _spans(world, sharding)):
         kind = world.type_of(x.shape, x.dtype, sharding, True)
-        result = resharded(world, x, kind)
+        result = resharded(world, x, kind, what)
         if donate:
             x._discard("donated to device_put")
         return result
-    value = as_host(x, "device_put")
+    value = as_host(x, what)
     kind = world.type_of(value.shape, value.dtype, sharding, True)
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []
@@ -259,11 +280,17 @@ def _spans(world: RuntimeWorld, sharding: Sharding) -> bool:
     return any(d.process_index != me for d in sharding.device_order)
 
 
-def resharded(world: RuntimeWorld, x: Array, kind: ArrayType) -> Array:
-    """Return an array in the layout of another type of the same shape and dtype."""
+def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "device_put") -> Array:
+    """Return an array in the layout of another type of the same shape and dtype.
+
+    Raises:
+        BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
+    """
     source, blocks = x._type, x._live()
     if source.layout == kind.layout:
         return Array(kind, blocks)
+    if world.ledgers and not source.guest:
+        wired(world, what, (_wire(world, source, kind),))
     key = ("reshard", source, kind)
     part: Part | None = world.decisions.get(key)
     if part is None:
@@ -273,6 +300,22 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType) -> Array:
         part = assemble(kind.layout, [Source(source.layout)], processes, world.process_index)
         world.decided(key, part)
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+
+
+def _wire(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Move:
+    key = ("wire", source, kind)
+    found: Move | None = world.decisions.get(key)
+    if found is None:
+        found = Move(
+            source.str_short(),
+            kind.sharding,
+            (source.sharding,),
+            kind.layout,
+            (Source(source.layout),),
+            kind.dtype.itemsize,
+        )
+        world.decided(key, found)
+    return found
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:

@@ -8,19 +8,25 @@ interpreters of their own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from meshard.errors import ArgumentError, MeshardError
 
-__all__ = ["Interpreter", "bind", "call", "install", "interpreting"]
+__all__ = ["Interpreter", "bind", "call", "innermost", "install", "interpreting"]
 
 Params = tuple[tuple[str, Hashable], ...]
 
 
 class Interpreter(Protocol):
-    """What decides the fate of an operation."""
+    """What decides the fate of an operation.
+
+    Attributes:
+        axis_sizes: the mesh axes that named-axis operations may use here.
+    """
+
+    axis_sizes: Mapping[str, int]
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run, record or map one operation."""
@@ -51,6 +57,12 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
     if interpreter is None:
         raise MeshardError(f"{name}: no operations are installed; import meshard.")
     return interpreter.run(name, operands, tuple(params.items()))
+
+
+def innermost() -> Interpreter | None:
+    """Return the innermost interpreter that a transformation has pushed; None outside of all."""
+    stack = _stack.get()
+    return stack[-1] if stack else None
 
 
 def call(function: str, *args: Any, **kwargs: Any) -> Any:

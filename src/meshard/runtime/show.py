@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 
 from .fetch import gathered, picked
-from .types import ArrayType, Block, Blocks
+from .types import KEY, ArrayType, Block, Blocks, dtype_name
 from .world import here
 
 __all__ = ["array_html", "array_repr", "array_str"]
@@ -21,12 +21,14 @@ _MOST_PIECES = 8
 
 def array_repr(kind: ArrayType, blocks: Blocks | None) -> str:
     """Return an array as JAX prints it; of one that spans processes, what this one holds."""
-    dtype = f"dtype={kind.dtype.name}"
+    dtype = f"dtype={dtype_name(kind.dtype)}"
     if blocks is None:
         return f"Array(shape={kind.shape}, {dtype}, deleted)"
     if not kind.complete:
         return _local_repr(kind, blocks)
     width = int(np.get_printoptions()["linewidth"])
+    if kind.dtype == KEY:
+        return f"Array({kind.shape}, {dtype}) overlaying:\n{_key_words(kind, blocks)}"
     if kind.size:
         value, threshold = _shown(kind, blocks)
         text = np.array2string(
@@ -47,7 +49,7 @@ def array_repr(kind: ArrayType, blocks: Blocks | None) -> str:
 
 def array_str(kind: ArrayType, blocks: Blocks | None) -> str:
     """Return an array's values as NumPy prints them, where this process can."""
-    if blocks is None or not kind.complete:
+    if blocks is None or not kind.complete or kind.dtype == KEY:
         return array_repr(kind, blocks)
     value, threshold = _shown(kind, blocks)
     return str(value[()]) if not kind.shape else np.array2string(value, threshold=threshold)
@@ -82,9 +84,15 @@ def _shown(kind: ArrayType, blocks: Blocks) -> tuple[Block, int]:
     return picked(kind, blocks, places), 0
 
 
+def _key_words(kind: ArrayType, blocks: Blocks) -> str:
+    """Return the words of typed keys as NumPy prints them."""
+    value, threshold = _shown(kind, blocks)
+    return np.array2string(value["prng"], threshold=threshold)
+
+
 def _local_repr(kind: ArrayType, blocks: Blocks) -> str:
     """Show what this process holds, labelled as such."""
-    lines = [f"Array(shape={kind.shape}, dtype={kind.dtype.name}, sharding={kind.sharding!r})"]
+    lines = [f"Array(shape={kind.shape}, dtype={dtype_name(kind.dtype)}, sharding={kind.sharding!r})"]
     for piece in kind.local[:_MOST_PIECES]:
         block = blocks[piece]
         ids = kind.layout.holders(piece)

@@ -13,6 +13,7 @@ from meshard.errors import ArgumentError, DtypeError, ShapeError
 
 from .array import Array
 from .place import as_array, as_sharding, checked_dtype, home
+from .traced import Traced
 from .types import ArrayType
 from .world import here
 
@@ -150,7 +151,7 @@ def _dtype(given: Any, what: str) -> np.dtype[Any]:
     return dtype
 
 
-def typeof(x: Any) -> ArrayType:
+def typeof(x: Any) -> Any:
     """Return all that is known of an array, or of a value that would become one, but its data.
 
     Raises:
@@ -159,8 +160,8 @@ def typeof(x: Any) -> ArrayType:
     >>> typeof(np.ones((2, 3)))
     float64[2,3]
     """
-    if type(x) is Array:
-        return x._type
+    if isinstance(x, (Array, Traced)):
+        return x.aval
     if isinstance(x, ShapeDtypeStruct):
         world = here()
         lies = x.sharding is not None

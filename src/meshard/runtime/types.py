@@ -19,7 +19,15 @@ Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
 """One block per piece of a layout; None for a piece that no device of this process holds."""
 
-__all__ = ["ArrayType", "Block", "Blocks"]
+KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
+"""The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""
+
+__all__ = ["KEY", "ArrayType", "Block", "Blocks", "dtype_name"]
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name; that of typed keys says their generator."""
+    return "key<philox>" if dtype == KEY else dtype.name
 
 
 @final
@@ -96,9 +104,14 @@ class ArrayType:
         """Always False: only Python scalars are weak here."""
         return False
 
+    @property
+    def guest(self) -> bool:
+        """Whether it is uncommitted on one device, and counts as if it were on every one."""
+        return not self.committed and self.sharding.num_devices == 1
+
     def str_short(self) -> str:
         """Return dtype and shape as in ``float32[4,8]``."""
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
 
     def __repr__(self) -> str:
         return self.str_short()

@@ -34,6 +34,7 @@ class RuntimeWorld(World):
         known_shardings: shardings whose devices are known to exist.
         homes: the sharding of new arrays on each device.
         settings: the state of the settings that the decisions were made under.
+        ledgers: the open ledgers and budgets, outermost first.
         mark: what this world's types are known by.
     """
 
@@ -50,6 +51,7 @@ class RuntimeWorld(World):
         self.workers = Workers()
         self.decisions: dict[Hashable, Any] = {}
         self.settings = config.epoch
+        self.ledgers: tuple[Any, ...] = ()
         self.device_set = frozenset(self.devices)
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}

@@ -1,0 +1,50 @@
+"""Values of traced operands: asked for where there is no way without, and refused with advice."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from meshard.errors import ConcretizationError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import interpreting
+from meshard.runtime.traced import Traced
+
+from .eager import EAGER
+
+__all__ = ["concrete", "eagerly", "is_array", "is_traced"]
+
+
+def is_traced(*values: Any) -> bool:
+    """Whether any of some operands is a value inside a transformation."""
+    return any(isinstance(v, Traced) for v in values)
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Run operations on arrays at once, also inside a transformation: for looks at values."""
+    return interpreting(EAGER)
+
+
+def is_array(value: Any) -> bool:
+    """Whether an operand is an array already: one that exists, or one inside a transformation."""
+    return isinstance(value, (Array, Traced))
+
+
+def concrete(value: Any, why: str, way_out: str) -> Any:
+    """Return an operand as an array whose values may be looked at.
+
+    Args:
+        value: any array-like.
+        why: the function, and why it needs the values.
+        way_out: what to write instead, as a sentence.
+
+    Raises:
+        ConcretizationError: if it is traced and stands for no one value.
+    """
+    if not isinstance(value, Traced):
+        return as_array(value)
+    try:
+        return as_array(value._concrete(why))
+    except ConcretizationError as error:
+        raise ConcretizationError(f"{error} {way_out}") from None

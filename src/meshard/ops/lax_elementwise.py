@@ -1,0 +1,483 @@
+"""Elementwise operations by the names of ``jax.lax``, and the rows that only it has.
+
+JAX's own demand operands of one dtype; these promote as NumPy does, and broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import bind
+from meshard.runtime.types import Block
+
+from .concrete import is_array
+from .dtypes import SMALL_FLOATS, as_dtype, is_float, operand_dtype, same_dtype
+from .registry import Dtype, Op, Operand, Params, RuleText, register
+
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "RoundingMethod",
+    "bitcast_convert_type",
+    "clamp",
+    "convert_element_type",
+    "integer_pow",
+    "reduce_precision",
+    "round",
+    "rsqrt",
+    "select",
+    "select_n",
+]
+
+Function = Callable[..., Any]
+
+
+# rows
+
+
+def _whole(x: Any) -> bool:
+    return getattr(x, "dtype", np.dtype(type(x))).kind in "biu"
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Divide; whole numbers towards zero."""
+    if not (_whole(x) and _whole(y)):
+        return np.divide(x, y)
+    down = np.floor_divide(x, y)
+    return down + ((down < 0) & (down * y != x)).astype(down.dtype)
+
+
+def _unsigned(x: Block) -> Block:
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype.kind == "i" else x
+
+
+def _shifted(x: Any, y: Any) -> Any:
+    """Shift right, zeros coming in from the left."""
+    law = np.result_type(x, y)
+    bits = [_unsigned(np.asarray(v, law)) for v in (x, y)]
+    return np.right_shift(*bits).view(law)
+
+
+def _population(x: Block) -> Block:
+    return np.bitwise_count(_unsigned(x)).astype(x.dtype)
+
+
+def _leading(x: Block) -> Block:
+    """Count the zeros before the first one."""
+    bits = _unsigned(x).copy()
+    width = 8 * x.dtype.itemsize
+    step = 1
+    while step < width:  # every bit after the first one becomes one
+        bits |= bits >> bits.dtype.type(step)
+        step *= 2
+    return (width - np.bitwise_count(bits)).astype(x.dtype)
+
+
+def _away(x: Block) -> Block:
+    """Round, halves away from zero."""
+    if x.dtype in SMALL_FLOATS:
+        return _away(x.astype(np.float32)).astype(x.dtype)
+    whole = np.trunc(x)
+    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
+
+
+def _complex(x: Any, y: Any) -> Any:
+    law = np.result_type(x, y)
+    pair = np.result_type(law if law.kind == "f" else np.float64, np.complex64)
+    found = np.empty(np.broadcast_shapes(np.shape(x), np.shape(y)), pair)
+    found.real, found.imag = x, y
+    return found
+
+
+def _precise(x: Block, *, exponent_bits: int, mantissa_bits: int) -> Block:
+    """Round floats as if they had fewer bits, halves to even; too great ones become infinite."""
+    if x.dtype in SMALL_FLOATS or x.dtype == np.float16:
+        wide = _precise(
+            x.astype(np.float32), exponent_bits=exponent_bits, mantissa_bits=mantissa_bits
+        )
+        return wide.astype(x.dtype)
+    kind, width, exponent = (np.uint32, 23, 8) if x.dtype.itemsize == 4 else (np.uint64, 52, 11)
+    bits = np.ascontiguousarray(x).view(kind)
+    one = kind(1)
+    sign = bits & (one << kind(width + exponent))
+    if mantissa_bits < width:
+        lost = kind(width - mantissa_bits)
+        last = (bits >> lost) & one
+        bits = (bits + last + (one << (lost - one)) - one) & ~((one << lost) - one)
+    if exponent_bits < exponent:
+        middle = (1 << (exponent - 1)) - 1
+        reach = (1 << (exponent_bits - 1)) - 1
+        mask = kind((1 << exponent) - 1) << kind(width)
+        size = bits & mask
+        infinite = sign | mask
+        bits = np.where(size > kind(middle + reach) << kind(width), infinite, bits)
+        bits = np.where(size <= kind(middle - reach) << kind(width), sign, bits)
+    return np.where(np.isnan(x), x, bits.view(x.dtype).reshape(x.shape))
+
+
+def _widths(operands: Sequence[Operand], params: Params) -> tuple[int, int]:
+    return operand_dtype(operands[0]).itemsize, params["dtype"].itemsize
+
+
+def _bits_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    old, new = _widths(operands, params)
+    if old > new:
+        return "... -> ... k", {"k": old // new}
+    return "... -> ..." if old == new else "... !k -> ..."
+
+
+def _bits_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (params["dtype"],)
+
+
+def _bits(x: Block, *, dtype: Dtype) -> Block:
+    old, new = x.dtype.itemsize, dtype.itemsize
+    shape = x.shape if old == new else (*x.shape, old // new) if old > new else x.shape[:-1]
+    return np.ascontiguousarray(x).reshape(-1).view(dtype).reshape(shape)
+
+
+register(Op("truncated_divide", "..., ... -> ...", _quotient))
+register(Op("shift_right_logical", "..., ... -> ...", _shifted))
+register(Op("population_count", "... -> ...", _population))
+register(Op("leading_zeros", "... -> ...", _leading))
+register(Op("round_away", "... -> ...", _away))
+register(Op("complex", "..., ... -> ...", _complex))
+register(Op("reduce_precision", "... -> ...", _precise, dtypes=same_dtype))
+register(Op("bitcast", _bits_rule, _bits, dtypes=_bits_law))
+
+
+# the table
+
+_UNARY = (
+    ("abs", "absolute", "Return the absolute values."),
+    ("acos", "arccos", "Return the angles in radians with these cosines."),
+    ("acosh", "arccosh", "Return the inverse hyperbolic cosines."),
+    ("asin", "arcsin", "Return the angles in radians with these sines."),
+    ("asinh", "arcsinh", "Return the inverse hyperbolic sines."),
+    ("atan", "arctan", "Return the angles in radians with these tangents."),
+    ("atanh", "arctanh", "Return the inverse hyperbolic tangents."),
+    ("bitwise_not", "invert", "Return the elements with all bits flipped."),
+    ("cbrt", "cbrt", "Return the cube roots."),
+    ("ceil", "ceil", "Return the least whole numbers not below."),
+    ("clz", "leading_zeros", "Return for each integer how many zero bits it begins with."),
+    ("conj", "conjugate", "Return the complex conjugates."),
+    ("cos", "cos", "Return the cosines of angles in radians."),
+    ("cosh", "cosh", "Return the hyperbolic cosines."),
+    ("digamma", "digamma", "Return the derivatives of the logarithm of the gamma function."),
+    ("erf", "erf", "Return the error function."),
+    ("erf_inv", "erfinv", "Return the inverse of the error function."),
+    ("erfc", "erfc", "Return one less the error function."),
+    ("exp", "exp", "Return e to the power of each element."),
+    ("exp2", "exp2", "Return 2 to the power of each element."),
+    ("expm1", "expm1", "Return e to the power of each element, less one."),
+    ("floor", "floor", "Return the greatest whole numbers not above."),
+    ("imag", "imag", "Return the imaginary parts."),
+    ("is_finite", "isfinite", "Return where the elements are finite."),
+    ("lgamma", "lgamma", "Return the logarithms of the absolute gamma function."),
+    ("log", "log", "Return the natural logarithms."),
+    ("log1p", "log1p", "Return the natural logarithms of one plus each element."),
+    ("logistic", "logistic", "Return 1 / (1 + exp(-x))."),
+    ("neg", "negative", "Return the elements with the opposite sign."),
+    ("population_count", "population_count", "Return for each integer how many bits are set."),
+    ("real", "real", "Return the real parts."),
+    ("reciprocal", "reciprocal", "Return one over each element."),
+    ("sign", "sign", "Return the signs: -1, 0 or 1."),
+    ("sin", "sin", "Return the sines of angles in radians."),
+    ("sinh", "sinh", "Return the hyperbolic sines."),
+    ("sqrt", "sqrt", "Return the square roots."),
+    ("square", "square", "Return the squares."),
+    ("tan", "tan", "Return the tangents of angles in radians."),
+    ("tanh", "tanh", "Return the hyperbolic tangents."),
+)
+_BINARY = (
+    ("add", "add", "Return the sums."),
+    ("atan2", "arctan2", "Return the angles in radians of the points (y, x)."),
+    ("bitwise_and", "bitwise_and", "Return the bits set in both."),
+    ("bitwise_or", "bitwise_or", "Return the bits set in either."),
+    ("bitwise_xor", "bitwise_xor", "Return the bits set in one only."),
+    ("complex", "complex", "Return the complex numbers with these real and imaginary parts."),
+    ("div", "truncated_divide", "Return the quotients; of integers without the fraction."),
+    ("eq", "equal", "Return where the elements are equal."),
+    ("ge", "greater_equal", "Return where x >= y."),
+    ("gt", "greater", "Return where x > y."),
+    ("le", "less_equal", "Return where x <= y."),
+    ("lt", "less", "Return where x < y."),
+    ("max", "maximum", "Return the greater elements; NaN where either is."),
+    ("min", "minimum", "Return the lesser elements; NaN where either is."),
+    ("mul", "multiply", "Return the products."),
+    ("ne", "not_equal", "Return where the elements differ."),
+    ("nextafter", "nextafter", "Return the next floats after x towards y."),
+    ("pow", "power", "Return the first elements to the power of the second."),
+    ("rem", "fmod", "Return the remainders, with the dividend's sign."),
+    ("shift_left", "left_shift", "Return x shifted y bits to the left."),
+    ("shift_right_arithmetic", "right_shift", "Return x shifted y bits right, the sign kept."),
+    ("shift_right_logical", "shift_right_logical", "Return x shifted y bits right, zeros coming."),
+    ("sub", "subtract", "Return the differences."),
+)
+_WHOLE = frozenset(
+    {
+        *("bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clz", "population_count"),
+        *("shift_left", "shift_right_arithmetic", "shift_right_logical"),
+    }
+)
+
+
+def _made(name: str, row: str, text: str, arity: int) -> Function:
+    def unary(x: Any) -> Any:
+        return bind(row, x)
+
+    def binary(x: Any, y: Any) -> Any:
+        return bind(row, x, y)
+
+    function: Function = unary if arity == 1 else binary
+    function.__name__ = function.__qualname__ = name
+    one = "mnp.ones(2, int)" if name in _WHOLE else "mnp.ones(2)"
+    function.__doc__ = f"""{text}
+
+    Elementwise, as ``jax.lax.{name}``; dtypes are promoted as in NumPy, and the result keeps the
+    sharding.
+
+    Raises:
+        ShapeError: if the shapes do not broadcast.
+        DtypeError: if an operand is no array or has a dtype that this cannot take.
+
+    >>> import meshard.numpy as mnp
+    >>> from meshard import lax
+    >>> lax.{name}({", ".join([one] * arity)}).shape
+    (2,)
+    """
+    return function
+
+
+UNARY = {name: _made(name, row, text, 1) for name, row, text in _UNARY}
+BINARY = {name: _made(name, row, text, 2) for name, row, text in _BINARY}
+
+
+# those with arguments of their own
+
+
+def rsqrt(x: Any) -> Any:
+    """Return one over the square roots.
+
+    >>> import meshard.numpy as mnp
+    >>> rsqrt(mnp.asarray([4.0])).tolist()
+    [0.5]
+    """
+    return bind("divide", 1, bind("sqrt", x))
+
+
+class RoundingMethod(Enum):
+    """Where `round` takes halves."""
+
+    AWAY_FROM_ZERO = 0
+    TO_NEAREST_EVEN = 1
+
+
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Any:
+    """Return the nearest whole numbers, halves away from zero or to the even one.
+
+    Raises:
+        ArgumentError: if the method is no `RoundingMethod`.
+
+    >>> import meshard.numpy as mnp
+    >>> round(mnp.asarray([0.5, 1.5])).tolist()
+    [1.0, 2.0]
+    """
+    try:
+        method = RoundingMethod(getattr(rounding_method, "value", rounding_method))
+    except ValueError as error:
+        raise ArgumentError(
+            f"round: rounding_method is RoundingMethod.AWAY_FROM_ZERO or TO_NEAREST_EVEN, not "
+            f"{rounding_method!r}."
+        ) from error
+    value = as_array(x)
+    if not is_float(value.dtype):
+        raise DtypeError(f"round: takes floats; the dtype is {value.dtype}.")
+    return bind("round_away" if method is RoundingMethod.AWAY_FROM_ZERO else "rint", value)
+
+
+def integer_pow(x: Any, y: int) -> Any:
+    """Return the elements to the power of one Python integer.
+
+    Raises:
+        ArgumentError: if ``y`` is no integer, or negative for integers.
+
+    >>> import meshard.numpy as mnp
+    >>> integer_pow(mnp.asarray([2, 3]), 2).tolist()
+    [4, 9]
+    """
+    value = as_array(x)
+    if not hasattr(y, "__index__") or is_array(y):
+        raise ArgumentError(f"integer_pow: y is a Python integer, not {y!r}; pow takes arrays.")
+    power = index(y)
+    if power < 0 and value.dtype.kind in "biu":
+        raise ArgumentError(
+            f"integer_pow: integers cannot be raised to the negative power {power}; convert them "
+            "to floats first."
+        )
+    return bind("square", value) if power == 2 else bind("power", value, power)
+
+
+def convert_element_type(operand: Any, new_dtype: Any) -> Any:
+    """Return the array converted to another dtype.
+
+    >>> import meshard.numpy as mnp
+    >>> convert_element_type(mnp.asarray([1.5]), "int32").tolist()
+    [1]
+    """
+    value, wanted = as_array(operand), as_dtype(new_dtype)
+    return value if value.dtype == wanted else bind("astype", value, dtype=wanted)
+
+
+def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+    """Return the bits of the elements read as another dtype.
+
+    Of a shorter dtype, several stand in a new last dim for each element; of a longer one, a last
+    dim that holds as many as needed becomes one element.
+
+    Raises:
+        DtypeError: if one of the dtypes is bool, or no number of one fills the other.
+        ShapeError: if the last dim does not hold one element of the longer dtype.
+
+    >>> import meshard.numpy as mnp
+    >>> bitcast_convert_type(mnp.asarray([1.0], "float32"), "int32").tolist()
+    [1065353216]
+    """
+    value, wanted = as_array(operand), as_dtype(new_dtype)
+    old, new = value.dtype.itemsize, wanted.itemsize
+    if np.dtype(bool) in (value.dtype, wanted) and value.dtype != wanted:
+        raise DtypeError(
+            f"bitcast_convert_type: {value.dtype} cannot be read as {wanted}; a bool is not made "
+            "of bits. Use convert_element_type."
+        )
+    if old % new and new % old:
+        raise DtypeError(
+            f"bitcast_convert_type: no number of {value.dtype} fills one {wanted}: they have {old} "
+            f"and {new} bytes."
+        )
+    if new > old and (not value.ndim or value.shape[-1] != new // old):
+        raise ShapeError(
+            f"bitcast_convert_type: {new // old} elements of {value.dtype} make one of {wanted}, "
+            f"and stand in the last dim; the shape is {value.shape}."
+        )
+    return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
+
+
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    """Return floats rounded as if they had fewer bits of exponent and mantissa.
+
+    Raises:
+        DtypeError: if the elements are no floats.
+        ArgumentError: if there is no bit of exponent, or fewer than none of the mantissa.
+
+    >>> import meshard.numpy as mnp
+    >>> reduce_precision(mnp.asarray([1.2345678]), 5, 10).tolist()
+    [1.234375]
+    """
+    value = as_array(operand)
+    if not is_float(value.dtype):
+        raise DtypeError(f"reduce_precision: takes floats; the dtype is {value.dtype}.")
+    if exponent_bits < 1 or mantissa_bits < 0:
+        raise ArgumentError(
+            f"reduce_precision: at least one bit of exponent and none of mantissa, not "
+            f"{exponent_bits} and {mantissa_bits}."
+        )
+    bits = {"exponent_bits": int(exponent_bits), "mantissa_bits": int(mantissa_bits)}
+    return bind("reduce_precision", value, **bits)
+
+
+# choices
+
+
+def _check_cases(what: str, which: Any, cases: Sequence[Any]) -> None:
+    shapes = [c.shape for c in cases]
+    if any(s != shapes[0] for s in shapes) or which.shape not in ((), shapes[0]):
+        raise ShapeError(
+            f"{what}: the cases have one shape, and the choice the same or none; here the choice "
+            f"has shape {which.shape} and the cases {', '.join(map(str, shapes))}."
+        )
+
+
+def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+    """Return elements of the first case where a condition is true, of the second elsewhere.
+
+    Args:
+        pred: bools, of the cases' shape or without dims.
+        on_true: the first case.
+        on_false: the second case.
+
+    Raises:
+        ShapeError: if the shapes differ.
+
+    >>> import meshard.numpy as mnp
+    >>> select(mnp.asarray([True, False]), mnp.ones(2), mnp.zeros(2)).tolist()
+    [1.0, 0.0]
+    """
+    which, cases = as_array(pred), [as_array(on_true), as_array(on_false)]
+    _check_cases("select", which, cases)
+    return bind("where", which, *cases)
+
+
+def select_n(which: Any, *cases: Any) -> Any:
+    """Return for each element that of the case which a number, or a bool, names.
+
+    Args:
+        which: numbers from 0 on, of the cases' shape or without dims; others count as the nearest.
+            A bool chooses of two, the second where it is true.
+        *cases: arrays of one shape.
+
+    Raises:
+        ShapeError: if the shapes differ.
+        ArgumentError: if there are no cases, or a bool is to choose of another number than two.
+
+    >>> import meshard.numpy as mnp
+    >>> select_n(mnp.asarray([2, 0]), mnp.zeros(2), mnp.ones(2), mnp.full(2, 5.0)).tolist()
+    [5.0, 0.0]
+    """
+    number, arrays = as_array(which), [as_array(c) for c in cases]
+    if not arrays or (number.dtype.kind == "b" and len(arrays) > 2):
+        raise ArgumentError(
+            f"select_n: {number.dtype} chooses of {len(arrays)} cases; a bool chooses of two, an "
+            "integer of at least one."
+        )
+    if number.dtype.kind not in "biu":
+        raise DtypeError(f"select_n: integers or bools choose, not {number.dtype}.")
+    _check_cases("select_n", number, arrays)
+    if number.dtype.kind == "b":
+        return arrays[0] if len(arrays) == 1 else bind("where", number, arrays[1], arrays[0])
+    found = arrays[0]
+    for i, case in enumerate(arrays[1:], 1):
+        found = bind("where", bind("greater_equal", number, i), case, found)
+    return found
+
+
+def clamp(min: Any, x: Any, max: Any) -> Any:
+    """Return the elements limited to an interval.
+
+    Args:
+        min: the lower limits: a number, or of the array's shape.
+        x: the array.
+        max: the upper limits.
+
+    Raises:
+        ShapeError: if a limit has another shape.
+
+    >>> import meshard.numpy as mnp
+    >>> clamp(1, mnp.arange(5), 3).tolist()
+    [1, 1, 2, 3, 3]
+    """
+    value = as_array(x)
+    for name, limit in (("min", min), ("max", max)):
+        if np.shape(limit) not in ((), value.shape):
+            raise ShapeError(
+                f"clamp: {name} has shape {np.shape(limit)}, the array {value.shape}; a limit is a "
+                "number, or has the array's shape."
+            )
+    return bind("minimum", bind("maximum", value, min), max)

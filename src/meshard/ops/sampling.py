@@ -1,0 +1,487 @@
+"""Drawing: what makes random arrays, tile by tile, and the basic samplers.
+
+A *sampler* fills one whole tile from the words of its stream. `drawn` makes an array of tiles on
+any sharding: each process draws the tiles that overlap its pieces, once each. Inside a
+transformation, where the key has no value yet, the same samplers run as rows named ``random_...``.
+A number depends on the key, the function, the shape and the dtype alone. Bits are the same on
+every machine; logarithms and sines are NumPy's, whose last bit may differ between processors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import ml_dtypes
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import Sharding, SingleDeviceSharding
+from meshard.errors import ArgumentError, ShardingError
+from meshard.runtime.array import Array
+from meshard.runtime.execute import LARGE
+from meshard.runtime.place import as_sharding, check_devices_exist
+from meshard.runtime.primitive import bind
+from meshard.runtime.structs import checked_shape
+from meshard.runtime.traced import Traced
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import RuntimeWorld, here
+
+from .dtypes import as_dtype, is_float
+from .frame import Frame
+from .keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
+from .registry import Dtype, Op, Operand, Params, RuleText, register
+from .sampling_tiles import tiling
+
+__all__ = [
+    "Draw",
+    "bits",
+    "draw_box",
+    "drawn",
+    "exponential",
+    "float_dtype",
+    "normal",
+    "open_uniform",
+    "register_sampler",
+]
+
+Sampler = Callable[..., None]
+"""Called with a `Draw`, a flat contiguous block to fill, and constants."""
+
+_TASKS = 8
+"""Tasks per worker: enough to even out, few enough that starting one costs nothing."""
+
+
+@final
+class Draw:
+    """One tile's random words."""
+
+    __slots__ = ("_stream", "_tile")
+
+    def __init__(self, stream: Stream, tile: int) -> None:
+        self._stream = stream
+        self._tile = tile
+
+    def words(self, count: int, part: int = 0) -> Block:
+        """Return uint64 words; each part of the tile has a stream of its own."""
+        return self._stream.words(count, self._tile, part)
+
+    def generator(self) -> np.random.Generator:
+        """Return NumPy's generator at the start of the tile's first part."""
+        return self._stream.generator(self._tile)
+
+
+# the engine
+
+
+@final
+class _Tile:
+    """One tile that this process draws, and where it goes.
+
+    Attributes:
+        number: the tile's number.
+        shape: its shape.
+        targets: the piece, the region of the piece and the region of the tile that is copied.
+        direct: whether it can be drawn straight into its one target.
+    """
+
+    __slots__ = ("direct", "number", "shape", "targets")
+
+    def __init__(self, number: int, shape: tuple[int, ...]) -> None:
+        self.number = number
+        self.shape = shape
+        self.targets: list[tuple[int, Any, Any]] = []
+        self.direct = False
+
+
+def _tiles_of(kind: ArrayType) -> list[_Tile]:
+    tiles, layout = tiling(kind.shape), kind.layout
+    found: dict[int, _Tile] = {}
+    for piece in kind.local:
+        box = layout.box(piece)
+        for number in tiles.within(box):
+            own = tiles.box(number)
+            tile = found.get(number)
+            if tile is None:
+                tile = found[number] = _Tile(number, own.shape)
+            both = own.intersect(box)
+            tile.targets.append((piece, both.within(box).slices, both.within(own).slices))
+            # The tile's elements lie side by side in the piece, if all dims after the first in
+            # which it has more than one are the piece's own.
+            long = [d for d, n in enumerate(own.shape) if n > 1][:1]
+            rest = slice((long or [len(own.shape)])[0] + 1, None)
+            tile.direct = both == own and own.shape[rest] == box.shape[rest]
+    for tile in found.values():
+        tile.direct = tile.direct and len(tile.targets) == 1
+    return [found[number] for number in sorted(found)]
+
+
+def _fill(
+    tiles: Sequence[_Tile],
+    blocks: Mapping[int, Block],
+    dtype: Dtype,
+    stream: Stream,
+    sampler: Sampler,
+    constants: tuple[Any, ...],
+) -> None:
+    """Draw some tiles, into the blocks that they go to."""
+    room = np.empty(max([math.prod(t.shape) for t in tiles if not t.direct], default=0), dtype)
+    with np.errstate(all="ignore"):
+        for tile in tiles:
+            draw = Draw(stream, tile.number)
+            if tile.direct:
+                piece, where, _ = tile.targets[0]
+                sampler(draw, blocks[piece][where].reshape(-1), *constants)
+                continue
+            flat = room[: math.prod(tile.shape)]
+            sampler(draw, flat, *constants)
+            value = flat.reshape(tile.shape)
+            for piece, where, of in tile.targets:
+                blocks[piece][where] = value[of]
+
+
+def _made(
+    world: RuntimeWorld,
+    kind: ArrayType,
+    value: int,
+    domain: int,
+    sampler: Sampler,
+    constants: tuple[Any, ...],
+) -> Array:
+    """Draw the pieces that this process holds."""
+    question = ("random tiles", kind)
+    tiles = world.decisions.get(question)
+    if tiles is None:
+        tiles = _tiles_of(kind)
+        world.decided(question, tiles)
+    layout = kind.layout
+    blocks = {i: world.pages.empty(layout.box(i).shape, kind.dtype) for i in kind.local}
+    if sum([b.nbytes for b in blocks.values()]) < LARGE:
+        if tiles:
+            _fill(tiles, blocks, kind.dtype, Stream(value, domain), sampler, constants)
+    else:
+        step = -(-len(tiles) // (_TASKS * world.workers.threads))
+        world.workers.run(
+            [
+                partial(
+                    _fill,
+                    tiles[i : i + step],
+                    blocks,
+                    kind.dtype,
+                    Stream(value, domain),
+                    sampler,
+                    constants,
+                )
+                for i in range(0, len(tiles), step)
+            ]
+        )
+    return Array(kind, tuple([blocks.get(i) for i in range(layout.piece_count)]))
+
+
+def _place(world: RuntimeWorld, key: Array, shape: tuple[int, ...]) -> tuple[Sharding, bool]:
+    """Return where numbers of a key lie that nobody placed: whole, on the key's devices."""
+    kind = key._type
+    if isinstance(kind.sharding, SingleDeviceSharding):
+        return kind.sharding, kind.committed
+    whole = tuple([Split((), (0, n)) for n in shape])
+    return Frame("random", [kind]).sharding(whole), kind.committed
+
+
+def drawn(
+    what: str,
+    key: Any,
+    sampler: str,
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    place: Any = None,
+    constants: tuple[Any, ...] = (),
+) -> Any:
+    """Return an array of random numbers.
+
+    Args:
+        what: the function's name, which is the streams' domain too.
+        key: one key.
+        sampler: the name that a sampler was registered by.
+        shape: the global shape.
+        dtype: the dtype.
+        place: a sharding, or a spec where a mesh is set; None for where the key is.
+        constants: what the sampler is given besides.
+
+    Raises:
+        ShardingError: if the shape cannot lie so, or a sharding is asked for in a transformation.
+        NotAddressableError: if this process needs the key and does not hold it.
+    """
+    one = single_key(key, what)
+    if isinstance(one, Traced):
+        refuse_place(what, place)
+        domain = DOMAINS[what]
+        return bind(
+            f"random_{sampler}", one, shape=shape, dtype=dtype, domain=domain, constants=constants
+        )
+    world = here()
+    sharding = as_sharding(place, what)
+    if sharding is None:
+        where, committed = _place(world, one, shape)
+    else:
+        check_devices_exist(world, sharding, what)
+        where, committed = sharding, True
+    kind = world.type_of(shape, dtype, where, committed)
+    value = key_words(one, what) if kind.local else 0
+    return _made(world, kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
+
+
+def refuse_place(what: str, place: Any) -> None:
+    """Refuse a sharding for what is drawn inside a transformation."""
+    if place is not None:
+        raise ShardingError(
+            f"{what}: out_sharding={place!r} has no meaning inside a transformed function: each "
+            "device draws a block of its own there. Leave it out, and let out_specs say how the "
+            "blocks make one array."
+        )
+
+
+def draw_box(shape: tuple[int, ...], box: Box) -> list[tuple[int, tuple[int, ...], Any, Any]]:
+    """Return the tiles that a box overlaps: number, shape, region of the box, of the tile."""
+    tiles = tiling(shape)
+    found = []
+    for number in tiles.within(box):
+        own = tiles.box(number)
+        both = own.intersect(box)
+        found.append((number, own.shape, both.within(box).slices, both.within(own).slices))
+    return found
+
+
+def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    sizes = {f"d{i}": n for i, n in enumerate(params["shape"])}
+    return f"{key_term(operands[0])} -> {' '.join(sizes)}", sizes
+
+
+def _law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (params["dtype"],)
+
+
+_SAMPLERS: dict[str, Sampler] = {}
+"""All samplers by name; written while the modules of this floor are imported."""
+
+
+def register_sampler(name: str, sampler: Sampler) -> None:
+    """Add a sampler, and the row that runs it where the key has no value yet."""
+
+    def kernel(
+        key: Block, *, shape: tuple[int, ...], dtype: Dtype, domain: int, constants: tuple[Any, ...]
+    ) -> Block:
+        block = np.empty(shape, dtype)
+        stream = Stream(key_value(key), domain)
+        room = np.empty(0, dtype)
+        with np.errstate(all="ignore"):
+            for number, sizes, where, _ in draw_box(shape, Box.whole(shape)):
+                room = np.empty(math.prod(sizes), dtype)
+                sampler(Draw(stream, number), room, *constants)
+                block[where] = room.reshape(sizes)
+        return block
+
+    _SAMPLERS[name] = sampler
+    register(Op(f"random_{name}", _rule, kernel, dtypes=_law))
+
+
+# from words to numbers
+
+
+def open_uniform(words: Block) -> Block:
+    """Return float64 numbers strictly between 0 and 1, of 52 bits, in the words' own memory."""
+    numbers = words.view(np.float64)
+    words >>= np.uint64(12)
+    np.add(words, 0.5, out=numbers)  # exact: 53 bits
+    numbers *= 2.0**-52
+    return numbers
+
+
+def _positive(words: Block) -> Block:
+    """Return float32 numbers above 0 and at most 1, of each half of a word.
+
+    They are fine near 0, where logarithms are steep: down to 2^-33.
+    """
+    halves = words.view(np.uint32)
+    numbers = halves.view(np.float32)
+    np.add(halves, np.float32(0.5), out=numbers, dtype=np.float32, casting="unsafe")
+    numbers *= np.float32(2.0**-32)
+    return numbers
+
+
+def _fill_bits(draw: Draw, out: Block) -> None:
+    words = draw.words(-(-out.nbytes // 8))
+    out[...] = words.view(out.dtype)[: out.size]
+
+
+def _fill_uniform(draw: Draw, out: Block, low: float = 0.0, high: float = 1.0) -> None:
+    """Fill with numbers from ``low`` to before ``high``, as finely as the dtype has digits."""
+    dtype, size = out.dtype, out.size
+    if dtype.itemsize > 4:
+        words = draw.words(size)
+        words >>= np.uint64(11)
+        np.multiply(words, 2.0**-53, out=out, casting="unsafe")
+    elif dtype == np.float32:
+        halves = draw.words(-(-size // 2)).view(np.uint32)[:size]
+        halves >>= np.uint32(8)
+        np.multiply(halves, np.float32(2.0**-24), out=out, dtype=np.float32, casting="unsafe")
+    else:
+        digits = int(ml_dtypes.finfo(dtype).nmant) + 1
+        parts = draw.words(-(-size // 4)).view(np.uint16)[:size] >> np.uint16(16 - digits)
+        out[...] = parts * np.float32(2.0**-digits)
+    if (low, high) != (0.0, 1.0):
+        out[...] = scaled(out, dtype.type(low), dtype.type(high))
+
+
+def scaled(numbers: Any, low: Any, high: Any) -> Any:
+    """Return numbers of [0, 1) stretched to [low, high); ``low`` where there is nothing between."""
+    stretched = numbers * (high - low) + low
+    below = np.nextafter(high, low)
+    return np.where(high > low, np.maximum(np.minimum(stretched, below), low), low)
+
+
+def _fill_normal(draw: Draw, out: Block) -> None:
+    """Fill with normal numbers.
+
+    Float64 ones come from NumPy's ziggurat. For shorter ones Box and Muller's method, two numbers
+    from each two uniform ones, is twice as fast: NumPy has sines of four or more float32 at once.
+    """
+    if out.dtype.kind == "c":
+        parts = out.view(np.float32 if out.dtype == np.complex64 else np.float64)
+        _fill_normal(draw, parts)
+        parts *= parts.dtype.type(math.sqrt(0.5))
+        return
+    if out.dtype.itemsize > 4:
+        numbers = out if out.dtype == np.float64 else np.empty(out.size)
+        draw.generator().standard_normal(out=numbers)
+        if numbers is not out:
+            out[...] = numbers
+        return
+    size = out.size
+    half = -(-size // 2)
+    numbers = _positive(draw.words(half))
+    radius, angle = numbers[:half], numbers[half:]
+    angle *= np.float32(2 * math.pi)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2)
+    np.sqrt(radius, out=radius)
+    if out.dtype == np.float32:
+        first, second = out[:half], out[half:]
+        np.sin(angle[: size - half], out=second)
+        second *= radius[: size - half]
+        np.cos(angle, out=first)
+        first *= radius
+    else:
+        out[:half] = radius * np.cos(angle)
+        out[half:] = (radius * np.sin(angle))[: size - half]
+
+
+def _fill_exponential(draw: Draw, out: Block) -> None:
+    size = out.size
+    if out.dtype.itemsize > 4:
+        numbers = open_uniform(draw.words(size))
+    else:
+        numbers = _positive(draw.words(-(-size // 2)))[:size]
+    np.log(numbers, out=numbers)
+    np.negative(numbers, out=out, casting="unsafe")
+
+
+def _fill_open(draw: Draw, out: Block, part: int) -> None:
+    out[...] = open_uniform(draw.words(out.size, part))
+
+
+def _fill_words(draw: Draw, out: Block, part: int) -> None:
+    out[...] = draw.words(out.size, part)
+
+
+register_sampler("bits", _fill_bits)
+register_sampler("uniform", _fill_uniform)
+register_sampler("normal", _fill_normal)
+register_sampler("exponential", _fill_exponential)
+register_sampler("open", _fill_open)
+register_sampler("words", _fill_words)
+
+
+def float_dtype(dtype: Any, what: str, *, complex: bool = False) -> Dtype:
+    """Return the dtype of a float result, by default the default float.
+
+    Raises:
+        ArgumentError: if it is of another kind.
+    """
+    wanted = as_dtype(dtype)
+    usable = is_float(wanted) and wanted.name != "float8_e8m0fnu"
+    if not usable and not (complex and wanted.kind == "c"):
+        kinds = "float or complex" if complex else "float"
+        raise ArgumentError(f"dtype argument to {what} must be a {kinds} dtype, got {wanted.name}.")
+    return wanted
+
+
+def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+    """Draw random bits as unsigned integers.
+
+    Args:
+        key: one key, typed or plain.
+        shape: the global shape.
+        dtype: an unsigned dtype; uint64 by default.
+        out_sharding: how the result lies, each piece drawn where it is; None for the key's place.
+
+    Raises:
+        ArgumentError: if ``dtype`` is not unsigned.
+        ShardingError: if the shape cannot lie so.
+
+    >>> from meshard import random
+    >>> random.bits(random.key(0), (3,), "uint8").shape
+    (3,)
+    """
+    wanted = np.dtype(np.uint64) if dtype is None else as_dtype(dtype)
+    if wanted.kind != "u":
+        raise ArgumentError(
+            f"dtype argument to bits must be an unsigned int dtype, got {wanted.name}."
+        )
+    return drawn("bits", key, "bits", checked_shape(shape, "bits"), wanted, out_sharding)
+
+
+def normal(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+    """Draw from the normal distribution of mean 0 and variance 1.
+
+    Of a complex dtype real and imaginary part have variance 1/2 each.
+
+    Args:
+        key: one key, typed or plain.
+        shape: the global shape.
+        dtype: a float or complex dtype; the default float by default.
+        out_sharding: how the result lies, each piece drawn where it is; None for the key's place.
+
+    Raises:
+        ArgumentError: if ``dtype`` is of another kind.
+        ShardingError: if the shape cannot lie so.
+
+    >>> from meshard import random
+    >>> random.normal(random.key(0), (2, 3)).shape
+    (2, 3)
+    """
+    wanted, sizes = float_dtype(dtype, "normal", complex=True), checked_shape(shape, "normal")
+    return drawn("normal", key, "normal", sizes, wanted, out_sharding)
+
+
+def exponential(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+    """Draw from the exponential distribution of mean 1.
+
+    Args:
+        key: one key, typed or plain.
+        shape: the global shape.
+        dtype: a float dtype; the default float by default.
+        out_sharding: how the result lies, each piece drawn where it is; None for the key's place.
+
+    Raises:
+        ArgumentError: if ``dtype`` is of another kind.
+        ShardingError: if the shape cannot lie so.
+
+    >>> from meshard import random
+    >>> random.exponential(random.key(0), (2, 3)).shape
+    (2, 3)
+    """
+    wanted, sizes = float_dtype(dtype, "exponential"), checked_shape(shape, "exponential")
+    return drawn("exponential", key, "exponential", sizes, wanted, out_sharding)

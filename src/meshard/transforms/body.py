@@ -1,0 +1,332 @@
+"""The interpreter of `shard_map` bodies: each operation once, for all cells of its operands.
+
+In: an operation, and values of the body. Out: grids. What an operation does to one cell is decided
+as if it ran on one device, and kept per scope; then its kernel runs for each cell that is wanted:
+held by this process, and active where the code is under a condition. Where some axes of the mesh
+stay automatic a cell is an Array on those, and the operation is bound once more for each cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.mesh import entered_mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError, ConcretizationError
+from meshard.ops.decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
+from meshard.ops.eager import EAGER, as_block, is_straight, run_cells
+from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.runtime.array import Array
+from meshard.runtime.execute import run_parts
+from meshard.runtime.place import as_array, placed
+from meshard.runtime.primitive import Params, interpreting
+from meshard.runtime.types import ArrayType
+
+from .boundary import cell_type, entered
+from .grid import Cells, Grid
+from .scope import Extent, GridKind, Mask, Scope
+
+Runner = Callable[["Body", Sequence[Any]], Any]
+Kinds = Sequence[GridKind | type]
+Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
+
+__all__ = ["COLLECTIVES", "Body", "Decide", "Kinds", "Runner"]
+
+_WEAK = (bool, int, float, complex)
+COLLECTIVES: dict[str, Decide] = {}
+"""Operations that are about the axes themselves; written while this floor is imported."""
+
+
+@final
+class Body:
+    """One run of a shard_map body.
+
+    Attributes:
+        scope: the axes that it runs along.
+        outer: the body around it, whose values it may use.
+        mask: the devices that run the code at hand; None while that is all.
+    """
+
+    def __init__(self, scope: Scope, outer: Body | None = None) -> None:
+        self.scope = scope
+        self.outer = outer
+        self.mask: Mask | None = None
+        self.axis_sizes: Mapping[str, int] = scope.sizes
+        self._constants: dict[int, tuple[Any, Grid]] = {}
+        if outer is not None and outer.mask is not None:
+            old = outer.mask
+            grid = np.broadcast_to(_over(outer.scope, scope, old.grid), scope.here.shape)
+            self.mask = Mask(old.axes, old.varies, grid)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Hand all operations to this body."""
+        with interpreting(self), entered_mesh(self.scope.mesh):
+            yield
+
+    @contextlib.contextmanager
+    def under(self, mask: Mask) -> Iterator[None]:
+        """Run code for the devices of a mask only."""
+        before = self.mask
+        self.mask = mask
+        try:
+            yield
+        finally:
+            self.mask = before
+
+    def active(self, extent: Extent) -> tuple[int, ...] | None:
+        """Return the cells of a grid that are to be computed here; None if that is all."""
+        mask = self.mask
+        if mask is None:
+            return self.scope.local(extent)
+        found = mask.numbers.get(extent)
+        if found is None:
+            found = self.scope.within(mask.grid & self.scope.here, extent)
+            mask.numbers[extent] = found
+        return found
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Run one operation on all cells and return its result, or a tuple of results."""
+        key: list[Any] = [config.epoch, name, params]
+        values: list[Any] = []
+        for x in operands:
+            kind = type(x)
+            if kind in _WEAK:
+                key.append(kind)
+            else:
+                if kind is not Grid or x.body is not self:
+                    x = self.lift(x)
+                key.append(x.kind)
+            values.append(x)
+        decisions = self.scope.decisions
+        found = decisions.get(tuple(key))
+        if found is None:
+            if values and not any(type(x) is Grid for x in values):
+                return self.run(name, (self.lift(values[0]), *values[1:]), params)
+            found = decisions[tuple(key)] = _decide(self.scope, name, key[3:], params)
+        return found(self, values)
+
+    def lift(self, x: Any) -> Grid:
+        """Return a value from outside as one that is the same on every device."""
+        if type(x) is Grid and x.body is self:
+            return x
+        known = self._constants.get(id(x))
+        if known is not None:
+            return known[1]
+        return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
+
+    def _constant(self, x: Any) -> Grid:
+        if type(x) is not Array:
+            raise ConcretizationError(
+                f"{x!r} belongs to another transformation than this shard_map body, and cannot be "
+                "used in it."
+            )
+        scope = self.scope
+        if scope.auto:
+            found = entered(self, [x], PartitionSpec())
+        else:
+            lies = x
+            if not x._type.layout.replicated or not x._type.local:
+                lies = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
+            kind = scope.kind(cell_type(scope, x.shape, x.dtype), (), frozenset())
+            found = Grid(self, kind, lies._live())
+            if lies is x:
+                return found
+        self._constants[id(x)] = (x, found)
+        return found
+
+    def _adopted(self, x: Grid) -> Grid:
+        """Return a value of a body around this one, the same along the axes that this one adds."""
+        around = self.outer
+        while around is not None and around is not x.body:
+            around = around.outer
+        if around is None or self.outer is None:
+            raise ConcretizationError(
+                f"This {x.kind.str_short()} belongs to a shard_map body that has ended, or to one "
+                "that does not enclose this one. Return it from its body instead of keeping it."
+            )
+        x = self.outer.lift(x)
+        found = entered(self, x.cells, PartitionSpec(), x.kind.varies)
+        self._constants[id(x)] = (x, found)
+        return found
+
+
+def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
+    """Return flags over an outer scope's axes so that they broadcast over an inner one's."""
+    shape = [scope.sizes[a] if a in outer.sizes else 1 for a in scope.manual]
+    return grid.reshape(shape)
+
+
+def _decide(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+    collective = COLLECTIVES.get(name)
+    if collective is not None:
+        return collective(scope, kinds, dict(params))
+    row = REGISTRY.get(name)
+    if row is None:
+        raise ArgumentError(f"There is no operation named {name!r}.")
+    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
+    grids = [k for k in kinds if isinstance(k, GridKind)]
+    varies = frozenset[str]().union(*(k.varies for k in grids))
+    plan: KernelPlan | MovePlan
+    if isinstance(row, MoveOp):
+        arrays = [k.type for k in grids]
+        plan = decide_move(scope.world, row, arrays, dict(params))
+        outputs: tuple[ArrayType, ...] = (plan.output,)
+    else:
+        plan = decide_kernel(scope.world, row, types, dict(params))
+        outputs = plan.outputs
+    if scope.auto:
+        return _each_array(scope, name, params, outputs, varies)
+    extent = scope.extent(a for k in grids for a in k.extent)
+    results = tuple(scope.kind(t, extent, varies) for t in outputs)
+    onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
+    if isinstance(plan, MovePlan):
+        return _moving(scope, plan, results[0], onto)
+    return _computing(scope, plan, results, onto)
+
+
+def _moving(
+    scope: Scope, plan: MovePlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
+) -> Runner:
+    everything = tuple(range(scope.count(kind.extent)))
+    world, part, dtype = scope.world, plan.part, kind.dtype
+
+    def run(body: Body, values: Sequence[Grid]) -> Grid:
+        numbers = body.active(kind.extent)
+        wanted = everything if numbers is None else numbers
+        sets = [
+            [(x.cells[m[i]],) for x, m in zip(values, onto, strict=True) if m is not None]
+            for i in wanted
+        ]
+        found = [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
+        return Grid(body, kind, _scattered(found, numbers, len(everything)))
+
+    return run
+
+
+def _scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) -> Cells:
+    """Return the cells of a grid of which some were computed."""
+    if numbers is None:
+        return tuple(found)
+    cells = [None] * count
+    for number, cell in zip(numbers, found, strict=True):
+        cells[number] = cell
+    return tuple(cells)
+
+
+def _computing(
+    scope: Scope,
+    plan: KernelPlan,
+    kinds: tuple[GridKind, ...],
+    onto: Sequence[tuple[int, ...] | None],
+) -> Runner:
+    (alone,) = plan.cells
+    extent = kinds[0].extent
+    count = scope.count(extent)
+    cells = tuple(
+        Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
+    )
+    whole = _with_cells(plan, cells, bool(extent))
+    world, kernel = scope.world, plan.op.kernel
+    straight = _straight(whole, kinds[0], onto)
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        numbers = body.active(extent)
+        if straight is not None and numbers is None:
+            return straight(body, values)
+        own = whole
+        if numbers is not None:
+            own = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
+        given = [
+            x.cells if type(x) is Grid else (x if weak is None else weak.type(x))
+            for x, weak in zip(values, plan.weak, strict=True)
+        ]
+        found = run_cells(own, world, given, kernel)
+        grids = []
+        for k, kind in enumerate(kinds):
+            blocks = [as_block(results[k], plan.cast[k]) for results in found]
+            grids.append(Grid(body, kind, _scattered(blocks, numbers, count)))
+        return grids[0] if len(grids) == 1 else tuple(grids)
+
+    return run
+
+
+def _with_cells(plan: KernelPlan, cells: tuple[Cell, ...], many: bool) -> KernelPlan:
+    """Return a plan of one cell as one of many, whose results all look alike."""
+    return replace(
+        plan,
+        cells=cells,
+        groups=(tuple(range(len(cells))),),
+        nbytes=plan.nbytes * len(cells),
+        single=plan.single and not many,
+    )
+
+
+def _straight(
+    plan: KernelPlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
+) -> Runner | None:
+    """Return the quick way for small cells that map one by one; None if it does not serve."""
+    natural = tuple(range(len(plan.cells)))
+    if not is_straight(plan) or any(m is not None and m != natural for m in onto):
+        return None
+    kernel = plan.op.kernel
+    scalars = tuple(m is None for m in onto)
+
+    def unary(body: Body, values: Sequence[Any]) -> Grid:
+        return Grid(body, kind, tuple(map(kernel, values[0].cells)))
+
+    def binary(body: Body, values: Sequence[Any]) -> Grid:
+        x, y = values
+        return Grid(body, kind, tuple(map(kernel, x.cells, y.cells)))
+
+    def scalar_right(body: Body, values: Sequence[Any]) -> Grid:
+        x, s = values
+        return Grid(body, kind, tuple([kernel(b, s) for b in x.cells]))
+
+    def scalar_left(body: Body, values: Sequence[Any]) -> Grid:
+        s, x = values
+        return Grid(body, kind, tuple([kernel(s, b) for b in x.cells]))
+
+    return {
+        (False,): unary,
+        (False, False): binary,
+        (False, True): scalar_right,
+        (True, False): scalar_left,
+    }[scalars]
+
+
+def _each_array(
+    scope: Scope,
+    name: str,
+    params: Params,
+    outputs: tuple[ArrayType, ...],
+    varies: frozenset[str],
+) -> Runner:
+    """Bind the operation for each cell, which is an Array on the automatic axes."""
+    extent = scope.extent(scope.manual)
+    kinds = tuple(scope.kind(t, extent, varies) for t in outputs)
+    count = scope.count(extent)
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        numbers = body.active(extent)
+        found = [
+            EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
+            for i in (range(count) if numbers is None else numbers)
+        ]
+        columns = (
+            [found] if len(kinds) == 1 else list(zip(*found, strict=True)) or [()] * len(kinds)
+        )
+        grids = tuple(
+            Grid(body, kind, _scattered(cells, numbers, count))
+            for kind, cells in zip(kinds, columns, strict=True)
+        )
+        return grids[0] if len(grids) == 1 else grids
+
+    return run

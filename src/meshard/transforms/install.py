@@ -1,0 +1,5 @@
+"""Adds this floor's operations to the tables of the floors below."""
+
+from . import collectives
+
+__all__ = ["collectives"]

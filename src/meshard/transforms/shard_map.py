@@ -1,0 +1,400 @@
+"""`shard_map`: one program for each device, written once.
+
+In: a function of local arrays, and specs. Out: a function of global arrays. The body runs once, on
+grids (`grid`), under the interpreter `body`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Collection
+from typing import Any, final
+
+import optree
+
+from meshard.algebra.mesh import Mesh, ambient_mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import (
+    ArgumentError,
+    IndivisibleError,
+    ReplicationError,
+    ShardingError,
+    SpecError,
+    TreeError,
+)
+from meshard.runtime import trees
+from meshard.runtime.place import as_array
+from meshard.runtime.primitive import innermost
+from meshard.runtime.world import here
+
+from .body import Body
+from .boundary import entered, left
+from .grid import Grid
+from .scope import Scope, scope_of
+
+__all__ = ["shard_map"]
+
+
+@final
+class _Infer:
+    """Says that specs follow the arguments."""
+
+    def __repr__(self) -> str:
+        return "Infer"
+
+
+_INFER = _Infer()
+
+
+@final
+class _Leaf:
+    """Stands for an array where only the tree's structure is told."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+_LEAF = _Leaf()
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    mesh: Mesh | None = None,
+    in_specs: Any = _INFER,
+    out_specs: Any = _INFER,
+    *,
+    check_vma: bool = True,
+    axis_names: Collection[str] = frozenset(),
+    check_rep: bool | None = None,
+    auto: Collection[str] = frozenset(),
+) -> Callable[..., Any]:
+    """Map a function over the shards of its arguments.
+
+    Args:
+        f: the body. It is called once, with values of the local shape that stand for all devices'
+            shards, and may use the collectives of ``meshard.lax`` over the mesh's axis names.
+            Without it a decorator is returned.
+        mesh: the mesh; by default the one that is set (``with mesh:`` or ``set_mesh``).
+        in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
+            arguments. Axes that a spec does not name leave the argument whole on each device
+            along them. By default each array's own.
+        out_specs: a spec for each result, likewise: how the devices' results are joined. Along
+            axes that a spec does not name the result must be the same on all devices.
+        check_vma: whether to refuse a result that may differ along an axis that its spec does
+            not name; else the first device's is taken.
+        axis_names: the axes that the body runs along; by default all. The others stay
+            automatic: along them each operation is one on global arrays.
+        check_rep: the older name of ``check_vma``.
+        auto: the older way to say ``axis_names``: the axes that stay automatic.
+
+    Returns:
+        A function of global arrays, trees of them, or values that become arrays. Arguments are
+        laid out as their specs say; they need not be placed before.
+
+    Raises:
+        ArgumentError: if an argument is of another kind.
+        ShardingError: if there is no mesh. The function that is returned raises
+
+            * `SpecError` if a spec is longer than the rank, or names an unknown axis or one twice;
+            * `IndivisibleError` if an argument's dim is not divisible by the axes that split it;
+            * `ReplicationError` if a result varies over an axis that its spec does not name;
+            * `TreeError` if specs and values have different tree structures.
+
+    The body may print: it runs in Python, once. Source: the semantics are those of
+    ``jax.shard_map``.
+
+    >>> import meshard, numpy as np
+    >>> from meshard.sharding import P
+    >>> mesh = meshard.make_mesh((1,), ("i",))
+    >>> double = shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    >>> double(np.arange(4)).tolist()
+    [0, 2, 4, 6]
+    """
+    check = check_vma if check_rep is None else check_rep
+    if auto and axis_names:
+        raise ArgumentError("shard_map: give axis_names or auto, not both; one is the others.")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise ArgumentError(
+            f"shard_map: mesh is a Mesh, got {mesh!r} of type {type(mesh).__name__}."
+        )
+    if isinstance(out_specs, _Infer):
+        raise ArgumentError("shard_map: out_specs is missing; it says how results are joined.")
+    if isinstance(axis_names, str) or isinstance(auto, str):
+        raise ArgumentError(
+            f"shard_map: axis_names is a set of axis names, not the string "
+            f"{axis_names or auto!r}; write {{{axis_names or auto!r}}}."
+        )
+    make = functools.partial(
+        _Mapped,
+        mesh=mesh,
+        in_specs=tuple(in_specs) if type(in_specs) is list else in_specs,
+        out_specs=out_specs,
+        check=check,
+        names=frozenset(axis_names),
+        auto=frozenset(auto),
+    )
+    return make if f is None else make(f)
+
+
+@final
+class _Mapped:
+    """What `shard_map` returns."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        mesh: Mesh | None,
+        in_specs: Any,
+        out_specs: Any,
+        check: bool,
+        names: frozenset[str],
+        auto: frozenset[str],
+    ) -> None:
+        if not callable(f):
+            raise ArgumentError(f"shard_map: the first argument is a function, got {f!r}.")
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._mesh = mesh
+        self._in_specs = in_specs
+        self._out_specs = out_specs
+        self._check = check
+        self._names = names
+        self._auto = auto
+        self._inputs: dict[Any, list[Any]] = {}
+        self._outputs: dict[Any, list[Any]] = {}
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._f, "__name__", None) or repr(self._f)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise ArgumentError(
+                f"shard_map of {self._name!r}: arguments are passed by position, since in_specs "
+                f"are; got the keyword argument {next(iter(kwargs))!r}."
+            )
+        outer = innermost()
+        around = outer if isinstance(outer, Body) else None
+        scope = self._scope(around)
+        body = Body(scope, around)
+        leaves, structure = trees.flatten(args)
+        specs = self._inputs.get(structure)
+        if specs is None:
+            specs = self._inputs[structure] = self._matched_inputs(args, scope)
+        values = []
+        for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            x = around.lift(leaf) if around is not None else as_array(leaf)
+            own = _own_spec(x, scope) if spec is _INFER else spec
+            self._check_input(x, own, scope, args, number)
+            if around is None:
+                values.append(entered(body, [x], own))
+            else:
+                values.append(entered(body, x.cells, own, x.kind.varies))
+        with body.running():
+            result = self._f(*trees.unflatten(structure, values))
+            found, shape = trees.flatten(result)
+            grids = [body.lift(x) for x in found]
+        wanted = self._outputs.get(shape)
+        if wanted is None:
+            wanted = self._outputs[shape] = self._matched_outputs(result, scope)
+        joined = []
+        for number, (grid, spec) in enumerate(zip(grids, wanted, strict=True)):
+            self._check_output(grid, spec, scope, result, number)
+            joined.append(left(body, grid, spec))
+        return trees.unflatten(shape, joined)
+
+    # the axes
+
+    def _scope(self, around: Body | None) -> Scope:
+        mesh = self._mesh
+        if mesh is None:
+            mesh = around.scope.mesh if around is not None else ambient_mesh()
+        if mesh is None:
+            raise ShardingError(
+                f"shard_map of {self._name!r}: no mesh is given and none is set. Pass mesh=, or "
+                "call it within `with mesh:` or after meshard.set_mesh(mesh)."
+            )
+        taken: frozenset[str] = frozenset()
+        if around is not None:
+            if mesh != around.scope.mesh:
+                raise ShardingError(
+                    f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
+                    f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
+                )
+            taken = frozenset(around.scope.manual)
+        for name in (*self._names, *self._auto):
+            if name not in mesh.shape:
+                raise SpecError(
+                    f"shard_map of {self._name!r}: axis_names holds {name!r}, which is no axis of "
+                    f"{mesh!r}."
+                )
+        manual = self._names or frozenset(mesh.axis_names) - self._auto
+        again = [a for a in mesh.axis_names if a in manual & taken]
+        if again and (self._names or not (manual - taken)):
+            raise ShardingError(
+                f"shard_map of {self._name!r}: the axis {again[0]!r} is manual already, by the "
+                "shard_map around this one. A nested shard_map runs along the axes that are "
+                "left automatic: give the outer one axis_names= without it."
+            )
+        found = scope_of(here(), mesh, manual | taken)
+        self._check_specs(found, manual - taken)
+        return found
+
+    def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
+        """Refuse specs with axes that this does not run along."""
+        key = ("specs", id(self))
+        if scope.decisions.get(key) is self:
+            return
+        for name in ("in_specs", "out_specs"):
+            tree = self._in_specs if name == "in_specs" else self._out_specs
+            for spec in trees.leaves(tree, _is_spec):
+                if isinstance(spec, _Infer):
+                    continue
+                if not isinstance(spec, PartitionSpec):
+                    raise ArgumentError(
+                        f"shard_map of {self._name!r}: {name} holds {spec!r} of type "
+                        f"{type(spec).__name__}; each leaf is a PartitionSpec, as in P('i', None)."
+                    )
+                if any(e is PartitionSpec.UNCONSTRAINED for e in spec):
+                    raise SpecError(
+                        f"shard_map of {self._name!r}: {name} holds {spec!r}; in a shard_map each "
+                        "dim is split as its spec says, and none may be left free."
+                    )
+                named = [a for dim in spec.axes(len(spec)) for a in dim]
+                for axis in named:
+                    if axis not in manual:
+                        bound = ", ".join(map(repr, [a for a in scope.manual if a in manual]))
+                        raise SpecError(
+                            f"shard_map of {self._name!r}: {name} refers to {axis!r} in {spec!r}, "
+                            f"which is not one of the axes that it runs along: {bound or 'none'} "
+                            f"of {scope.mesh!r}."
+                        )
+                    if named.count(axis) > 1:
+                        raise SpecError(
+                            f"shard_map of {self._name!r}: the axis {axis!r} stands twice in "
+                            f"{spec!r} of {name}; it can split one dim once."
+                        )
+        scope.decisions[key] = self
+
+    # trees
+
+    def _matched_inputs(self, args: tuple[Any, ...], scope: Scope) -> list[Any]:
+        if isinstance(self._in_specs, tuple) and len(self._in_specs) != len(args):
+            raise TreeError(
+                f"shard_map of {self._name!r}: in_specs has {len(self._in_specs)} entries, but "
+                f"{len(args)} arguments are passed. Give one spec for each argument, or a single "
+                "one for all."
+            )
+        return self._matched("in_specs", self._in_specs, args, "the tuple of arguments")
+
+    def _matched_outputs(self, result: Any, scope: Scope) -> list[Any]:
+        return self._matched("out_specs", self._out_specs, result, "the result of the body")
+
+    def _matched(self, name: str, specs: Any, values: Any, told: str) -> list[Any]:
+        """Return the spec of each leaf of a tree of values."""
+        shape = trees.structure(values)
+        bare = trees.unflatten(shape, [_LEAF] * shape.num_leaves)  # errors print what they find
+        try:
+            found: list[Any] = optree.broadcast_prefix(specs, bare, is_leaf=_is_spec)
+        except ValueError as error:
+            raise TreeError(
+                f"shard_map of {self._name!r}: {name} must be a prefix of {told}: pytree structure "
+                f"error: {str(error).split('; ')[0].rstrip('.')}. {name} is {specs!r}, and the values "
+                f"are {bare!r}."
+            ) from error
+        return found
+
+    # each array
+
+    def _check_input(
+        self, x: Any, spec: PartitionSpec, scope: Scope, args: tuple[Any, ...], number: int
+    ) -> None:
+        key = ("fits", x.shape, spec)
+        if key in scope.decisions:
+            return
+        if len(spec) > x.ndim:
+            hint = " For a value without dims the spec is P()." if not x.ndim else ""
+            raise SpecError(
+                f"shard_map of {self._name!r}: in_specs is {spec!r} of length {len(spec)} for "
+                f"{self._argument(args, number)} of shape {x.shape}, which has rank {x.ndim} (and "
+                f"{x.ndim} < {len(spec)}). A spec has at most one entry per dim.{hint}"
+            )
+        for dim, axes in enumerate(spec.axes(x.ndim)):
+            count = math.prod(scope.sizes[a] for a in axes)
+            if x.shape[dim] % count:
+                axis = repr(axes[0]) if len(axes) == 1 else repr(axes)
+                more = -x.shape[dim] % count
+                raise IndivisibleError(
+                    f"shard_map of {self._name!r}: {self._argument(args, number)} of shape "
+                    f"{x.shape} has in_specs {spec!r}, which splits dim {dim} of size "
+                    f"{x.shape[dim]} over the mesh axis {axis} of size {count}, but {count} does "
+                    f"not evenly divide {x.shape[dim]}: the body has one local shape. Pad the dim "
+                    f"by {more} with meshard.numpy.pad, or write it with global operations, which "
+                    "take uneven shards."
+                )
+        scope.decisions[key] = True
+
+    def _argument(self, args: tuple[Any, ...], number: int) -> str:
+        """Return how to call a leaf of the arguments."""
+        first, *rest = trees.leaves_with_path(args)[number][0]
+        told = f"args[{first}]" + "".join(f"[{k!r}]" for k in rest)
+        try:
+            names = list(inspect.signature(self._f).parameters)
+            return f"{told} (parameter {names[first]!r})"
+        except (ValueError, TypeError, IndexError):
+            return told
+
+    def _check_output(
+        self, grid: Grid, spec: PartitionSpec, scope: Scope, result: Any, number: int
+    ) -> None:
+        if len(spec) > grid.ndim:
+            raise SpecError(
+                f"shard_map of {self._name!r}: out_specs is {spec!r} of length {len(spec)} for "
+                f"{_result(result, number)}, {grid.kind.str_short()}, which has rank {grid.ndim} "
+                f"(and {grid.ndim} < {len(spec)}). Make the spec shorter, or give the result more "
+                "dims, for example x[None]; a single value that is the same everywhere has P()."
+            )
+        if not self._check:
+            return
+        named = {a for dim in spec.axes(grid.ndim) for a in dim}
+        outer = grid.body.outer  # along its axes each device keeps its own value
+        kept = outer.scope.sizes if outer is not None else {}
+        varies = grid.kind.type_order(scope.manual)
+        rest = [a for a in varies if a not in named and a not in kept]
+        if rest:
+            told = ", ".join(map(repr, rest))
+            raise ReplicationError(
+                f"shard_map of {self._name!r}: out_specs is {spec!r} for {_result(result, number)}"
+                f", which claims that it is the same on all devices along the mesh axis {told}, "
+                f"but it varies over {told}: it is {grid.kind.str_short()}. Name {told} in the "
+                f"spec, to join the devices' values along a dim; or make them one value in the "
+                f"body, with lax.psum, pmean, pmax or all_gather_invariant over {told}; or, if you "
+                "know that they are equal, pass check_vma=False."
+            )
+
+
+def _result(result: Any, number: int) -> str:
+    path = "".join(f"[{k!r}]" for k in trees.leaves_with_path(result)[number][0])
+    return f"the result{path}"
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, (PartitionSpec, _Infer))
+
+
+def _own_spec(x: Any, scope: Scope) -> PartitionSpec:
+    """Return the spec that an array has, as far as it is one of the axes at hand."""
+    sharding = x.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh != scope.mesh:
+        return PartitionSpec()
+    return PartitionSpec(
+        *(tuple(a for a in dim if a in scope.sizes) for dim in sharding.spec.axes(x.ndim))
+    )

@@ -1,0 +1,306 @@
+"""The example programs: right against plain NumPy, the same in every world, and as in JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import meshard
+from tests.lays import fetched
+from tests.worlds import everywhere
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load(name: str, library: str = "meshard") -> ModuleType:
+    """Run an example's source as a module; for another library with the import lines changed."""
+    path = EXAMPLES / f"{name}.py"
+    source = path.read_text(encoding="utf-8")
+    if library != "meshard":
+        source = re.sub(r"^import meshard$", f"import {library} as meshard", source, flags=re.M)
+        source = re.sub(r"^(import|from) meshard\b", rf"\1 {library}", source, flags=re.M)
+    module = ModuleType(name)
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# Programs: given an example's module and a function that makes a mesh, run it, return what the
+# example gives. Answers: what plain NumPy gives.
+
+Program = Callable[[ModuleType, Callable[..., Any]], Any]
+PROGRAMS: dict[str, Program] = {}
+ANSWERS: dict[str, Callable[[ModuleType], Any]] = {}
+
+
+def program(name: str) -> Callable[[Program], Program]:
+    def keep(function: Program) -> Program:
+        PROGRAMS[name] = function
+        return function
+
+    return keep
+
+
+def answer(name: str) -> Callable[[Callable[[ModuleType], Any]], Any]:
+    def keep(function: Callable[[ModuleType], Any]) -> Any:
+        ANSWERS[name] = function
+        return function
+
+    return keep
+
+
+PLATE = np.abs(normal(24, 16))
+
+
+@program("heat")
+def heat(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    shapes = ((2, 4), (4, 2), (8, 1))
+    return [example.diffuse(PLATE, mesh(shape, ("y", "x")), 25) for shape in shapes]
+
+
+@answer("heat")
+def heat_numpy(example: ModuleType) -> Any:
+    return [example.diffuse_numpy(PLATE, 25)] * 3
+
+
+BOARD = np.random.default_rng(3).integers(0, 2, (16, 24)).astype(np.int32)
+
+
+@program("life")
+def life(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    shapes = ((2, 4), (4, 2), (1, 8))
+    return [example.evolve(BOARD, mesh(shape, ("y", "x")), 30) for shape in shapes]
+
+
+@answer("life")
+def life_numpy(example: ModuleType) -> Any:
+    return [example.evolve_numpy(BOARD, 30)] * 3
+
+
+@program("collective_matmul")
+def collective_matmul(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    x, w, ring = normal(24, 32), normal(32, 5, seed=1), mesh((8,), ("i",))
+    return [
+        example.product(body, spec, x, w, ring)
+        for body, spec in [
+            (example.gather_then_multiply, example.ROWS),
+            (example.multiply_while_gathering, example.ROWS),
+            (example.multiply_then_scatter, example.COLUMNS),
+            (example.multiply_while_scattering, example.COLUMNS),
+        ]
+    ]
+
+
+@answer("collective_matmul")
+def collective_matmul_numpy(example: ModuleType) -> Any:
+    return [normal(24, 32) @ normal(32, 5, seed=1)] * 4
+
+
+@functools.cache
+def digits() -> np.ndarray:
+    return load_digits().data
+
+
+@program("kmeans")
+def kmeans(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    points, weights = example.padded(digits(), 8)
+    return example.cluster(points, weights, digits()[:10], mesh((8,), ("data",)), 12)
+
+
+@answer("kmeans")
+def kmeans_numpy(example: ModuleType) -> Any:
+    points, centres = digits(), digits()[:10]
+
+    def nearest() -> np.ndarray:
+        return ((points[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+
+    for _ in range(12):
+        group = nearest()
+        centres = np.array([points[group == g].mean(axis=0) for g in range(10)])
+    # Points of zeros fill the last device; they are near some centre, too.
+    points = np.vstack([points, np.zeros((-len(points) % 8, 64))])
+    return centres, nearest()
+
+
+CUBE = normal(8, 16, 24) + 1j * normal(8, 16, 24, seed=1)
+
+
+@program("fft3d")
+def fft3d(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    found = []
+    for shape in ((2, 4), (4, 2), (8, 1)):
+        grid = mesh(shape, ("a", "b"))
+        found += [example.fft3d(CUBE, grid), example.ifft3d(CUBE, grid)]
+    return found
+
+
+@answer("fft3d")
+def fft3d_numpy(example: ModuleType) -> Any:
+    return [np.fft.fftn(CUBE), np.fft.ifftn(CUBE)] * 3
+
+
+SEQUENCES = normal(3, 4, 32, 2, 6)  # query, key, value; batch, positions, heads, width
+
+
+@program("ring_attention")
+def ring_attention(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    axes = ("data", "sequence")
+    far = SEQUENCES * np.array([40.0, 40.0, 1.0])[:, None, None, None, None]
+    return [
+        example.attention(*SEQUENCES, mesh((2, 4), axes)),
+        example.attention(*SEQUENCES, mesh((4, 2), axes)),
+        example.attention(*SEQUENCES, mesh((1, 8), axes)),
+        example.attention(*far, mesh((2, 4), axes)),  # exp overflows unless the softmax is safe
+    ]
+
+
+@answer("ring_attention")
+def ring_attention_numpy(example: ModuleType) -> Any:
+    def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        scores = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(6)
+        scores = np.where(np.tri(32, dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    near = attention(*SEQUENCES)
+    return [near, near, near, attention(40 * SEQUENCES[0], 40 * SEQUENCES[1], SEQUENCES[2])]
+
+
+LAYERS = {"up": normal(4, 8, 16), "down": normal(4, 16, 8, seed=1) / 4}
+
+
+@program("pipeline")
+def pipeline(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    grid = mesh((4, 2), ("stage", "model"))
+    batches = normal(6, 3, 8, seed=2)
+    return [example.pipeline(LAYERS, batches[:count], grid) for count in (6, 1, 4)]
+
+
+@answer("pipeline")
+def pipeline_numpy(example: ModuleType) -> Any:
+    found = example.pipeline_numpy(LAYERS, normal(6, 3, 8, seed=2))
+    return [found, found[:1], found[:4]]
+
+
+def table() -> tuple[Any, np.ndarray, np.ndarray]:
+    x = normal(64, 3)
+    y = x @ np.array([2.0, -1.0, 0.5]) + 4.0 + 0.1 * normal(64, seed=1)
+    return {"slope": np.zeros(3), "offset": np.zeros(())}, x, y
+
+
+@program("regression")
+def regression(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    params, losses = example.fit(*table(), mesh((8,), ("data",)), 40, 0.2)
+    return params["slope"], params["offset"], losses
+
+
+@answer("regression")
+def regression_numpy(example: ModuleType) -> Any:
+    params, losses = example.fit_numpy(*table(), 40, 0.2)
+    exact = np.linalg.lstsq(np.column_stack([table()[1], np.ones(64)]), table()[2])[0]
+    np.testing.assert_allclose(params["slope"], exact[:3], rtol=1e-4)
+    return params["slope"], params["offset"], losses
+
+
+# the tests
+
+
+def close(found: Any, expected: Any) -> None:
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            close(a, b)
+        return
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype
+    if found.dtype.kind in "biu":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def run_in_meshard(name: str) -> Any:
+    return everywhere(lambda: fetched(PROGRAMS[name](load(name), meshard.make_mesh)))
+
+
+@contextlib.contextmanager
+def run_in_jax(jax: ModuleType, name: str) -> Iterator[Any]:
+    def mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+        auto = (jax.sharding.AxisType.Auto,) * len(shape)
+        return jax.make_mesh(shape, names, axis_types=auto)
+
+    example = load(name, "jax")
+    with jax.enable_x64(True):
+        yield jax.jit(lambda: PROGRAMS[name](example, mesh))()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_examples_give_what_numpy_gives(name: str) -> None:
+    close(run_in_meshard(name), ANSWERS[name](load(name)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_examples_give_what_jax_gives(jax: ModuleType, name: str) -> None:
+    with run_in_jax(jax, name) as found:
+        close(run_in_meshard(name), jax.device_get(found))
+
+
+PRINTS = {
+    "heat": "tile of one device: (32, 16)",
+    "life": "as in plain NumPy: True",
+    "collective_matmul": "multiply_while_scattering: P('i'",
+    "kmeans": "images on each device: (225, 64)",
+    "fft3d": "pencils out: P('a', 'b'",
+    "ring_attention": "on each device: (1, 64, 4, 16)",
+    "pipeline": "up: (4, 32, 64), of which a device holds (1, 32, 32)",
+    "regression": "rows on each device: (1000, 3)",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_examples_run_by_themselves(name: str, tmp_path: Path) -> None:
+    path = EXAMPLES / f"{name}.py"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
+    result = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        encoding="utf-8",
+        env={**environment, "PYTHONIOENCODING": "utf-8"},
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert PRINTS[name] in result.stdout
+    for error in re.findall(r"differs.* by:? ([-+.\de]+)$", result.stdout, flags=re.M):
+        assert float(error) < 1e-9
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_examples_are_short_and_say_how_to_run(name: str) -> None:
+    source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 80
+    assert f"    python examples/{name}.py\n" in (load(name).__doc__ or "")
+    assert f"`{name}.py`" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_example_is_tested() -> None:
+    files = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert files == {*PROGRAMS, "minilm"}  # that one by tests/test_demo.py
+    assert set(ANSWERS) == set(PRINTS) == set(PROGRAMS)
