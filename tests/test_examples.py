@@ -19,7 +19,8 @@ from sklearn.datasets import load_digits
 
 import meshard
 from tests.lays import fetched
-from tests.worlds import everywhere
+from tests.operands import in_all_worlds
+from tests.worlds import alone
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -236,7 +237,8 @@ def close(found: Any, expected: Any) -> None:
 
 
 def run_in_meshard(name: str) -> Any:
-    return everywhere(lambda: fetched(PROGRAMS[name](load(name), meshard.make_mesh)))
+    """Run a program in the current world."""
+    return fetched(PROGRAMS[name](load(name), meshard.make_mesh))
 
 
 @contextlib.contextmanager
@@ -251,14 +253,14 @@ def run_in_jax(jax: ModuleType, name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_examples_give_what_numpy_gives(name: str) -> None:
-    close(run_in_meshard(name), ANSWERS[name](load(name)))
+def test_examples_give_what_numpy_gives_in_1_to_8_processes(name: str) -> None:
+    close(in_all_worlds(lambda: run_in_meshard(name)), ANSWERS[name](load(name)))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples_give_what_jax_gives(jax: ModuleType, name: str) -> None:
     with run_in_jax(jax, name) as found:
-        close(run_in_meshard(name), jax.device_get(found))
+        close(alone(lambda: run_in_meshard(name)), jax.device_get(found))
 
 
 PRINTS = {

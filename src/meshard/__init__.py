@@ -2,7 +2,7 @@
 
 The tower; imports point down only::
 
-    doors         numpy nn sharding debug tree config: re-exports only
+    doors         numpy random nn sharding debug tree config: re-exports only
     cli testing   the roof
     ops           operations as rows, and the engine that runs them on blocks
     ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
@@ -12,7 +12,7 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from meshard import config, debug, errors, lax, nn, numpy, sharding, tree
+from meshard import config, debug, errors, lax, nn, numpy, random, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -40,6 +40,7 @@ from meshard.runtime.process_local import make_array_from_process_local_data
 from meshard.runtime.reshard import plan_reshard, reshard
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 from meshard.transforms import install as _install_more  # noqa: F401  (likewise)
+from meshard.transforms.abstract import eval_shape
 from meshard.transforms.shard_map import shard_map
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "device_put",
     "devices",
     "errors",
+    "eval_shape",
     "lax",
     "live_arrays",
     "local_device_count",
@@ -73,6 +75,7 @@ __all__ = [
     "plan_reshard",
     "process_count",
     "process_index",
+    "random",
     "reshard",
     "set_mesh",
     "shard_map",

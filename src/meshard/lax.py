@@ -79,6 +79,7 @@ from meshard.ops.lax_shape import (
     unstack,
 )
 from meshard.ops.shape import broadcast_shapes
+from meshard.transforms.control_flow import cond, fori_loop, map, scan, switch, while_loop
 from meshard.transforms.named_axes import (
     all_gather,
     all_gather_invariant,
@@ -169,19 +170,20 @@ __all__ = [
     "axis_index", "axis_size", "batch_matmul", "bitcast_convert_type", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "broadcast", "broadcast_in_dim", "broadcast_shapes",
     "broadcasted_iota", "cbrt", "ceil", "clamp", "clz", "collapse", "complex", "concatenate",
-    "conj", "convert_element_type", "cos", "cosh", "cumlogsumexp", "cummax", "cummin", "cumprod",
-    "cumsum", "digamma", "div", "dot", "dot_general", "dynamic_index_in_dim", "dynamic_slice",
-    "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
+    "cond", "conj", "convert_element_type", "cos", "cosh", "cumlogsumexp", "cummax", "cummin",
+    "cumprod", "cumsum", "digamma", "div", "dot", "dot_general", "dynamic_index_in_dim",
+    "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
     "dynamic_update_slice_in_dim", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expand_dims",
-    "expm1", "floor", "full", "full_like", "ge", "gt", "imag", "index_in_dim", "index_take",
-    "integer_pow", "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max",
-    "min", "mul", "ne", "neg", "nextafter", "optimization_barrier", "pad", "pbroadcast", "pcast",
-    "pmax", "pmean", "pmin", "population_count", "pow", "ppermute", "pshuffle", "psum",
-    "psum_scatter", "pswapaxes", "pvary", "real", "reciprocal", "reduce", "reduce_and",
-    "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_sum",
-    "reduce_xor", "rem", "reshape", "rev", "round", "rsqrt", "select", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim",
-    "sort", "sort_key_val", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub",
-    "tan", "tanh", "tile", "top_k", "transpose", "unstack",
+    "expm1", "floor", "fori_loop", "full", "full_like", "ge", "gt", "imag", "index_in_dim",
+    "index_take", "integer_pow", "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic",
+    "lt", "map", "max", "min", "mul", "ne", "neg", "nextafter", "optimization_barrier", "pad",
+    "pbroadcast", "pcast", "pmax", "pmean", "pmin", "population_count", "pow", "ppermute",
+    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "real", "reciprocal", "reduce",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod",
+    "reduce_sum", "reduce_xor", "rem", "reshape", "rev", "round", "rsqrt", "scan", "select",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
+    "sinh", "slice", "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze",
+    "stack", "stop_gradient", "sub", "switch", "tan", "tanh", "tile", "top_k", "transpose",
+    "unstack", "while_loop",
 ]
 # fmt: on

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
+from .create import linspace
+from .dtypes import default_float
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import sum as sum_
@@ -67,12 +69,29 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
 
 
-def _edges(name: str, x: Array, bins: Any, limits: Any) -> Block:
+def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
+    """Return the edges of equal bins over the extremes of traced elements, as NumPy does."""
+    if is_traced(bins):
+        if bins.ndim == 1:
+            return bins
+        bins = concrete(bins, f"{name}: the number of bins is the result's size", "Give an int.")
+    low, high = (min_(x), max_(x)) if limits is None else limits
+    same = bind("equal", low, high)
+    low, high = (bind("astype", as_array(v), dtype=default_float()) for v in (low, high))
+    half = bind("where", same, 0.5, 0.0)
+    return linspace(low - half, high + half, int(bins) + 1)
+
+
+def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if isinstance(bins, str):
         raise ArgumentError(
             f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
             "a number of bins, or their edges."
         )
+    if is_traced(bins) or (limits is not None and is_traced(*limits)):
+        return _traced_edges(name, x, bins, limits)
+    if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
+        return _traced_edges(name, x, bins, limits)
     sample = np.zeros(0, x.dtype)
     if limits is None and np.ndim(bins) == 0 and x.size:
         sample = np.stack([known(min_(x)), known(max_(x))])
@@ -113,13 +132,14 @@ def histogram(
     operands = [x, edges]
     if weights is not None:
         operands.append(_weights("histogram", x, weights))
-    found = bind("histogram", *operands, bins=len(edges) - 1, weighted=weights is not None)
+    found = bind("histogram", *operands, bins=edges.shape[0] - 1, weighted=weights is not None)
     if density:
-        found = found / np.diff(edges) / sum_(found)
+        widths = edges[1:] - edges[:-1]
+        found = bind("divide", bind("divide", found, widths), sum_(found))
     return found, as_array(edges)
 
 
-def _weights(name: str, x: Array, weights: Any) -> Array:
+def _weights(name: str, x: Any, weights: Any) -> Any:
     found = as_array(weights)
     if found.shape != x.shape:
         raise ShapeError(
@@ -136,7 +156,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         x: numbers from 0 on, of one dim.
         weights: what each element counts.
         minlength: the least length of the result, which else ends with the greatest number.
-        length: the result's length, if it is known; numbers from there on are not counted.
+        length: the result's length, if it is known, as it must be of traced numbers; numbers from
+            there on are not counted, and negative traced ones count as zero.
 
     Raises:
         DtypeError: if the elements are no integers.
@@ -153,13 +174,25 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     if values.ndim != 1:
         raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
     values = values.astype(np.int64, copy=False)
-    low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
-    if low < 0:
-        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
-    bins = max(high + 1, int(minlength)) if length is None else int(length)
     none = np.empty(0, np.int64)
     operands = [values, none]
     if weights is not None:
         operands.append(_weights("bincount", values, weights))
-    counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weights is not None)
+    weighted = weights is not None
+    if is_traced(values) and length is not None:  # those outside are counted behind, and cut off
+        most = max(int(length), int(minlength))
+        inside = bind("minimum", bind("maximum", values, 0), most)
+        return bind("bincount", inside, *operands[1:], bins=most + 1, weighted=weighted)[:most]
+    if is_traced(values):
+        values = concrete(
+            values,
+            "bincount: the result's size depends on the values",
+            "Give length=, a Python integer; numbers from there on are not counted.",
+        )
+        operands[0] = values
+    low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
+    if low < 0:
+        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
+    bins = max(high + 1, int(minlength)) if length is None else int(length)
+    counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weighted)
     return counted[:bins] if bins <= high else counted

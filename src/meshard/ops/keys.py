@@ -80,7 +80,7 @@ class Stream:
         key = np.array([value, domain], np.uint64)
         self._generator = np.random.Philox(key=key)
         self._counter = np.zeros(4, np.uint64)
-        self._state = {
+        self._state: Any = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": key},
             "buffer": np.zeros(4, np.uint64),
@@ -110,7 +110,7 @@ def key_value(block: Block) -> int:
     return int(high) << 32 | int(low)
 
 
-def _words(values: Block) -> Block:
+def _words(values: Any) -> Block:
     """Return 64-bit values as pairs of uint32, the high word first, in a new last dim."""
     pairs = np.empty((*values.shape, 2), np.uint32)
     pairs[..., 0] = values >> np.uint64(32)

@@ -13,7 +13,8 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from .dtypes import accumulator, as_dtype, default_float, is_float
-from .reduce import normalised_axes, sum
+from .reduce import normalised_axes, sum, where_of
+from .shape import broadcast_to
 
 Axis = int | Sequence[int] | None
 
@@ -24,8 +25,24 @@ def _count(x: Array, dims: Sequence[int]) -> int:
     return int(np.prod([x.shape[d] for d in dims], dtype=np.int64))
 
 
-def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str) -> Any:
+    """Return how many elements take part: a number, or an array where that differs."""
+    if where is None:
+        return _count(x, dims)
+    return sum(broadcast_to(where_of(x, where, what), x.shape), dims, np.int64, keepdims)
+
+
+def mean(
+    a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False, *, where: Any = None
+) -> Any:
     """Return the mean over dims, all by default; of integers in the default float.
+
+    Args:
+        a: the array.
+        axis: the dims.
+        dtype: the result's dtype.
+        keepdims: keep the dims, with size one.
+        where: which elements take part, as bools that broadcast to the array.
 
     >>> import meshard.numpy as mnp
     >>> float(mnp.mean(mnp.arange(4)))
@@ -35,8 +52,8 @@ def mean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -
     own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
     wanted = own if dtype is None else as_dtype(dtype)
     dims = normalised_axes(axis, x.ndim, "mean")
-    total = sum(x, dims, accumulator(wanted), keepdims)
-    found = bind("divide", total, _count(x, dims))
+    total = sum(x, dims, accumulator(wanted), keepdims, where=where)
+    found = bind("divide", total, _counted(x, dims, keepdims, where, "mean"))
     return found if found.dtype == wanted else found.astype(wanted)
 
 
@@ -48,10 +65,12 @@ def var(
     keepdims: bool = False,
     *,
     correction: float | None = None,
+    where: Any = None,
 ) -> Any:
     """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
 
-    ``correction`` is the Array API standard's name of ``ddof``.
+    ``correction`` is the Array API standard's name of ``ddof``; ``where`` says which elements take
+    part.
     """
     ddof = ddof if correction is None else correction
     x = as_array(a)
@@ -59,11 +78,12 @@ def var(
     wanted = own if dtype is None else as_dtype(dtype)
     wide = accumulator(wanted)
     dims = normalised_axes(axis, x.ndim, "var")
-    off = bind("subtract", x, mean(x, dims, wide, keepdims=True))
+    off = bind("subtract", x, mean(x, dims, wide, keepdims=True, where=where))
     real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
     squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
-    divisor = _count(x, dims) - ddof
-    found = bind("divide", sum(squares, dims, keepdims=keepdims), divisor if divisor > 0 else 0.0)
+    divisor = _counted(x, dims, keepdims, where, "var") - ddof
+    divisor = max(divisor, 0.0) if where is None else bind("maximum", divisor, 0)
+    found = bind("divide", sum(squares, dims, keepdims=keepdims, where=where), divisor)
     return found if found.dtype == real_dtype else found.astype(real_dtype)
 
 
@@ -75,11 +95,12 @@ def std(
     keepdims: bool = False,
     *,
     correction: float | None = None,
+    where: Any = None,
 ) -> Any:
     """Return the standard deviation over dims, all by default; takes what `var` takes."""
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "std")
-    return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction))
+    return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction, where=where))
 
 
 def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:

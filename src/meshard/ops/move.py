@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
 from .dtypes import as_dtype
 from .reduce import normalised_axes
 from .registry import MoveOp, Params, register
@@ -184,6 +186,8 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     x = as_array(a)
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
+    if any(map(is_traced, shift if isinstance(shift, (list, tuple)) else [shift])):
+        return _rolled(x, shift, axis)
     try:
         shifts, axes = np.broadcast_arrays(np.asarray(shift), np.asarray(axis, np.int64))
     except ValueError:
@@ -197,6 +201,26 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
         (dim,) = normalised_axes(d, x.ndim, "roll")
         moves[dim] = moves.get(dim, 0) + int(s)
     return bind("roll", x, dims=tuple((d, (s,)) for d, s in sorted(moves.items())))
+
+
+def _rolled(x: Any, shift: Any, axis: Any) -> Any:
+    """Return the array rolled by traced shifts: each element looked up at its new place."""
+    dims = [axis] if hasattr(axis, "__index__") else list(axis)
+    if is_traced(shift):
+        shifts = [shift] if not shift.ndim else [shift[i] for i in range(shift.shape[0])]
+    else:
+        shifts = list(shift) if isinstance(shift, (list, tuple)) else [shift]
+    if len(shifts) == 1:
+        shifts *= len(dims)
+    if len(shifts) != len(dims):
+        raise ArgumentError(f"roll: {len(shifts)} shifts for {len(dims)} axes.")
+    for s, d in zip(shifts, dims, strict=True):
+        (dim,) = normalised_axes(d, x.ndim, "roll")
+        if x.shape[dim]:
+            places = bind("subtract", np.arange(x.shape[dim]), s)
+            places = bind("remainder", places, x.shape[dim])
+            x = bind("gather", x, places, dims=(dim,), at=dim)
+    return x
 
 
 _PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
@@ -221,6 +245,14 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     [0, 0, 1, 2, 2, 2]
     """
     x = as_array(array)
+    if is_traced(pad_width):
+        why = "pad: the result's shape depends on pad_width"
+        pad_width = np.asarray(concrete(pad_width, why, "Give Python integers."))
+    filling = constant_values if is_traced(constant_values) else None
+    if filling is not None and filling.ndim:
+        why = "pad: several constant_values are put at different sides"
+        constant_values = np.asarray(concrete(filling, why, "Give one number, or pad one by one."))
+        filling = None
     widths = _per_side("pad_width", pad_width, x.ndim)
     if widths.size and widths.dtype.kind not in "iu":
         raise ArgumentError(f"pad: pad_width {pad_width!r} is not made of whole numbers.")
@@ -243,6 +275,8 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
             f"{', '.join(map(repr, _PAD_MODES))}."
         )
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
+    if filling is not None and mode == "constant":
+        return _filled(x, result, added, filling)
     values = _per_side("constant_values", constant_values, x.ndim).astype(x.dtype)
     if mode == "constant" and values.any():
         for d, (low, _) in added.items():
@@ -254,6 +288,15 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     return result
 
 
+def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) -> Any:
+    """Return a padded array with a traced value where it was padded."""
+    for d, (low, _) in added.items():
+        at = np.arange(result.shape[d])
+        border = ((at < low) | (at >= low + x.shape[d])).reshape((-1, *(1,) * (x.ndim - d - 1)))
+        result = bind("where", border, value.astype(x.dtype, copy=False), result)
+    return result
+
+
 def _per_side(name: str, given: Any, ndim: int) -> Block:
     """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
     try:
@@ -262,6 +305,21 @@ def _per_side(name: str, given: Any, ndim: int) -> Block:
         raise ArgumentError(
             f"pad: {name} {given!r} is not a number, a pair or a pair for each of the {ndim} dims."
         ) from error
+
+
+def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
+    """Return elements repeated along a dim to a length that is known."""
+    size = x.shape[dim]
+    counts = as_array(repeats)
+    if counts.ndim > 1 or counts.size not in (1, size) or not size:
+        raise ArgumentError(
+            f"repeat: dim {dim} has {size} positions, and repeats has shape {counts.shape}."
+        )
+    ends = broadcast_to(ravel(counts).astype(np.int64, copy=False), (size,))
+    ends = bind("scan", ends, dim=0, how="add", dtype=np.dtype(np.int64), whole=True)
+    places = bind("searchsorted", ends, np.arange(length), side="right")
+    places = bind("minimum", places, size - 1)
+    return bind("gather", x, places, dims=(dim,), at=dim)
 
 
 def tile(A: Any, reps: Any) -> Any:
@@ -287,21 +345,31 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
     return [int(n) for n in counts.reshape(-1).tolist()]
 
 
-def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
+def repeat(
+    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Any:
     """Return the array with each element repeated along a dim, or in the flat array.
 
     Args:
         a: the array.
         repeats: how often; a number, or one for each position of the dim.
         axis: the dim.
+        total_repeat_length: the size of the result's dim, which must be known if the numbers are
+            traced: what is more is left out, what is missing is the last element again.
 
     Raises:
         ArgumentError: if a number is negative, or their number is not that of the positions.
+        ConcretizationError: if the numbers are traced, and no length is given.
     """
     x = as_array(a)
     if axis is None:
         x, axis = ravel(x), 0
     (dim,) = normalised_axes(axis, x.ndim, "repeat")
+    if total_repeat_length is not None:
+        return _repeated(x, repeats, dim, index(total_repeat_length))
+    if is_traced(repeats):
+        why = "repeat: the result's shape depends on repeats"
+        repeats = np.asarray(concrete(repeats, why, "Give total_repeat_length=, an integer."))
     size, counts = x.shape[dim], _counts("repeat", "repeats", repeats)
     if len(counts) == 1:
         spread = (*x.shape[: dim + 1], counts[0], *x.shape[dim + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,27 @@ from .moments import mean as mean_
 from .moments import var
 from .move import split
 from .reduce import max as max_
-from .reduce import normalised_axes
+from .reduce import normalised_axes, where_of
 from .reduce import sum as sum_
-from .shape import expand_dims, squeeze
+from .shape import broadcast_to, expand_dims, squeeze
 
 __all__ = [
     "celu",
     "elu",
     "gelu",
     "glu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
     "hard_tanh",
+    "identity",
     "leaky_relu",
+    "log1mexp",
     "log_sigmoid",
     "log_softmax",
+    "logmeanexp",
     "logsumexp",
+    "mish",
     "one_hot",
     "relu",
     "relu6",
@@ -38,6 +46,9 @@ __all__ = [
     "soft_sign",
     "softmax",
     "softplus",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "squareplus",
     "standardize",
     "tanh",
 ]
@@ -63,6 +74,98 @@ def relu(x: Any) -> Any:
 def relu6(x: Any) -> Any:
     """Return the elements limited to the interval from 0 to 6."""
     return bind("minimum", relu(x), 6.0)
+
+
+def hard_sigmoid(x: Any) -> Any:
+    """Return relu6(x + 3) / 6.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.hard_sigmoid(mnp.asarray([-3.0, 0.0, 3.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return relu6(_float(x) + 3.0) / 6.0
+
+
+def hard_silu(x: Any) -> Any:
+    """Return x times its hard sigmoid.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.hard_silu(mnp.asarray([-3.0, 3.0])).tolist()
+    [-0.0, 3.0]
+    """
+    value = _float(x)
+    return value * hard_sigmoid(value)
+
+
+hard_swish = hard_silu
+
+
+def mish(x: Any) -> Any:
+    """Return x * tanh(softplus(x)) (Misra, 2019).
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> float(meshard.nn.mish(mnp.asarray(0.0)))
+    0.0
+    """
+    value = _float(x)
+    return value * bind("tanh", softplus(value))
+
+
+def squareplus(x: Any, b: Any = 4) -> Any:
+    """Return (x + sqrt(x**2 + b)) / 2.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> float(meshard.nn.squareplus(mnp.asarray(0.0)))
+    1.0
+    """
+    value = _float(x)
+    return (value + bind("sqrt", bind("square", value) + b)) / 2
+
+
+def sparse_plus(x: Any) -> Any:
+    """Return 0 up to -1, x from 1 on, and (x + 1)**2 / 4 between.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.sparse_plus(mnp.asarray([-2.0, 1.0])).tolist()
+    [0.0, 1.0]
+    """
+    value = _float(x)
+    between = bind("square", value + 1.0) / 4
+    return bind("where", value <= -1, 0.0, bind("where", value >= 1, value, between))
+
+
+def sparse_sigmoid(x: Any) -> Any:
+    """Return the line from 0 at -1 to 1 at 1, level outside.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.sparse_sigmoid(mnp.asarray([-2.0, 0.0, 2.0])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return bind("minimum", bind("maximum", _float(x) + 1.0, 0.0), 2.0) * 0.5
+
+
+def log1mexp(x: Any) -> Any:
+    """Return log(1 - exp(-x)), safely.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> float(meshard.nn.log1mexp(mnp.asarray(mnp.inf)))
+    -0.0
+    """
+    value = _float(x)
+    with np.errstate(divide="ignore", invalid="ignore"):  # each half is kept where it is safe
+        small = bind("log", -bind("expm1", -value))
+        great = bind("log1p", -bind("exp", -value))
+    return bind("where", value < float(np.log(2.0)), small, great)
+
+
+def identity(x: Any) -> Any:
+    """Return the array.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> meshard.nn.identity(mnp.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    return as_array(x)
 
 
 def tanh(x: Any) -> Any:
@@ -245,6 +348,28 @@ def logsumexp(
     if not keepdims:
         found, sign = squeeze(found, dims), squeeze(sign, dims)
     return (found, sign) if return_sign else found
+
+
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+    """Return the logarithm of the mean of exponentials, safely.
+
+    Args:
+        x: the array.
+        axis: the dim or dims, all by default.
+        where: elements that take part.
+        keepdims: keep the dims, with size one.
+
+    >>> import meshard.nn, meshard.numpy as mnp
+    >>> float(meshard.nn.logmeanexp(mnp.zeros(4)))
+    0.0
+    """
+    value = _float(x)
+    dims = normalised_axes(axis, value.ndim, "logmeanexp")
+    total = logsumexp(value, dims, keepdims=keepdims, where=where)
+    if where is None:
+        return total - float(np.log(math.prod(value.shape[d] for d in dims)))
+    mask = broadcast_to(where_of(value, where, "logmeanexp"), value.shape)
+    return total - bind("log", sum_(mask, dims, value.dtype, keepdims))
 
 
 def standardize(

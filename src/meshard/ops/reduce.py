@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -30,12 +29,14 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "masked",
     "max",
     "min",
     "normalised_axes",
     "prod",
     "ptp",
     "sum",
+    "where_of",
 ]
 
 
@@ -250,35 +251,95 @@ for _name, _find, _neutral, _better in (
     )
 
 
-def _reduce(name: str, a: Array, axis: Axis, keepdims: bool, **more: Any) -> Any:
+def _reduce(name: str, a: Any, axis: Axis, keepdims: bool, **more: Any) -> Any:
     x = as_array(a)
     return bind(name, x, axis=normalised_axes(axis, x.ndim, name), keepdims=bool(keepdims), **more)
 
 
-def sum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+def where_of(x: Any, where: Any, what: str) -> Any:
+    """Return which elements take part, as an array that broadcasts to another.
+
+    Raises:
+        ShapeError: if it does not.
+    """
+    mask = as_array(where)
+    try:
+        fits = np.broadcast_shapes(mask.shape, x.shape) == x.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{what}: where= of shape {mask.shape} does not broadcast to the array's shape "
+            f"{x.shape}."
+        )
+    return mask
+
+
+def masked(x: Any, where: Any, value: Any, what: str) -> Any:
+    """Return an array with a value where elements take no part; None: all do."""
+    if where is None:
+        return x
+    return bind("where", where_of(x, where, what), x, as_array(value).astype(x.dtype, copy=False))
+
+
+def _started(row: str, found: Any, initial: Any) -> Any:
+    """Combine a reduction with a first value, in the result's dtype."""
+    if initial is None:
+        return found
+    return bind(row, found, as_array(initial).astype(found.dtype, copy=False))
+
+
+def sum(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    keepdims: bool = False,
+    *,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
     """Return the sum over dims, all by default.
 
     Floats shorter than 32 bits are accumulated in float32. A split dim is summed part by part and
     the parts in mesh order, so that every device holds the same bits.
 
+    Args:
+        a: the array.
+        axis: the dims.
+        dtype: the result's dtype.
+        keepdims: keep the dims, with size one.
+        initial: a value to add.
+        where: which elements take part, as bools that broadcast to the array.
+
     Raises:
         ArgumentError: if ``axis`` names no dim, or one twice.
+        ShapeError: if ``where`` does not broadcast to the array.
 
     >>> import meshard.numpy as mnp
     >>> mnp.sum(mnp.ones((2, 3)), axis=0).tolist()
     [2.0, 2.0, 2.0]
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    return _reduce("sum", a, axis, keepdims, dtype=wanted)
+    x = masked(as_array(a), where, 0, "sum")
+    return _started("add", _reduce("sum", x, axis, keepdims, dtype=wanted), initial)
 
 
-def prod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
-    """Return the product over dims, all by default."""
+def prod(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    keepdims: bool = False,
+    *,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Return the product over dims, all by default; takes what `sum` takes."""
     wanted = None if dtype is None else as_dtype(dtype)
-    return _reduce("prod", a, axis, keepdims, dtype=wanted)
+    x = masked(as_array(a), where, 1, "prod")
+    return _started("multiply", _reduce("prod", x, axis, keepdims, dtype=wanted), initial)
 
 
-def _not_empty(a: Any, axis: Axis, what: str) -> Array:
+def _not_empty(a: Any, axis: Axis, what: str) -> Any:
     x = as_array(a)
     for dim in normalised_axes(axis, x.ndim, what):
         if x.shape[dim] == 0:
@@ -289,22 +350,50 @@ def _not_empty(a: Any, axis: Axis, what: str) -> Array:
     return x
 
 
-def max(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
+    if initial is None:
+        if where is not None:
+            raise ArgumentError(
+                f"{what}: with where= there may be no element, and nothing is the {what} of none; "
+                "give initial=, the value to begin with."
+            )
+        return _reduce(what, _not_empty(a, axis, what), axis, keepdims)
+    x = masked(as_array(a), where, initial, what)
+    row = "maximum" if what == "max" else "minimum"
+    return _started(row, _reduce(what, x, axis, keepdims), initial)
+
+
+def max(
+    a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
+) -> Any:
     """Return the maximum over dims, all by default; NaN where an element is.
 
+    Args:
+        a: the array.
+        axis: the dims.
+        keepdims: keep the dims, with size one.
+        initial: a value that counts as one more element.
+        where: which elements take part; only with ``initial``.
+
     Raises:
-        ShapeError: if a reduced dim is empty.
+        ShapeError: if a reduced dim is empty and there is no ``initial``.
+        ArgumentError: if ``where`` is given without ``initial``.
 
     >>> import meshard.numpy as mnp
     >>> int(mnp.max(mnp.arange(5)))
     4
     """
-    return _reduce("max", _not_empty(a, axis, "max"), axis, keepdims)
+    return _extreme_of("max", a, axis, keepdims, initial, where)
 
 
-def min(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return the minimum over dims, all by default; NaN where an element is."""
-    return _reduce("min", _not_empty(a, axis, "min"), axis, keepdims)
+def min(
+    a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
+) -> Any:
+    """Return the minimum over dims, all by default; NaN where an element is.
+
+    Takes what `max` takes.
+    """
+    return _extreme_of("min", a, axis, keepdims, initial, where)
 
 
 def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
@@ -313,14 +402,14 @@ def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
-def any(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return whether any element is true over dims, all by default."""
-    return _reduce("any", a, axis, keepdims)
+def any(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
+    """Return whether any element is true over dims, all by default; of those ``where`` says."""
+    return _reduce("any", masked(as_array(a), where, 0, "any"), axis, keepdims)
 
 
-def all(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return whether all elements are true over dims, all by default."""
-    return _reduce("all", a, axis, keepdims)
+def all(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
+    """Return whether all elements are true over dims, all by default; of those ``where`` says."""
+    return _reduce("all", masked(as_array(a), where, 1, "all"), axis, keepdims)
 
 
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.box import Box
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
@@ -26,7 +28,8 @@ from .keys import DOMAINS, Stream, key_term, key_value, single_key
 from .nn import softmax
 from .reduce import sum as total
 from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
-from .sampling import draw_box, drawn, float_dtype, open_uniform, refuse_place
+from .sampling import draw_box, refuse_place
+from .sampling_basic import float_dtype, open_uniform
 from .sampling_transform import finished, like, parameter, result_shape, uniforms
 from .shape import broadcast_to
 
@@ -277,9 +280,7 @@ def f(
     return finished("f", (x / y).astype(wanted), out_sharding)
 
 
-def t(
-    key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
-) -> Any:
+def t(key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None) -> Any:
     """Draw from Student's t distribution of ``df`` degrees of freedom.
 
     >>> from meshard import random
@@ -290,9 +291,7 @@ def t(
     sizes = result_shape("t", shape, {"df": value})
     where = out_sharding if out_sharding is not None else like(key, sizes, value)
     square = _gamma("t", key, _half(value), sizes, where)
-    numbers = bind(
-        "random_normal_of", uniforms("t", key, sizes, where, _SIGN), dtype=_FLOAT64
-    )
+    numbers = bind("random_normal_of", uniforms("t", key, sizes, where, _SIGN), dtype=_FLOAT64)
     found = numbers * element.sqrt(_half(value) / square)
     return finished("t", found.astype(wanted), out_sharding)
 
@@ -319,21 +318,20 @@ def generalized_normal(
     return finished(what, _generalized(what, key, value, sizes, where).astype(wanted), out_sharding)
 
 
-def _without_last(place: Any) -> Any:
-    """Return where sums over the last dim of an array lie."""
+def _without_last(place: Any, rank: int) -> Any:
+    """Return where sums over the last dim of an array of some rank lie."""
     sharding = as_sharding(place, "ball")
     if not isinstance(sharding, NamedSharding):
         return sharding
     uneven = sharding.uneven
-    if isinstance(uneven, tuple):
-        uneven = uneven[:-1]
-    spec = PartitionSpec(*tuple(sharding.spec)[: len(sharding.spec)])
-    return NamedSharding(sharding.mesh, spec, uneven=uneven)
+    spec = PartitionSpec(*sharding.spec.axes(rank)[:-1])
+    kept = uneven[: rank - 1] if isinstance(uneven, tuple) else uneven
+    return NamedSharding(sharding.mesh, spec, uneven=kept)
 
 
 def ball(
     key: Any,
-    d: int,
+    d: Any,
     p: Any = 2,
     shape: Any = (),
     dtype: Any = None,
@@ -368,6 +366,8 @@ def ball(
         found = 2 * uniforms("ball", key, sizes, out_sharding) - 1
         return finished("ball", found.astype(wanted), out_sharding)
     g = _generalized("ball", key, power, sizes, out_sharding)
-    e = -element.log(uniforms("ball", key, sizes[:-1], _without_last(out_sharding), _RADIUS))
+    e = -element.log(
+        uniforms("ball", key, sizes[:-1], _without_last(out_sharding, len(sizes)), _RADIUS)
+    )
     norms = (total(element.absolute(g) ** power, axis=-1) + e) ** (1 / power)
     return finished("ball", (g / norms[..., None]).astype(wanted), out_sharding)

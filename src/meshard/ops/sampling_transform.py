@@ -25,7 +25,8 @@ from meshard.runtime.types import Block, dtype_name
 from .concrete import is_traced
 from .dtypes import as_dtype, is_float
 from .registry import Dtype, Op, Operand, Params, register
-from .sampling import Draw, drawn, open_uniform, refuse_place, register_sampler
+from .sampling import Draw, drawn, refuse_place, register_sampler
+from .sampling_basic import open_uniform
 
 __all__ = [
     "elementwise_row",
@@ -67,7 +68,9 @@ def elementwise_row(name: str, function: Callable[..., Any], arity: int) -> None
     register(Op(f"random_{name}", ", ".join(["..."] * arity) + " -> ...", kernel, dtypes=law))
 
 
-def register_transform(name: str, function: Callable[..., Any], parameters: int, draws: int = 1) -> None:
+def register_transform(
+    name: str, function: Callable[..., Any], parameters: int, draws: int = 1
+) -> None:
     """Add a distribution: a function of ``draws`` uniform numbers and of its parameters."""
 
     def sampler(draw: Draw, out: Block, *constants: float) -> None:
@@ -90,9 +93,9 @@ def parameter(what: str, name: str, given: Any) -> Any:
     try:
         x = as_array(given)
     except DtypeError as error:
-        raise DtypeError(f"{what}: {name} must be a real number or an array of such; {error}") from (
-            error
-        )
+        raise DtypeError(
+            f"{what}: {name} must be a real number or an array of such; {error}"
+        ) from (error)
     if x.dtype.kind not in "biu" and not is_float(x.dtype):
         raise DtypeError(
             f"{what}: {name} must be a real number or an array of such; its dtype is "
@@ -137,15 +140,13 @@ def like(key: Any, shape: tuple[int, ...], *parameters: Any) -> Sharding | None:
         lead = len(shape) - x.ndim
         if isinstance(x.sharding, NamedSharding) and x.shape == shape[lead:]:
             uneven = x.sharding.uneven
-            entries = (*[None] * lead, *x.sharding.spec)
+            entries = (*[()] * lead, *x.sharding.spec.axes(x.ndim))
             if uneven is None or isinstance(uneven, str):
                 return NamedSharding(x.sharding.mesh, PartitionSpec(*entries), uneven=uneven)
     return None
 
 
-def uniforms(
-    what: str, key: Any, shape: tuple[int, ...], place: Any, part: int = 0
-) -> Any:
+def uniforms(what: str, key: Any, shape: tuple[int, ...], place: Any, part: int = 0) -> Any:
     """Draw float64 numbers strictly between 0 and 1."""
     return drawn(what, key, "open", shape, np.dtype(np.float64), place, (part,))
 

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
+from .create import full
 from .dtypes import SMALL_FLOATS
 from .move import concatenate, stack
-from .nonzero import nonzero
+from .nonzero import DEPENDS, GIVE_SIZE, filled, first_true, mask_of, nonzero
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import compress as kept
@@ -72,35 +73,80 @@ class UniqueInverseResult(NamedTuple):
     inverse_indices: Any
 
 
-def _unique(x: Array, equal_nan: bool, index: bool, inverse: bool, counts: bool) -> list[Any]:
+def _unique(
+    x: Any,
+    equal_nan: bool,
+    index: bool,
+    inverse: bool,
+    counts: bool,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> list[Any]:
     """Return the distinct elements, and those of the other three that are wanted."""
+    if size is None:
+        x = concrete(x, f"unique: {DEPENDS}", GIVE_SIZE)
     flat = regular(ravel(x))
     if index or inverse:
         values, order = sort_split(flat, bind("positions", flat))
     else:
         (values,) = sort_split(flat)
         order = values
-    place = bind("positions", values)
+    first = _firsts(values, equal_nan)
+    if size is None:
+        place = bind("positions", values)
+        values, starts, order_of = kept(first, values, place, order)
+    else:
+        values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
+    results: list[Any] = [values]
+    if index:
+        results.append(order_of)
+    if inverse:
+        rank = cumsum(first) - 1
+        back = sort_split(order, rank)[1]
+        results.append(reshape(back, x.shape))
+    if counts and size is None:
+        after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
+        results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
+    elif counts:
+        ends = bind("where", bind("less", places, 0), flat.size, places)
+        results.append(ends[1:] - ends[:-1])
+    return results
+
+
+def _firsts(values: Any, equal_nan: bool) -> Any:
+    """Return where elements of a sorted array differ from the one before."""
     # Each element beside the one before it; only the elements at edges move.
     before = bind("pad_zeros", values, dims=((0, (1, -1)),)) if values.size else values
     first = bind("not_equal", values, before)
     if equal_nan and values.dtype.kind not in "biu":
         both = bind("logical_and", bind("isnan", values), bind("isnan", before))
         first = bind("logical_and", first, bind("logical_not", both))
-    first = bind("logical_or", first, bind("equal", place, 0))
-    found = kept(first, values, place, order)
-    results: list[Any] = [found[0]]
-    if index:
-        results.append(found[2])
-    if inverse:
-        rank = cumsum(first) - 1
-        back = sort_split(order, rank)[1]
-        results.append(reshape(back, x.shape))
-    if counts:
-        starts = found[1]
-        after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
-        results.append(bind("where", bind("equal", after, 0), values.size, after) - starts)
-    return results
+    return bind("logical_or", first, bind("equal", bind("positions", values), 0))
+
+
+def _first_of(
+    first: Any, values: Any, order: Any, size: int, fill_value: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Return a known number of the elements that a mask marks, with their places and one more.
+
+    Where there are no more, the first stands for them, or ``fill_value``.
+    """
+    places = first_true(first, size + 1)
+    if not values.size:
+        if size and fill_value is None:
+            raise ArgumentError(
+                f"unique: size={size} of an array without elements; give fill_value=, which then "
+                "stands for all."
+            )
+        empty = places[:size]
+        made = [full((size,), fill_value or 0, dtype=v.dtype) for v in (values, order)]
+        return made[0], empty, made[1], places
+    own = places[:size]
+    at = bind("maximum", own, 0)
+    found = take(values, at, mode="clip")
+    if fill_value is not None:
+        found = filled(own, found, fill_value)
+    return found, own, take(order, at, mode="clip"), places
 
 
 def unique(
@@ -111,12 +157,15 @@ def unique(
     axis: None = None,
     *,
     equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
     sorted: bool = True,
 ) -> Any:
     """Return the distinct elements of the flat array, sorted.
 
     The array is sorted where it lies; of a split array the result is split, too, each device
-    keeping what the sort has brought there. The shape depends on the values.
+    keeping what the sort has brought there. The shape depends on the values, unless ``size`` says
+    it.
 
     Args:
         ar: the array.
@@ -125,10 +174,14 @@ def unique(
         return_counts: also return how often each value stands there.
         axis: None; distinct slices along a dim are not supported.
         equal_nan: whether all NaN count as one value.
+        size: how many values to return, which also traced arrays have: the least ones. Where there
+            are no more, ``fill_value`` stands, counted zero times.
+        fill_value: by default the least value.
         sorted: accepted as in NumPy; the result is sorted.
 
     Raises:
         ArgumentError: if ``axis`` is given.
+        ConcretizationError: if the array is traced, and no size is given.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
@@ -140,38 +193,46 @@ def unique(
             "distinct elements of the flat array are: leave out axis."
         )
     wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
-    found = _unique(as_array(ar), equal_nan, *wanted)
+    found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
     return tuple(found) if any(wanted) else found[0]
 
 
-def unique_values(x: Any, /) -> Any:
+def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements of the flat array; each NaN is distinct.
+
+    ``size`` and ``fill_value`` mean what they do to `unique`, here and in its kin.
 
     >>> import meshard.numpy as mnp
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
     [1, 2]
     """
-    return _unique(as_array(x), False, False, False, False)[0]
+    return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
 
 
-def unique_counts(x: Any, /) -> UniqueCountsResult:
+def unique_counts(
+    x: Any, /, *, size: int | None = None, fill_value: Any = None
+) -> UniqueCountsResult:
     """Return the distinct elements of the flat array, and how often each stands there."""
-    return UniqueCountsResult(*_unique(as_array(x), False, False, False, True))
+    found = _unique(as_array(x), False, False, False, True, size, fill_value)
+    return UniqueCountsResult(*found)
 
 
-def unique_inverse(x: Any, /) -> UniqueInverseResult:
+def unique_inverse(
+    x: Any, /, *, size: int | None = None, fill_value: Any = None
+) -> UniqueInverseResult:
     """Return the distinct elements, and each element's place among them, in the array's shape."""
-    return UniqueInverseResult(*_unique(as_array(x), False, False, True, False))
+    found = _unique(as_array(x), False, False, True, False, size, fill_value)
+    return UniqueInverseResult(*found)
 
 
-def unique_all(x: Any, /) -> UniqueAllResult:
+def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
     """Return the distinct elements, where each first stands, each element's place, and counts.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return UniqueAllResult(*_unique(as_array(x), False, True, True, True))
+    return UniqueAllResult(*_unique(as_array(x), False, True, True, True, size, fill_value))
 
 
 # membership
@@ -227,66 +288,136 @@ def _both(ar1: Any, ar2: Any) -> tuple[Any, Any]:
     return x.astype(common, copy=False), y.astype(common, copy=False)
 
 
-def union1d(ar1: Any, ar2: Any) -> Any:
+def _sized_set(x: Any, size: int, fill_value: Any, *conditions: Any) -> Any:
+    """Return a known number of distinct elements that meet a condition, the least first."""
+    (values,) = sort_split(regular(x))
+    chosen = _firsts(values, equal_nan=True)
+    for condition in conditions:
+        chosen = bind("logical_and", chosen, condition(values))
+    return _first_of(chosen, values, values, size, fill_value)[0]
+
+
+def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements that are in either array, sorted.
+
+    Args:
+        ar1: the first array.
+        ar2: the second array.
+        size: how many to return, which also traced arrays have, as in `unique`.
+        fill_value: what stands where there are no more.
 
     >>> import meshard.numpy as mnp
     >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
     [1, 2, 3]
     """
-    return unique(concatenate(_both(ar1, ar2)))
+    return unique(concatenate(_both(ar1, ar2)), size=size, fill_value=fill_value)
 
 
-def intersect1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
-    """Return the distinct elements that are in both arrays, sorted."""
+def intersect1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
     x, y = _both(ar1, ar2)
+    if size is not None:
+        return _sized_set(x, size, fill_value, lambda v: isin(v, y))
     values = unique(x)
-    return kept(isin(values, y), values)[0]
+    return kept(isin(values, _known_set("intersect1d", y)), values)[0]
 
 
-def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
-    """Return the distinct elements of the first array that are not in the second, sorted."""
+def setdiff1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements of the first array that are not in the second, sorted.
+
+    Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
+    """
     x, y = _both(ar1, ar2)
+    if size is not None:
+        fill = 0 if fill_value is None else fill_value
+        return _sized_set(x, size, fill, lambda v: isin(v, y, invert=True))
     values = unique(x)
-    return kept(isin(values, y, invert=True), values)[0]
+    return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
 
 
-def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
-    """Return the distinct elements that are in one of two arrays only, sorted."""
-    return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
+def setxor1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements that are in one of two arrays only, sorted.
+
+    Takes what `union1d` takes.
+    """
+    if size is None:
+        return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
+    x, y = _both(ar1, ar2)
+    one = lambda v: bind("not_equal", isin(v, x), isin(v, y))  # noqa: E731
+    return _sized_set(concatenate([x, y]), size, fill_value, one)
+
+
+def _known_set(what: str, x: Any) -> Any:
+    return concrete(x, f"{what}: {DEPENDS}", GIVE_SIZE)
 
 
 # the elements and positions that a mask selects
 
 
-def _mask(x: Array) -> Array:
-    found: Array = x if x.dtype.kind == "b" else bind("not_equal", x, 0)
-    return found
-
-
-def flatnonzero(a: Any) -> Any:
+def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the positions in the flat array of the elements that are not zero.
 
     The result stays split where the array was, each device keeping its own positions.
+
+    Args:
+        a: the array.
+        size: how many positions to return, which also traced values have, as in `nonzero`.
+        fill_value: what stands where there are no more; 0 by default.
 
     >>> import meshard.numpy as mnp
     >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
     [1, 3]
     """
-    mask = regular(_mask(ravel(as_array(a))))
+    if size is not None:
+        return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
+    x = concrete(a, f"flatnonzero: {DEPENDS}", GIVE_SIZE)
+    mask = regular(mask_of(ravel(x)))
     return kept(mask, bind("positions", mask))[0]
 
 
-def argwhere(a: Any) -> Any:
-    """Return the positions of the elements that are not zero, a row of numbers for each."""
+def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """Return the positions of the elements that are not zero, a row of numbers for each.
+
+    Args:
+        a: the array.
+        size: how many rows to return, which also traced values have, as in `nonzero`.
+        fill_value: what stands where there are no more; 0 by default.
+    """
     x = as_array(a)
     if not x.ndim:
         raise ShapeError("argwhere: an array without dims has no positions.")
-    return stack(list(nonzero(x)), axis=1)
+    return stack(list(nonzero(x, size=size, fill_value=fill_value)), axis=1)
 
 
-def extract(condition: Any, arr: Any) -> Any:
+def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
     """Return the elements of the flat array where a condition of the same size is true.
+
+    Args:
+        condition: the condition.
+        arr: the array.
+        size: how many elements to return, which also traced values have.
+        fill_value: what stands where there are no more.
 
     Raises:
         ShapeError: if the sizes differ.
@@ -297,21 +428,44 @@ def extract(condition: Any, arr: Any) -> Any:
             f"extract: a condition of shape {mask.shape} for an array of shape {x.shape}; they "
             f"have {mask.size} and {x.size} elements."
         )
-    return kept(regular(_mask(ravel(mask))), ravel(x))[0]
+    return _selected("extract", ravel(mask), ravel(x), 0, size, fill_value)
 
 
-def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
+def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_value: Any) -> Any:
+    """Return what a condition of one dim selects along a dim: all, or a known number."""
+    if size is not None:
+        places = first_true(mask_of(mask), size)
+        found = take(x, bind("maximum", places, 0), axis=dim, mode="clip")
+        line = reshape(places, (-1, *(1,) * (x.ndim - dim - 1)))
+        other = as_array(fill_value).astype(x.dtype, copy=False)
+        return bind("where", bind("less", line, 0), other, found)
+    mask = mask_of(concrete(mask, f"{what}: {DEPENDS}", GIVE_SIZE))
+    if x.ndim == 1 and mask.size == x.size and not is_traced(x):
+        return kept(regular(mask), x)[0]
+    return take(x, flatnonzero(mask), axis=dim)
+
+
+def compress(
+    condition: Any,
+    a: Any,
+    axis: int | None = None,
+    *,
+    size: int | None = None,
+    fill_value: Any = 0,
+) -> Any:
     """Return the slices along a dim where a condition is true, or elements of the flat array.
 
     Args:
         condition: one dim, at most as long as the dim; what it does not reach is left out.
         a: the array.
         axis: the dim; None for the flat array.
+        size: how many slices to return, which also traced values have.
+        fill_value: what stands where there are no more.
 
     Raises:
         ShapeError: if the condition has not one dim, or is too long.
     """
-    x, mask = as_array(a), _mask(as_array(condition))
+    x, mask = as_array(a), as_array(condition)
     if axis is None:
         x, axis = ravel(x), 0
     (dim,) = normalised_axes(axis, x.ndim, "compress")
@@ -320,6 +474,4 @@ def compress(condition: Any, a: Any, axis: int | None = None) -> Any:
             f"compress: a condition of shape {mask.shape} for dim {dim} of an array of shape "
             f"{x.shape}; it has one dim, at most as long."
         )
-    if x.ndim == 1 and mask.size == x.size:
-        return kept(regular(mask), x)[0]
-    return take(x, flatnonzero(mask), axis=dim)
+    return _selected("compress", mask, x, dim, size, fill_value)

@@ -13,6 +13,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import is_traced
 from .contract import matmul
 from .dtypes import accumulator, default_float, is_float, same_dtype
 from .moments import mean
@@ -27,6 +28,7 @@ from .registry import Dtype, Op, register
 from .samplesort import known
 from .shape import atleast_2d, expand_dims, matrix_transpose, moveaxis, reshape, squeeze
 from .sort import sort
+from .take import take
 
 __all__ = [
     "corrcoef",
@@ -115,7 +117,8 @@ def quantile(
         keepdims: whether the dims stay, with size one.
 
     Raises:
-        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown.
+        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown. Traced ``q`` beyond
+            them give the extremes.
         ShapeError: if a dim is empty.
         DtypeError: if the elements are complex.
 
@@ -123,21 +126,27 @@ def quantile(
     >>> mnp.quantile(mnp.arange(5), [0.0, 0.3, 1.0]).tolist()
     [0.0, 1.2, 4.0]
     """
-    return _quantile("quantile", a, np.asarray(known(q), np.float64), axis, method, keepdims)
+    return _quantile("quantile", a, _parts_of(q, 1), axis, method, keepdims)
 
 
 def percentile(
     a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Any:
     """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
-    return _quantile(
-        "percentile", a, np.asarray(known(q), np.float64) / 100, axis, method, keepdims
-    )
+    return _quantile("percentile", a, _parts_of(q, 100), axis, method, keepdims)
 
 
-def _quantile(name: str, a: Any, q: Block, axis: Axis, method: str, keepdims: bool) -> Any:
+def _parts_of(q: Any, most: int) -> Any:
+    if is_traced(q):
+        return bind("divide", q.astype(np.float64), most)
+    return np.asarray(known(q), np.float64) / most
+
+
+def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
     if method not in _METHODS:
         raise ArgumentError(f"{name}: method is one of {', '.join(_METHODS)}, not {method!r}.")
+    if is_traced(q):
+        return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():
         most = 1 if name == "quantile" else 100
         raise ArgumentError(f"{name}: q lies from 0 to {most}; got {(q * most).tolist()}.")
@@ -152,6 +161,31 @@ def _quantile(name: str, a: Any, q: Block, axis: Axis, method: str, keepdims: bo
         raise ArgumentError(f"{name}: q holds no number.")
     joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
     return reshape(joined, (*q.shape, *results[0].shape))
+
+
+def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
+    """Return quantiles at traced places, of which nobody can say whether they lie inside."""
+    ordered, law, dims = _ordered(name, a, axis)
+    last = ordered.shape[-1] - 1
+    places = bind("multiply", reshape(q, (-1,)), last)
+    low = bind("floor", places)
+    part = places - low
+    if method == "nearest":
+        low, part = bind("rint", places), part * 0
+    elif method == "lower":
+        part = part * 0
+    elif method == "higher":
+        part = bind("sign", part)
+    elif method == "midpoint":
+        part = bind("sign", part) * 0.5
+    at = low.astype(np.int64)
+    ends = [take(ordered, i, axis=-1, mode="clip") for i in (at, at + 1)]
+    found = bind("interpolate_at", *ends, part)
+    greatest = ordered[..., -1:]
+    found = bind("where", bind("isnan", greatest), greatest, found)
+    found = moveaxis(found, -1, 0)
+    found = reshape(found, (*q.shape, *found.shape[1:])).astype(law, copy=False)
+    return expand_dims(found, tuple(d + q.ndim for d in dims)) if keepdims else found
 
 
 def _between(ordered: Array, q: float, method: str) -> Any:
@@ -179,7 +213,16 @@ def _interpolate(below: Block, above: Block, *, part: float) -> Any:
     return np.where(above == below, above, found)
 
 
+def _interpolate_at(below: Block, above: Block, part: Block) -> Any:
+    with np.errstate(invalid="ignore"):  # of infinities
+        step = above - below
+        found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
+    found = np.where(part == 1, above, np.where(part == 0, below, found))
+    return np.where(above == below, above, found).astype(below.dtype, copy=False)
+
+
 register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
+register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate_at, dtypes=same_dtype))
 
 
 # counts in bins

@@ -92,7 +92,9 @@ def _key_words(kind: ArrayType, blocks: Blocks) -> str:
 
 def _local_repr(kind: ArrayType, blocks: Blocks) -> str:
     """Show what this process holds, labelled as such."""
-    lines = [f"Array(shape={kind.shape}, dtype={dtype_name(kind.dtype)}, sharding={kind.sharding!r})"]
+    lines = [
+        f"Array(shape={kind.shape}, dtype={dtype_name(kind.dtype)}, sharding={kind.sharding!r})"
+    ]
     for piece in kind.local[:_MOST_PIECES]:
         block = blocks[piece]
         ids = kind.layout.holders(piece)

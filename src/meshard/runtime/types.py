@@ -105,6 +105,11 @@ class ArrayType:
         return False
 
     @property
+    def vma(self) -> frozenset[str]:
+        """The mesh axes over which a value in `shard_map` varies: none, for it is an array."""
+        return frozenset()
+
+    @property
     def guest(self) -> bool:
         """Whether it is uncommitted on one device, and counts as if it were on every one."""
         return not self.committed and self.sharding.num_devices == 1

@@ -72,7 +72,7 @@ class Body:
             yield
 
     @contextlib.contextmanager
-    def under(self, mask: Mask) -> Iterator[None]:
+    def under(self, mask: Mask | None) -> Iterator[None]:
         """Run code for the devices of a mask only."""
         before = self.mask
         self.mask = mask

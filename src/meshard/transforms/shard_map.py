@@ -305,10 +305,10 @@ class _Mapped:
         try:
             found: list[Any] = optree.broadcast_prefix(specs, bare, is_leaf=_is_spec)
         except ValueError as error:
+            why = str(error).split("; ")[0].rstrip(".")
             raise TreeError(
                 f"shard_map of {self._name!r}: {name} must be a prefix of {told}: pytree structure "
-                f"error: {str(error).split('; ')[0].rstrip('.')}. {name} is {specs!r}, and the values "
-                f"are {bare!r}."
+                f"error: {why}. {name} is {specs!r}, and the values are {bare!r}."
             ) from error
         return found
 

@@ -1,0 +1,131 @@
+"""Vectors with a covariance, and orthogonal matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.place import as_array
+from meshard.runtime.structs import checked_shape
+
+from . import elementwise as element
+from .concrete import is_traced
+from .contract import matmul
+from .decompose import cholesky, eigh, qr, svd
+from .matrix import diagonal
+from .sampling import drawn, refuse_place
+from .sampling_basic import float_dtype
+from .sampling_transform import finished, result_shape
+from .shape import matrix_transpose
+
+__all__ = ["multivariate_normal", "orthogonal"]
+
+
+def multivariate_normal(
+    key: Any,
+    mean: Any,
+    cov: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    method: str = "cholesky",
+    *,
+    out_sharding: Any = None,
+) -> Any:
+    """Draw vectors of normal numbers with a mean and a covariance.
+
+    Args:
+        key: one key, typed or plain.
+        mean: the means, the last dim.
+        cov: the covariances, the last two dims.
+        shape: the result's shape without its last dim; by default that of the parameters.
+        dtype: a float dtype; the default float by default.
+        method: how the root of ``cov`` is found: ``"cholesky"``, ``"eigh"`` or ``"svd"``.
+        out_sharding: how the result lies.
+
+    Raises:
+        ShapeError: if the shapes do not go together.
+        ArgumentError: if ``method`` is another word.
+        LinAlgError: if ``cov`` has no such root.
+
+    >>> import meshard.numpy as mnp
+    >>> from meshard import random
+    >>> random.multivariate_normal(random.key(0), mnp.zeros(2), mnp.eye(2), (3,)).shape
+    (3, 2)
+    """
+    what = "multivariate_normal"
+    wanted = float_dtype(dtype, what)
+    if method not in ("cholesky", "eigh", "svd"):
+        raise ArgumentError(f"{what}: method must be 'cholesky', 'eigh' or 'svd', got {method!r}.")
+    center, spread = as_array(mean), as_array(cov)
+    if not center.ndim:
+        raise ShapeError(f"{what} requires mean.ndim >= 1, got mean.ndim == 0.")
+    if spread.ndim < 2:
+        raise ShapeError(f"{what} requires cov.ndim >= 2, got cov.ndim == {spread.ndim}.")
+    n = center.shape[-1]
+    if spread.shape[-2:] != (n, n):
+        raise ShapeError(
+            f"{what} requires cov.shape == (..., n, n) for n={n}, but got cov.shape == "
+            f"{spread.shape}."
+        )
+    lead = None if shape is None else checked_shape(shape, what)
+    batch = result_shape(what, lead, {"mean": center[..., 0], "cov": spread[..., 0, 0]})
+    if is_traced(center, spread):
+        refuse_place(what, out_sharding)
+    spread = spread.astype(np.float64)
+    if method == "cholesky":
+        factor = cholesky(spread)
+    elif method == "eigh":
+        values, vectors = eigh(spread)
+        factor = vectors * element.sqrt(values)[..., None, :]
+    else:
+        left, values, _ = svd(spread)
+        factor = left * element.sqrt(values)[..., None, :]
+    numbers = drawn(what, key, "normal", (*batch, n), np.dtype(np.float64), out_sharding)
+    found = center + matmul(factor, numbers[..., None])[..., 0]
+    return finished(what, found.astype(wanted), out_sharding)
+
+
+def orthogonal(
+    key: Any,
+    n: Any,
+    shape: Any = (),
+    dtype: Any = None,
+    m: Any = None,
+    *,
+    out_sharding: Any = None,
+) -> Any:
+    """Draw orthogonal matrices, or unitary ones, all equally likely.
+
+    Args:
+        key: one key, typed or plain.
+        n: the rows.
+        shape: the result's shape without its last two dims.
+        dtype: a float or complex dtype; the default float by default.
+        m: the columns, as many as rows by default; the shorter side is orthonormal.
+        out_sharding: how the result lies.
+
+    Raises:
+        ArgumentError: if ``n`` or ``m`` is no size.
+
+    >>> from meshard import random
+    >>> random.orthogonal(random.key(0), 3, (2,)).shape
+    (2, 3, 3)
+    """
+    wanted = float_dtype(dtype, "orthogonal", complex=True)
+    columns = n if m is None else m
+    for name, size in (("n", n), ("m", columns)):
+        if not isinstance(size, (int, np.integer)) or size < 0:
+            raise ArgumentError(f"orthogonal: {name}={size!r} is not a size.")
+    lead = checked_shape(shape, "orthogonal")
+    sides = (int(max(n, columns)), int(min(n, columns)))
+    work = np.dtype(np.complex128 if wanted.kind == "c" else np.float64)
+    numbers = drawn("orthogonal", key, "normal", (*lead, *sides), work)
+    if is_traced(numbers):
+        refuse_place("orthogonal", out_sharding)
+    q, r = qr(numbers)
+    corner = diagonal(r, axis1=-2, axis2=-1)
+    q = q * (corner / element.absolute(corner))[..., None, :]
+    found = q if n >= columns else matrix_transpose(q)
+    return finished("orthogonal", found.astype(wanted), out_sharding)

@@ -1,0 +1,437 @@
+"""shard_map and collectives do what JAX's do: the same local values, and the same varying axes.
+
+Each test hands JAX many small programs as one, since compiling is what costs there. Every value of
+a program comes out stacked over all devices, so that each device's own is compared; and with it the
+axes over which its type says that it varies. meshard runs in both worlds.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import meshard
+import meshard.lax
+import meshard.numpy
+from meshard.sharding import Mesh, NamedSharding, P
+from tests.worlds import everywhere
+
+few = settings(
+    max_examples=12,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+Shape = tuple[int, ...]
+Axes = tuple[str, ...]
+
+
+class Ours:
+    """meshard, by the names that the programs use."""
+
+    def __init__(self) -> None:
+        self.lax, self.np, self.P, self.tree = meshard.lax, meshard.numpy, P, meshard.tree
+        self.shard_map = meshard.shard_map
+        self.NamedSharding, self.device_put = NamedSharding, meshard.device_put
+
+    def varies(self, x: Any) -> list[str]:
+        return sorted(meshard.typeof(x).vma)
+
+    def mesh(self, sizes: Shape, names: Axes, order: Sequence[int] | None = None) -> Mesh:
+        devices = np.array(meshard.devices(), object)[: math.prod(sizes)]
+        return Mesh((devices if order is None else devices[list(order)]).reshape(sizes), names)
+
+
+class Theirs:
+    """JAX, likewise."""
+
+    def __init__(self, jax: ModuleType) -> None:
+        import jax.numpy
+
+        from jax._src.lax.parallel import all_gather_invariant
+
+        # The one name that the documentation of JAX lists and its module does not have.
+        names = {**vars(jax.lax), "all_gather_invariant": all_gather_invariant}
+        names["all_to_all"], names["psum_scatter"] = self._all_to_all, self._psum_scatter
+        names["pvary"] = self._pvary
+        self.lax = SimpleNamespace(**names)
+        self.np, self.P, self.tree = jax.numpy, jax.P, jax.tree
+        self.shard_map = jax.shard_map
+        self.NamedSharding, self.device_put = jax.sharding.NamedSharding, jax.device_put
+        self._jax = jax
+
+    def _all_to_all(self, x: Any, axes: Any, split: int, concat: int, **options: Any) -> Any:
+        # The compiler aborts the process on a dim that is counted from the end.
+        return self._jax.lax.all_to_all(x, axes, split % x.ndim, concat % x.ndim, **options)
+
+    def _psum_scatter(
+        self, x: Any, axes: Any, *, scatter_dimension: int = 0, **options: Any
+    ) -> Any:
+        dim = scatter_dimension % x.ndim  # likewise
+        return self._jax.lax.psum_scatter(x, axes, scatter_dimension=dim, **options)
+
+    def _pvary(self, x: Any, axes: Any) -> Any:
+        axes = (axes,) if isinstance(axes, str) else axes
+        wanted = tuple(a for a in axes if a not in self.varies(x))
+        return self._jax.lax.pcast(x, wanted, to="varying") if wanted else x
+
+    def varies(self, x: Any) -> list[str]:
+        kind = self._jax.typeof(x)  # JAX has changed where it says this
+        return sorted(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)
+
+    def mesh(self, sizes: Shape, names: Axes, order: Sequence[int] | None = None) -> Any:
+        devices = np.array(self._jax.devices(), object)[: math.prod(sizes)]
+        devices = devices if order is None else devices[list(order)]
+        return self._jax.sharding.Mesh(devices.reshape(sizes), names)
+
+
+def whole(x: Any) -> np.ndarray:
+    """Return an array's value, also in a process that holds none of it."""
+    everyone = Mesh(meshard.devices(), "all")
+    return np.array(meshard.device_put(x, NamedSharding(everyone, P())))
+
+
+Program = Callable[..., Any]
+Where = tuple[Shape, Axes, tuple[int, ...] | None]
+
+
+def stacked(
+    side: Any,
+    where: Where,
+    programs: Sequence[Program],
+    args: Sequence[Any],
+    in_specs: Sequence[Any],
+    **options: Any,
+) -> tuple[Any, list[list[str]]]:
+    """Return what programs give on each device, and the axes over which their values vary."""
+    mesh = side.mesh(*where)
+    varies: list[list[str]] = []
+
+    def body(*values: Any) -> Any:
+        found = [program(side, *values) for program in programs]
+        leaves = side.tree.leaves(found)
+        varies[:] = [side.varies(x) for x in map(side.np.asarray, leaves)]
+        return [side.np.asarray(x)[None] for x in leaves]
+
+    mapped = side.shard_map(
+        body, mesh=mesh, in_specs=tuple(in_specs), out_specs=side.P(where[1]), **options
+    )
+    return mapped, varies
+
+
+def same_as_jax(
+    jax: ModuleType,
+    where: Where,
+    programs: Sequence[Program],
+    args: Sequence[Any],
+    in_specs: Sequence[Sequence[Any]],
+    **options: Any,
+) -> list[np.ndarray]:
+    """Check that each program gives on each device what it gives in JAX."""
+    with jax.enable_x64(True):
+        theirs = Theirs(jax)
+        specs = [theirs.P(*s) for s in in_specs]
+        mapped, expected_varies = stacked(theirs, where, programs, args, specs, **options)
+        expected = [np.asarray(x) for x in jax.jit(mapped)(*args)]
+
+    def ours() -> Any:
+        specs = [P(*s) for s in in_specs]
+        mapped, varies = stacked(Ours(), where, programs, args, specs, **options)
+        return [whole(x) for x in mapped(*args)], [list(v) for v in varies]
+
+    found, varies = everywhere(ours)
+    assert len(found) == len(expected)
+    for number, (mine, yours) in enumerate(zip(found, expected, strict=True)):
+        assert mine.shape == yours.shape, number
+        assert mine.dtype == yours.dtype, number
+        np.testing.assert_array_equal(mine, yours, err_msg=str(number))
+        if options.get("check_vma", True):
+            assert varies[number] == expected_varies[number], number
+    return found
+
+
+def values(shape: Shape, dtype: Any = np.float64, seed: int = 0) -> np.ndarray:
+    """Return small whole numbers: sums of them are exact in every dtype."""
+    found = np.random.default_rng(seed).integers(-3, 4, shape)
+    if np.dtype(dtype).kind == "u":
+        found = abs(found)
+    if np.dtype(dtype).kind == "c":
+        return (found + 1j * found[::-1]).astype(dtype) if shape else np.asarray(found, dtype)
+    return (found > 0) if np.dtype(dtype) == bool else np.asarray(found).astype(dtype)
+
+
+WHERES: list[Where] = [
+    ((8,), ("i",), None),
+    ((8,), ("i",), (3, 1, 0, 2, 7, 6, 4, 5)),
+    ((4, 2), ("i", "j"), None),
+    ((4, 2), ("i", "j"), (3, 1, 0, 2, 7, 6, 4, 5)),
+    ((2, 4), ("j", "i"), (7, 6, 5, 4, 3, 2, 1, 0)),
+    ((2, 2, 2), ("i", "j", "k"), (5, 1, 4, 2, 7, 6, 0, 3)),
+    ((4, 1, 2), ("i", "j", "k"), None),
+    ((1,), ("i",), None),
+]
+wheres = pytest.mark.parametrize("where", WHERES, ids=lambda w: "x".join(map(str, w[0])))
+
+
+def sets(names: Axes) -> list[Axes]:
+    """Return single axes, and some tuples of them in every order."""
+    found = [(a,) for a in names]
+    if len(names) == 2:
+        found += permutations(names)
+    if len(names) == 3:
+        found += [names[:2], names[:0:-1], (names[2], names[0], names[1])]
+    return found
+
+
+def name(axes: Axes) -> Any:
+    return axes[0] if len(axes) == 1 else axes
+
+
+def size(where: Where, axes: Sequence[str]) -> int:
+    return math.prod(where[0][where[1].index(a)] for a in axes)
+
+
+def reductions(where: Where) -> list[Program]:
+    found: list[Program] = []
+    for axes in sets(where[1]):
+        a = name(axes)
+        found += [
+            lambda m, x, a=a: m.lax.psum(x, a),
+            lambda m, x, a=a: m.lax.pmean(x, a),
+            lambda m, x, a=a: m.lax.pmax(x, a),
+            lambda m, x, a=a: m.lax.pmin(x, a),
+            lambda m, x, a=a: m.lax.psum(m.lax.axis_index(a), a),
+            lambda m, x, a=a: m.lax.axis_index(a) * m.lax.axis_size(a),
+        ]
+    return found
+
+
+def gathers(where: Where, ndim: int) -> list[Program]:
+    found: list[Program] = []
+    for axes in sets(where[1]):
+        a = name(axes)
+        for dim in range(ndim + 1):
+            found += [
+                lambda m, x, a=a, d=dim: m.lax.all_gather(x, a, axis=d),
+                lambda m, x, a=a, d=dim: m.lax.all_gather_invariant(x, a, axis=d),
+            ]
+        for dim in range(ndim):
+            found += [
+                lambda m, x, a=a, d=dim: m.lax.all_gather(x, a, axis=d, tiled=True),
+                lambda m, x, a=a, d=dim: m.lax.all_gather_invariant(x, a, axis=d, tiled=True),
+                lambda m, x, a=a, d=dim: m.lax.all_gather(x, a, axis=d - ndim, tiled=True),
+            ]
+        found.append(lambda m, x, a=a: m.lax.all_gather(x, a, axis=-1))
+    return found
+
+
+@wheres
+@pytest.mark.parametrize("local", [(), (2, 0, 1)], ids=str)
+def test_reductions_and_indices(jax, where, local):
+    """Over one axis and over two, in both orders, of values that vary over all axes."""
+    x = values((*where[0], *local))
+    programs = [
+        lambda m, x, p=p: p(m, x.reshape(local)) for p in (*reductions(where), lambda m, x: x)
+    ]
+    same_as_jax(jax, where, programs, [x], [where[1]])
+
+
+@wheres
+def test_gathers(jax, where):
+    local = (2, 1, 3) if where[2] is None else (2, 3)
+    x = values((*where[0], *local))
+    programs = [lambda m, x, p=p: p(m, x.reshape(local)) for p in gathers(where, len(local))]
+    programs += [lambda m, x, p=p: p(m, x.ravel()[0]) for p in gathers(where, 0)]
+    same_as_jax(jax, where, programs, [x], [where[1]])
+
+
+@wheres
+def test_scatters_and_exchanges(jax, where):
+    """Each dim of a cell has the size of some product of axes, or a multiple of it."""
+    for axes in sets(where[1]):
+        n, a = size(where, axes), name(axes)
+        local = (n, 2 * n, 3)
+        programs: list[Program] = []
+        for d in (0, -3):
+            programs.append(
+                lambda m, x, a=a, d=d: m.lax.psum_scatter(x, a, scatter_dimension=d)
+            )
+            programs += [
+                lambda m, x, a=a, d=d, c=c: m.lax.all_to_all(x, a, d, c) for c in range(3)
+                if d == 0
+            ]
+            if d == 0:
+                programs.append(lambda m, x, a=a, d=d: m.lax.pswapaxes(x, a, d))
+        for d in (0, 1, -2):
+            programs.append(
+                lambda m, x, a=a, d=d: m.lax.psum_scatter(x, a, scatter_dimension=d, tiled=True)
+            )
+            programs += [
+                lambda m, x, a=a, d=d, c=c: m.lax.all_to_all(x, a, d, c, tiled=True)
+                for c in ((0, -1) if d else (0, 1))
+            ]
+        x = values((*where[0], *local))
+        own = [lambda m, x, p=p: p(m, x.reshape(local)) for p in programs]
+        same_as_jax(jax, where, own, [x], [where[1]])
+
+
+@wheres
+def test_permutations(jax, where):
+    programs: list[Program] = []
+    random = np.random.default_rng(1)
+    for axes in sets(where[1]):
+        if list(axes) != sorted(axes, key=where[1].index):
+            continue  # JAX sorts the devices there, and so ignores the order of the axes
+        n, a = size(where, axes), name(axes)
+        shift = [(i, (i + 1) % n) for i in range(n)]
+        some = [(int(s), int(d)) for s, d in zip(*(random.permutation(n) for _ in "sd"))]
+        programs += [
+            lambda m, x, a=a, p=shift: m.lax.ppermute(x, a, p),
+            lambda m, x, a=a, p=some[: n // 2]: m.lax.ppermute(x, a, p),
+            lambda m, x, a=a: m.lax.ppermute(x, a, []),
+            lambda m, x, a=a, p=shift[:-1]: m.lax.ppermute(x, a, perm=p),
+        ]
+        if len(axes) == 1:
+            order = [int(i) for i in random.permutation(n)]
+            programs.append(lambda m, x, a=a, p=order: m.lax.pshuffle(x, a, p))
+    local = (2, 3)
+    own = [lambda m, x, p=p: p(m, x.reshape(local)) for p in programs]
+    same_as_jax(jax, where, own, [values((*where[0], *local))], [where[1]])
+
+
+GROUPS = [[0, 2], [3, 1], [5, 4], [7, 6]]
+UNEVEN = [[0, 5, 6], [1], [2, 3, 4, 7]]
+
+
+@pytest.mark.parametrize("where", [WHERES[0], WHERES[1], WHERES[2]], ids=str)
+def test_groups_within_an_axis(jax, where):
+    """JAX takes groups without the check of varying axes only."""
+    (n, *_), (a, *_), _ = where
+    groups = GROUPS if n == 8 else GROUPS[:2]
+    uneven = UNEVEN if n == 8 else [[3, 0, 2], [1]]
+    single = [[i] for i in range(n)]
+    local = (2, 4)
+    programs: list[Program] = [
+        lambda m, x, g=g, f=f: getattr(m.lax, f)(x, a, axis_index_groups=g)
+        for f in ("psum", "pmax", "pmin")
+        for g in (groups, uneven, single, [list(range(n))])
+    ]
+    for g in (groups, single):
+        k = len(g[0])
+        programs += [
+            lambda m, x, g=g: m.lax.pmean(x, a, axis_index_groups=g),
+            lambda m, x, g=g: m.lax.all_gather(x, a, axis=1, axis_index_groups=g),
+            lambda m, x, g=g: m.lax.all_gather(x, a, axis=1, tiled=True, axis_index_groups=g),
+            lambda m, x, g=g, k=k: m.lax.psum_scatter(
+                x[:k], a, scatter_dimension=0, axis_index_groups=g
+            ),
+            lambda m, x, g=g: m.lax.psum_scatter(
+                x, a, scatter_dimension=1, axis_index_groups=g, tiled=True
+            ),
+            lambda m, x, g=g, k=k: m.lax.all_to_all(x[:k], a, 0, 1, axis_index_groups=g),
+            lambda m, x, g=g: m.lax.all_to_all(x, a, 1, 0, axis_index_groups=g, tiled=True),
+            lambda m, x, g=g, k=k: m.lax.pswapaxes(x[:k], a, 0, axis_index_groups=g),
+        ]
+    x = values((*where[0], *local))
+    own = [lambda m, x, p=p: p(m, x.reshape(local)) for p in programs]
+    same_as_jax(jax, where, own, [x], [where[1]], check_vma=False)
+
+
+DTYPES = [
+    *("float32", "float64", "int8", "int32", "int64", "uint8", "uint32", "bool", "complex64"),
+    *("complex128", "float16", "bfloat16"),
+]
+
+
+def test_dtypes(jax):
+    """All collectives on all dtypes; a bool has no order and a complex neither."""
+    where = WHERES[3]
+    local = (4, 2)
+    programs: list[Program] = []
+    args = []
+    for number, dtype in enumerate(DTYPES):
+        dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        args.append(values((*where[0], *local), dtype, number))
+        ops: list[Program] = [
+            lambda m, x: m.lax.psum(x, ("i", "j")),
+            lambda m, x: m.lax.psum(x, "i"),
+            lambda m, x: m.lax.all_gather(x, "j"),
+            lambda m, x: m.lax.all_to_all(x, "i", 0, 1),
+            lambda m, x: m.lax.ppermute(x, "i", [(0, 1), (2, 0)]),
+        ]
+        if dtype.kind != "b":
+            ops += [
+                lambda m, x: m.lax.pmean(x, "i"),
+                lambda m, x: m.lax.psum_scatter(x, "i"),
+                lambda m, x: m.lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True),
+            ]
+        if dtype.kind != "c":
+            ops += [lambda m, x: m.lax.pmax(x, "i"), lambda m, x: m.lax.pmin(x, ("j", "i"))]
+        programs += [
+            lambda m, *all, p=p, n=number: p(m, all[n].reshape(local)) for p in ops
+        ]
+    same_as_jax(jax, where, programs, args, [("i", "j")] * len(args))
+
+
+def test_values_that_do_not_vary(jax):
+    """What is the same along an axis counts once for each device along it."""
+    where = WHERES[2]
+    row = values((4, 6), seed=3)
+    programs: list[Program] = []
+    for a in ("i", "j", ("i", "j"), ("j", "i")):
+        programs += [
+            lambda m, x, c, w, a=a: m.lax.psum(m.lax.pcast(w, a, to="varying"), a),
+            lambda m, x, c, w, a=a: m.lax.psum(m.lax.pvary(x, a), a),
+            lambda m, x, c, w, a=a: m.lax.psum(m.lax.pvary(x * 2 + c.sum(), a), a),
+            lambda m, x, c, w, a=a: m.lax.pmean(m.lax.pvary(x, a), a),
+            lambda m, x, c, w, a=a: m.lax.pmax(m.lax.pvary(c, a), a),
+            lambda m, x, c, w, a=a: m.lax.all_gather(m.lax.pvary(x, a), a),
+            lambda m, x, c, w, a=a: m.lax.all_gather(x, a, tiled=True),
+            lambda m, x, c, w, a=a: m.lax.psum(x if len(a) == 1 else w, a),
+            lambda m, x, c, w, a=a: m.lax.pmean(c if len(a) == 1 else w, a),
+            lambda m, x, c, w, a=a: m.lax.pmin(w, a),
+            lambda m, x, c, w, a=a: m.lax.psum_scatter(
+                w.ravel()[: 8 if len(a) > 1 else m.lax.axis_size(a)], a, scatter_dimension=0
+            ),
+            lambda m, x, c, w, a=a: m.lax.all_to_all(w.reshape(8, 3), a, 0, 1, tiled=True),
+            lambda m, x, c, w, a=a: m.lax.ppermute(w, a, [(0, 1)]) if len(a) == 1 else w,
+            lambda m, x, c, w, a=a: m.lax.psum(1, a) + m.lax.psum(2.5, a),
+            lambda m, x, c, w, a=a: m.lax.psum(True, a),
+            lambda m, x, c, w, a=a: m.lax.pmean(3, a),
+            lambda m, x, c, w, a=a: m.lax.pmin(c, a),
+        ]
+    args = [row, np.arange(8.0), values((4, 6), seed=4)]
+    same_as_jax(jax, where, programs, args, [("i",), ("j",), ()])
+
+
+def test_trees_and_operations_vary_as_in_jax(jax):
+    where = WHERES[2]
+    x, y = values((4, 6), seed=3), values((6, 4), seed=4)
+    programs: list[Program] = [
+        lambda m, x, y: m.lax.psum({"a": x, "b": (y, [x + 1])}, "i"),
+        lambda m, x, y: m.lax.pmean((x + y.sum(), y * x.sum()), ("i", "j")),
+        lambda m, x, y: m.lax.pmax((x, y), ("j", "i")),
+        lambda m, x, y: m.lax.all_gather([x, y], "j"),
+        lambda m, x, y: m.lax.ppermute((x, (y,)), "i", [(0, 3)]),
+        lambda m, x, y: x @ m.np.ones((6, 2)) + y.sum(),
+        lambda m, x, y: m.np.zeros(3) + 1,
+        lambda m, x, y: m.np.zeros_like(x),
+        lambda m, x, y: m.np.where(m.lax.axis_index("i") == 2, x.sum(), y.max()),
+        lambda m, x, y: m.np.concatenate([x.ravel(), y.ravel()]),
+        lambda m, x, y: x.T.reshape(-1)[::-1],
+        lambda m, x, y: m.lax.axis_index(("j", "i")) + m.lax.axis_index("i"),
+        lambda m, x, y: m.lax.psum(x * m.lax.axis_index("j"), "j"),
+        lambda m, x, y: m.lax.psum(m.lax.psum(x, "i") * m.lax.axis_index("j"), "j"),
+        lambda m, x, y: m.np.sort(y, axis=0),
+        lambda m, x, y: (x > 0).any() | (y > 0).all(),
+        lambda m, x, y: m.lax.pvary(m.lax.psum(x, "i"), ("i", "j")) + 0,
+        lambda m, x, y: m.np.arange(4) * m.lax.axis_size("i"),
+    ]
+    same_as_jax(jax, where, programs, [x, y], [("i",), (None, "j")])
