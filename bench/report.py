@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, ratio_of
+from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, ratio_of
 from bench.figures import digits, with_quartiles, with_spread
 from bench.harness import Outcome
 
@@ -41,7 +41,7 @@ def show(out: Console, facts: Mapping[str, str], outcomes: Sequence[Outcome]) ->
         caption_justify="left",
     )
     table.add_column("row")
-    for heading in (MESHARD, JAX_EAGER, JAX_JIT, BY_HAND, "ratio", "room"):
+    for heading in (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND, "ratio", "room"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("target")
     table.add_column("reached", justify="center")
@@ -57,7 +57,7 @@ def _cells(outcome: Outcome) -> list[str]:
     ours = with_quartiles(figures[MESHARD]) if MESHARD in figures else _absent(outcome, MESHARD)
     others = [
         with_spread(figures[peer]) if peer in figures else _absent(outcome, peer)
-        for peer in (JAX_EAGER, JAX_JIT, BY_HAND)
+        for peer in (JAX_EAGER, JAX_JIT, NUMPY, BY_HAND)
     ]
     ratios = (ratio_of(figures), ratio_of(figures, over=BY_HAND))
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, Claim
+from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, Claim
 from bench.harness import Peer, Work
 from bench.libraries import Library, Spec, load
 from bench.verify import Whole, check_layout, check_value
@@ -51,6 +51,7 @@ class ArrayRow:
         tolerance: see `bench.verify.check_value`.
         batch: see `bench.harness.Work`.
         settle: see `bench.harness.Work`.
+        plain: whether to measure `expected` too, as what users have without a library.
     """
 
     key: str
@@ -67,6 +68,7 @@ class ArrayRow:
     tolerance: float = 0.0
     batch: int = 1
     settle: float = 0.0
+    plain: bool = False
 
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """Makers of meshard, JAX eager, JAX jitted and by hand; inputs are made once for all."""
@@ -80,6 +82,8 @@ class ArrayRow:
         }
         if not self.has_jit:
             del makers[JAX_JIT]
+        if self.plain:
+            makers[NUMPY] = lambda: self._plain(inputs(), expected)
         return makers
 
     def _jit(self, library: Library) -> Program:
@@ -108,6 +112,12 @@ class ArrayRow:
             return tuple(next(source) for source in sources)
 
         return Work(fresh, library.complete(program(library)), check, self.batch, self.settle)
+
+    def _plain(self, inputs: tuple[Any, ...], expected: Callable[[], Whole]) -> Work:
+        def check(result: Any) -> None:
+            check_value(result, expected(), self.tolerance)
+
+        return Work(lambda: inputs, self.expected, check, self.batch, self.settle)
 
     def _handmade(self, inputs: tuple[Any, ...], expected: Callable[[], Whole]) -> Work:
         hand = self.by_hand(*inputs)

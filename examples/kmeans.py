@@ -28,7 +28,7 @@ def padded(points, parts):
 def nearest(points, centres):
     """Return the number of the centre that is nearest to each point."""
     # The square of the point itself is the same for all centres.
-    return mnp.argmin((centres**2).sum(axis=1) - 2 * points @ centres.T, axis=1)
+    return mnp.argmin((centres**2).sum(axis=1) - points @ (2 * centres.T), axis=1)
 
 
 def cluster(points, weights, centres, mesh, iterations):

@@ -81,7 +81,7 @@ def test_two_dims(name: str) -> None:
     value = samples(name, (4, 6, 8))
     x = put(value, "i", None, "j")
     close(whole(getattr(fft, name)(x)), getattr(np.fft, name)(value))
-    found = getattr(fft, name)(x, (3, 4), (0, 1), "ortho")
+    found = getattr(fft, name)(x, np.array([3, 4]), [0, 1], "ortho")
     close(whole(found), getattr(np.fft, name)(value, (3, 4), (0, 1), "ortho"))
 
 
@@ -138,10 +138,8 @@ def test_dtypes() -> None:
         assert fft.fftn(x, axes=()).dtype == (np.complex128 if wide else np.complex64)
         if x.dtype.kind != "c":
             assert fft.rfftn(x).dtype == (np.complex128 if wide else np.complex64)
-    close(
-        whole(fft.fft(put(samples("fft", (8, 5), "c8"), "i"))).astype("c8"),
-        whole(np.fft.fft(samples("fft", (8, 5), "c8"))),
-    )
+    value = samples("fft", (8, 5), "c8")
+    close(whole(fft.fft(put(value, "i"))), np.fft.fft(value))
 
 
 def test_the_default_float_is_obeyed() -> None:

@@ -306,7 +306,7 @@ def test_take_of_lists():
         (lambda x: mnp.take(x, [0.5]), IndexingError, "take: positions are integers, not float64"),
         (lambda x: mnp.take(x, [True]), IndexingError, "take: positions are integers, not bool"),
         (lambda x: mnp.take(x, 0, axis=2), ArgumentError, "take: axis 2 is out of bounds"),
-        (lambda x: mnp.take(x, 0, mode="fill"), ArgumentError, "'clip' or 'wrap', not 'fill'"),
+        (lambda x: mnp.take(x, 0, mode="drop"), ArgumentError, "'wrap' or 'fill', not 'drop'"),
         (lambda x: mnp.take(x[:0], [0], mode="clip"), IndexingError, "dim 0 has no elements"),
         (
             lambda x: mnp.take_along_axis(x, np.array([0]), 0),

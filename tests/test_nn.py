@@ -23,9 +23,15 @@ POINTWISE: dict[str, list[dict[str, Any]]] = {
     "celu": [{}, {"alpha": 0.5}],
     "elu": [{}, {"alpha": 2.0}],
     "gelu": [{}, {"approximate": True}, {"approximate": False}],
+    "hard_sigmoid": [{}],
+    "hard_silu": [{}],
+    "hard_swish": [{}],
     "hard_tanh": [{}],
+    "identity": [{}],
     "leaky_relu": [{}, {"negative_slope": 0.3}],
+    "log1mexp": [{}],
     "log_sigmoid": [{}],
+    "mish": [{}],
     "relu": [{}],
     "relu6": [{}],
     "selu": [{}],
@@ -33,6 +39,9 @@ POINTWISE: dict[str, list[dict[str, Any]]] = {
     "silu": [{}],
     "soft_sign": [{}],
     "softplus": [{}],
+    "sparse_plus": [{}],
+    "sparse_sigmoid": [{}],
+    "squareplus": [{}, {"b": 1.5}],
     "swish": [{}],
     "tanh": [{}],
 }
@@ -50,9 +59,9 @@ def theirs(jax: Any) -> Any:
     return call
 
 
-def near(found: Any, expected: Any, rtol: float = 1e-12) -> None:
+def near(found: Any, expected: Any, rtol: float = 1e-12, atol: float = 1e-14) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-14)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 
 def sample(*shape: int, seed: int = 0) -> Any:
@@ -63,6 +72,7 @@ def sample(*shape: int, seed: int = 0) -> Any:
 
 def test_every_function_is_tested():
     others = {"glu", "log_softmax", "logsumexp", "one_hot", "softmax", "standardize"}
+    others |= {"dot_product_attention", "logmeanexp"}
     assert set(nn.__all__) == {*POINTWISE, *others}
 
 
@@ -106,7 +116,7 @@ def test_pointwise_keeps_the_dtype(name, dtype):
 def test_integers_become_the_default_float():
     def body() -> Any:
         a = put(np.arange(-4, 4), "i")
-        names = [n for n in POINTWISE if n not in ("relu", "hard_tanh")]
+        names = [n for n in POINTWISE if n not in ("relu", "hard_tanh", "identity")]
         found = [getattr(nn, n)(a).dtype.name for n in names]
         found += [nn.softmax(a).dtype.name, nn.one_hot(a, 3).dtype.name, nn.logsumexp(a).dtype.name]
         return [*found, nn.relu(a).dtype.name, nn.hard_tanh(a).dtype.name]
@@ -310,3 +320,79 @@ def test_other_refusals():
         nn.one_hot(a, 4, dtype="f12")
     assert isinstance(nn.relu([1.0, -1.0]), meshard.Array)
     assert mnp.sum(nn.relu([1.0, -1.0])) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": 0}, {"axis": 1, "keepdims": True}])
+@pytest.mark.parametrize("masked", [False, True])
+def test_logmeanexp(options, masked, theirs):
+    x, mask = sample(8, 6), sample(8, 6, seed=1) > 0
+
+    def body() -> Any:
+        more = {"where": put(mask, "j")} if masked else {}
+        return whole(nn.logmeanexp(put(x, "i", "j"), **options, **more))
+
+    more = {"where": mask} if masked else {}
+    near(everywhere(body), theirs("logmeanexp", x, **options, **more))
+
+
+ATTENTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True, "scale": 0.3},
+    "bias": {"bias": sample(2, 4, 5, 6, seed=3)},
+    "mask": {"mask": sample(2, 1, 5, 6, seed=4) > -2},
+    "lengths": {
+        "query_seq_lengths": np.array([3, 5], "int32"),
+        "key_value_seq_lengths": np.array([6, 2], "int32"),
+    },
+    "window": {"local_window_size": (1, 2)},
+    "square window": {"local_window_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION))
+@pytest.mark.parametrize("heads", [4, 2, 1])
+def test_dot_product_attention(name, heads, theirs):
+    q, k, v = sample(2, 5, 4, 3), sample(2, 6, heads, 3, seed=1), sample(2, 6, heads, 3, seed=2)
+
+    def body() -> Any:
+        places = [put(q, "j", None, "i"), put(k, "j"), put(v, "j")]
+        found = nn.dot_product_attention(*places, **ATTENTION[name], return_residual=True)
+        assert found[0].sharding.spec[:3] == ("j", None, "i")
+        return [whole(x) for x in found]
+
+    expected = theirs("dot_product_attention", q, k, v, **ATTENTION[name], return_residual=True)
+    for a, b in zip(everywhere(body), expected, strict=True):
+        near(a, b, 2e-5, 1e-6)  # JAX takes the softmax in float32
+
+
+def test_attention_without_a_batch(theirs):
+    q, k = sample(5, 4, 3), sample(6, 4, 3, seed=1)
+    near(
+        whole(nn.dot_product_attention(q, k, k)),
+        theirs("dot_product_attention", q, k, k),
+        2e-5,
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: nn.dot_product_attention(x, x[..., :2], x), ShapeError, "key heads divide"),
+        (lambda x: nn.dot_product_attention(x, x, x, mask=x), ArgumentError, "a mask holds bools"),
+        (
+            lambda x: nn.dot_product_attention(x, x, x, implementation="cudnn"),
+            ArgumentError,
+            "None or 'xla', not 'cudnn'",
+        ),
+        (
+            lambda x: nn.dot_product_attention(x, x, x, query_seq_lengths=[1.0]),
+            ShapeError,
+            "one for each of the batch of 2",
+        ),
+        (lambda x: nn.dot_product_attention(x[None], x, x), ShapeError, "at most four dims"),
+    ],
+)
+def test_refused_attention(call, error, words):
+    with pytest.raises(error, match=words):
+        call(mnp.ones((2, 5, 4, 3)))

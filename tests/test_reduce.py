@@ -565,3 +565,63 @@ def test_the_default_float_is_that_of_means():
     finally:
         config.update("default_float", before)
     assert alone(body) == ["float64"] * 5
+
+
+PARTS = {
+    "sum": [{}, {"initial": 3}, {"initial": 2.5, "dtype": "float32"}],
+    "prod": [{}, {"initial": 3}],
+    "max": [{"initial": 0.25}],
+    "min": [{"initial": 0.25}],
+    "mean": [{}, {"dtype": "float32"}],
+    "var": [{}, {"ddof": 1}],
+    "std": [{}],
+    "any": [{}],
+    "all": [{}],
+}
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)])
+def test_reductions_of_some_elements(name, axis):
+    x = np.random.default_rng(5).uniform(-1, 1, (8, 6))
+    mask = x > -0.5
+    mask[0] = True
+    masks = [mask, mask[:, :1], mask[0]]
+    wants = [
+        getattr(np, name)(x, axis=axis, where=m, **options)
+        for options in PARTS[name]
+        for m in masks
+    ]
+
+    def body() -> Any:
+        given = put(x, "i", "j")
+        found = [
+            getattr(mnp, name)(given, axis=axis, where=m, **options)
+            for options in PARTS[name]
+            for m in (put(mask, "j"), put(mask[:, :1]), mask[0])
+        ]
+        method = getattr(given, name)(axis=axis, where=mask, **PARTS[name][0])
+        return [whole(y) for y in (*found, method)]
+
+    for found, wanted in zip(everywhere(body), [*wants, wants[0]], strict=True):
+        assert found.dtype == np.asarray(wanted).dtype
+        np.testing.assert_allclose(found, wanted, rtol=1e-6 if found.itemsize == 4 else 1e-12)
+
+
+def test_a_first_value_takes_the_results_dtype_and_makes_up_for_no_elements():
+    assert mnp.sum(mnp.arange(3), initial=1.5).tolist() == np.sum(np.arange(3), initial=1.5)
+    assert mnp.max(mnp.arange(3), initial=5.5).tolist() == 5
+    assert mnp.min(mnp.zeros((0, 2)), axis=0, initial=4).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: mnp.max(x, where=x > 0), ArgumentError, "max: with where= .* give initial="),
+        (lambda x: mnp.sum(x, where=[True, False]), ShapeError, r"where= of shape \(2,\) does not"),
+        (lambda x: mnp.mean(x, where=mnp.ones((2, 1, 3)) > 0), ShapeError, r"shape \(2, 1, 3\)"),
+    ],
+)
+def test_refused_parts(call, error, words):
+    with pytest.raises(error, match=words):
+        call(mnp.ones((2, 3)))

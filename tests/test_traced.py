@@ -58,7 +58,8 @@ def _call(function: Any, given: Any, t: Any) -> Any:
     return function(*given(t))
 
 
-ONE = """abs absolute acos angle arccos arcsin arcsinh arctan arctanh asin asinh atan atanh cbrt ceil
+ONE = """abs absolute acos angle arccos arcsin arcsinh arctan arctanh asin asinh atan atanh cbrt
+    ceil
     cos cosh deg2rad degrees exp exp2 expm1 floor imag isfinite isinf isnan isneginf isposinf isreal
     iscomplex log log10 log1p log2 logical_not negative positive rad2deg radians real reciprocal
     rint round sign signbit sin sinh sqrt square tan tanh trunc nan_to_num modf frexp conj conjugate

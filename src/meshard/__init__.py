@@ -2,8 +2,9 @@
 
 The tower; imports point down only::
 
-    doors         numpy random nn sharding debug tree config: re-exports only
+    doors         numpy lax random nn sharding debug tree config experimental: re-exports only
     cli testing   the roof
+    transforms    interpreters of operations: shard_map, control flow
     ops           operations as rows, and the engine that runs them on blocks
     ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
     runtime       devices, blocks, pages, workers, Array, placement, executor
@@ -12,7 +13,7 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from meshard import config, debug, errors, lax, nn, numpy, random, sharding, tree
+from meshard import config, debug, errors, experimental, lax, nn, numpy, random, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -62,6 +63,7 @@ __all__ = [
     "devices",
     "errors",
     "eval_shape",
+    "experimental",
     "lax",
     "live_arrays",
     "local_device_count",

@@ -12,8 +12,6 @@ from meshard.ops.dynamic import (
     dynamic_update_slice,
     dynamic_update_slice_in_dim,
 )
-from meshard.ops.lax_elementwise import BINARY as _BINARY
-from meshard.ops.lax_elementwise import UNARY as _UNARY
 from meshard.ops.lax_elementwise import (
     RoundingMethod,
     bitcast_convert_type,
@@ -78,6 +76,70 @@ from meshard.ops.lax_shape import (
     transpose,
     unstack,
 )
+from meshard.ops.lax_table import (
+    abs,
+    acos,
+    acosh,
+    add,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    cbrt,
+    ceil,
+    clz,
+    complex,
+    conj,
+    cos,
+    cosh,
+    digamma,
+    div,
+    eq,
+    erf,
+    erf_inv,
+    erfc,
+    exp,
+    exp2,
+    expm1,
+    floor,
+    ge,
+    gt,
+    imag,
+    is_finite,
+    le,
+    lgamma,
+    log,
+    log1p,
+    logistic,
+    lt,
+    max,
+    min,
+    mul,
+    ne,
+    neg,
+    nextafter,
+    population_count,
+    pow,
+    real,
+    reciprocal,
+    rem,
+    shift_left,
+    shift_right_arithmetic,
+    shift_right_logical,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    square,
+    sub,
+    tan,
+    tanh,
+)
 from meshard.ops.shape import broadcast_shapes
 from meshard.transforms.control_flow import cond, fori_loop, map, scan, switch, while_loop
 from meshard.transforms.named_axes import (
@@ -98,70 +160,7 @@ from meshard.transforms.named_axes import (
     pswapaxes,
     pvary,
 )
-
-abs = _UNARY["abs"]
-acos = _UNARY["acos"]
-acosh = _UNARY["acosh"]
-asin = _UNARY["asin"]
-asinh = _UNARY["asinh"]
-atan = _UNARY["atan"]
-atanh = _UNARY["atanh"]
-bitwise_not = _UNARY["bitwise_not"]
-cbrt = _UNARY["cbrt"]
-ceil = _UNARY["ceil"]
-clz = _UNARY["clz"]
-conj = _UNARY["conj"]
-cos = _UNARY["cos"]
-cosh = _UNARY["cosh"]
-digamma = _UNARY["digamma"]
-erf = _UNARY["erf"]
-erf_inv = _UNARY["erf_inv"]
-erfc = _UNARY["erfc"]
-exp = _UNARY["exp"]
-exp2 = _UNARY["exp2"]
-expm1 = _UNARY["expm1"]
-floor = _UNARY["floor"]
-imag = _UNARY["imag"]
-is_finite = _UNARY["is_finite"]
-lgamma = _UNARY["lgamma"]
-log = _UNARY["log"]
-log1p = _UNARY["log1p"]
-logistic = _UNARY["logistic"]
-neg = _UNARY["neg"]
-population_count = _UNARY["population_count"]
-real = _UNARY["real"]
-reciprocal = _UNARY["reciprocal"]
-sign = _UNARY["sign"]
-sin = _UNARY["sin"]
-sinh = _UNARY["sinh"]
-sqrt = _UNARY["sqrt"]
-square = _UNARY["square"]
-tan = _UNARY["tan"]
-tanh = _UNARY["tanh"]
-
-add = _BINARY["add"]
-atan2 = _BINARY["atan2"]
-bitwise_and = _BINARY["bitwise_and"]
-bitwise_or = _BINARY["bitwise_or"]
-bitwise_xor = _BINARY["bitwise_xor"]
-complex = _BINARY["complex"]
-div = _BINARY["div"]
-eq = _BINARY["eq"]
-ge = _BINARY["ge"]
-gt = _BINARY["gt"]
-le = _BINARY["le"]
-lt = _BINARY["lt"]
-max = _BINARY["max"]
-min = _BINARY["min"]
-mul = _BINARY["mul"]
-ne = _BINARY["ne"]
-nextafter = _BINARY["nextafter"]
-pow = _BINARY["pow"]
-rem = _BINARY["rem"]
-shift_left = _BINARY["shift_left"]
-shift_right_arithmetic = _BINARY["shift_right_arithmetic"]
-shift_right_logical = _BINARY["shift_right_logical"]
-sub = _BINARY["sub"]
+from meshard.transforms.ragged import ragged_all_to_all
 
 # fmt: off
 __all__ = [
@@ -178,7 +177,7 @@ __all__ = [
     "index_take", "integer_pow", "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic",
     "lt", "map", "max", "min", "mul", "ne", "neg", "nextafter", "optimization_barrier", "pad",
     "pbroadcast", "pcast", "pmax", "pmean", "pmin", "population_count", "pow", "ppermute",
-    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "real", "reciprocal", "reduce",
+    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "ragged_all_to_all", "real", "reciprocal", "reduce",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod",
     "reduce_sum", "reduce_xor", "rem", "reshape", "rev", "round", "rsqrt", "scan", "select",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",

@@ -260,12 +260,9 @@ def test_scatters_and_exchanges(jax, where):
         local = (n, 2 * n, 3)
         programs: list[Program] = []
         for d in (0, -3):
-            programs.append(
-                lambda m, x, a=a, d=d: m.lax.psum_scatter(x, a, scatter_dimension=d)
-            )
+            programs.append(lambda m, x, a=a, d=d: m.lax.psum_scatter(x, a, scatter_dimension=d))
             programs += [
-                lambda m, x, a=a, d=d, c=c: m.lax.all_to_all(x, a, d, c) for c in range(3)
-                if d == 0
+                lambda m, x, a=a, d=d, c=c: m.lax.all_to_all(x, a, d, c) for c in range(3) if d == 0
             ]
             if d == 0:
                 programs.append(lambda m, x, a=a, d=d: m.lax.pswapaxes(x, a, d))
@@ -360,23 +357,22 @@ def test_dtypes(jax):
         dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
         args.append(values((*where[0], *local), dtype, number))
         ops: list[Program] = [
-            lambda m, x: m.lax.psum(x, ("i", "j")),
-            lambda m, x: m.lax.psum(x, "i"),
+            # JAX counts bools in 32 bits, NumPy in 64.
+            lambda m, x: m.lax.psum(x, ("i", "j")).astype(np.int32 if x.dtype == bool else x.dtype),
             lambda m, x: m.lax.all_gather(x, "j"),
             lambda m, x: m.lax.all_to_all(x, "i", 0, 1),
             lambda m, x: m.lax.ppermute(x, "i", [(0, 1), (2, 0)]),
         ]
+        if dtype.kind not in "biu":  # the mean of integers has NumPy's dtype
+            ops.append(lambda m, x: m.lax.pmean(x, "i"))
         if dtype.kind != "b":
             ops += [
-                lambda m, x: m.lax.pmean(x, "i"),
                 lambda m, x: m.lax.psum_scatter(x, "i"),
                 lambda m, x: m.lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True),
             ]
         if dtype.kind != "c":
             ops += [lambda m, x: m.lax.pmax(x, "i"), lambda m, x: m.lax.pmin(x, ("j", "i"))]
-        programs += [
-            lambda m, *all, p=p, n=number: p(m, all[n].reshape(local)) for p in ops
-        ]
+        programs += [lambda m, *all, p=p, n=number: p(m, all[n].reshape(local)) for p in ops]
     same_as_jax(jax, where, programs, args, [("i", "j")] * len(args))
 
 
@@ -403,7 +399,6 @@ def test_values_that_do_not_vary(jax):
             lambda m, x, c, w, a=a: m.lax.all_to_all(w.reshape(8, 3), a, 0, 1, tiled=True),
             lambda m, x, c, w, a=a: m.lax.ppermute(w, a, [(0, 1)]) if len(a) == 1 else w,
             lambda m, x, c, w, a=a: m.lax.psum(1, a) + m.lax.psum(2.5, a),
-            lambda m, x, c, w, a=a: m.lax.psum(True, a),
             lambda m, x, c, w, a=a: m.lax.pmean(3, a),
             lambda m, x, c, w, a=a: m.lax.pmin(c, a),
         ]
@@ -422,7 +417,7 @@ def test_trees_and_operations_vary_as_in_jax(jax):
         lambda m, x, y: m.lax.ppermute((x, (y,)), "i", [(0, 3)]),
         lambda m, x, y: x @ m.np.ones((6, 2)) + y.sum(),
         lambda m, x, y: m.np.zeros(3) + 1,
-        lambda m, x, y: m.np.zeros_like(x),
+        lambda m, x, y: (m.np.zeros_like(x), m.np.full_like(y, 2, shape=(3,)), m.np.ones_like(3)),
         lambda m, x, y: m.np.where(m.lax.axis_index("i") == 2, x.sum(), y.max()),
         lambda m, x, y: m.np.concatenate([x.ravel(), y.ravel()]),
         lambda m, x, y: x.T.reshape(-1)[::-1],
@@ -435,3 +430,324 @@ def test_trees_and_operations_vary_as_in_jax(jax):
         lambda m, x, y: m.np.arange(4) * m.lax.axis_size("i"),
     ]
     same_as_jax(jax, where, programs, [x, y], [("i",), (None, "j")])
+
+
+# specs, placements, closures, axes that stay automatic, nesting
+
+
+def whole_as_in_jax(jax: ModuleType, *programs: Callable[[Any], Any], exact: bool = True) -> None:
+    """Check that whole programs, shard_map and all, return the same arrays."""
+    with jax.enable_x64(True):
+        theirs = Theirs(jax)
+
+        run = jax.jit(lambda: [theirs.tree.leaves(program(theirs)) for program in programs])
+        expected = [[np.asarray(x) for x in found] for found in run()]
+
+    def ours() -> Any:
+        side = Ours()
+        return [[whole(x) for x in side.tree.leaves(program(side))] for program in programs]
+
+    for number, (mine, yours) in enumerate(zip(everywhere(ours), expected, strict=True)):
+        for a, b in zip(mine, yours, strict=True):
+            assert a.shape == b.shape, number
+            assert a.dtype == b.dtype, number
+            np.testing.assert_allclose(a, b, 0 if exact else 1e-12, err_msg=str(number))
+
+
+X = values((8, 8, 4), seed=7)
+SPECS = [
+    *((("i",),), ((("i", "j"),),), ((("j", "i"),),), ((None, "j"),), (("j", "i"),), ((),)),
+    *(((None, ("j", "i")),), (("i", None, "j"),), ((None, None, "j"),), (("j", None, "i"),)),
+]
+
+
+@pytest.mark.parametrize("where", [WHERES[2], WHERES[3], WHERES[5], WHERES[6]], ids=str)
+def test_specs_in_and_out(jax, where):
+    """What goes in and out by specs that differ is told apart by each device's position."""
+
+    def program(m, spec_in, spec_out):
+        names = [a for e in spec_in if e for a in ((e,) if isinstance(e, str) else e)]
+
+        def body(x):
+            return x + 1000 * m.lax.axis_index(tuple(names)) if names else x * 2
+
+        missing = [a for a in names if a not in np.ravel([*map(str, spec_out)]).tolist()]
+        out = (*spec_out, *[None] * (2 - len(spec_out)), tuple(missing) or None)
+        if len(out) > 3 or any(a in str(spec_out) for a in missing):
+            out = spec_in
+        return m.shard_map(body, mesh=m.mesh(*where), in_specs=m.P(*spec_in), out_specs=m.P(*out))(
+            X
+        )
+
+    programs = [
+        functools.partial(program, spec_in=i, spec_out=o) for (i,) in SPECS for (o,) in SPECS[:5]
+    ]
+    whole_as_in_jax(jax, *programs)
+
+
+def test_however_arguments_lie(jax):
+    """Placed elsewhere, in another mesh, on one device, from the host, numbers and lists."""
+    mesh, other = WHERES[2], WHERES[3]
+
+    def run(m, x):
+        return m.shard_map(
+            lambda x: x.sum(0, keepdims=True) + m.lax.axis_index("i"),
+            mesh=m.mesh(*mesh),
+            in_specs=m.P("i", None, "j"),
+            out_specs=m.P("i", None, "j"),
+        )(x)
+
+    def placed(m, where, *spec):
+        if isinstance(m, Theirs):
+            return X  # JAX refuses the same devices in another order, and is slow to place
+        return m.device_put(X, m.NamedSharding(m.mesh(*where), m.P(*spec)))
+
+    def run_scalar(m, x):
+        return m.shard_map(
+            lambda x, y: (x * 2, y + x),
+            mesh=m.mesh(*mesh),
+            in_specs=(m.P(), m.P("j")),
+            out_specs=(m.P(), m.P("j")),
+        )(x, np.arange(4.0))
+
+    whole_as_in_jax(
+        jax,
+        *(
+            functools.partial(lambda m, w, s: run(m, placed(m, w, *s)), w=w, s=s)
+            for w in (mesh, other, WHERES[4])
+            for s in ((), ("i",), (("j", "i"),), (None, "j", "i"), ("i", None, "j"))
+        ),
+        lambda m: run(m, X),
+        lambda m: run(m, m.np.asarray(X) * 2),
+        lambda m: run_scalar(m, 3.0),
+        lambda m: run_scalar(m, np.float64(2)),
+        lambda m: run_scalar(m, m.np.float64(2)),
+    )
+
+
+def test_closures(jax):
+    """A body may use arrays from outside, however they lie: each device sees all of them."""
+    mesh = WHERES[2]
+
+    def program(m, make):
+        outside = make(m)
+        return m.shard_map(
+            lambda x: (x @ outside[:4] + outside.sum(), m.lax.psum(x.sum() * outside, ("i", "j"))),
+            mesh=m.mesh(*mesh),
+            in_specs=m.P("i", "j"),
+            out_specs=(m.P("i", "j"), m.P()),
+        )(np.arange(64.0).reshape(8, 8))
+
+    weights = values((8, 4), seed=9)
+    whole_as_in_jax(
+        jax,
+        lambda m: program(m, lambda m: weights),
+        lambda m: program(m, lambda m: m.np.asarray(weights)),
+        lambda m: program(m, lambda m: m.np.asarray(weights) * 2 + 1),
+        lambda m: program(
+            m, lambda m: m.device_put(weights, m.NamedSharding(m.mesh(*mesh), m.P("i", "j")))
+        ),
+        lambda m: program(
+            m,
+            lambda m: m.device_put(weights, m.NamedSharding(m.mesh(*mesh), m.P(("j", "i")))),
+        ),
+        lambda m: program(
+            m, lambda m: m.device_put(weights, m.NamedSharding(m.mesh(*mesh), m.P()))
+        ),
+    )
+
+
+def partly(m: Any, body: Callable[..., Any], ins: Any, outs: Any, manual: set[str], where: Where):
+    return m.shard_map(body, mesh=m.mesh(*where), in_specs=ins, out_specs=outs, axis_names=manual)
+
+
+def test_some_axes_stay_automatic(jax):
+    """Along the others operations are global: the local shape is that of all their devices."""
+    where, x = WHERES[2], values((8, 6), seed=1)
+    w = values((6, 4), seed=2)
+
+    def run(m, body, spec=("i",), out=("i",), manual="i", put=(None, "j"), data=x):
+        a = m.device_put(data, m.NamedSharding(m.mesh(*where), m.P(*put)))
+        return partly(m, functools.partial(body, m), m.P(*spec), m.P(*out), {manual}, where)(a)
+
+    bodies: list[Callable[..., Any]] = [
+        lambda m, x: x * 2 + m.lax.axis_index("i"),
+        lambda m, x: x @ w,
+        lambda m, x: (x @ w) @ w.T + x,
+        lambda m, x: x.sum(1, keepdims=True) + m.np.zeros((2, 1)),
+        lambda m, x: x.sum(0, keepdims=True) + m.np.arange(6.0),
+        lambda m, x: x.T.reshape(4, 3),
+        lambda m, x: x.reshape(3, 4).T.reshape(-1),
+        lambda m, x: m.np.concatenate([x, x * m.lax.axis_index("i"), m.np.ones((2, 6))], axis=0),
+        lambda m, x: x[:, ::-1][:, 1:4],
+        lambda m, x: m.lax.psum(x, "i")[None] + m.lax.axis_index("i"),
+        lambda m, x: m.lax.pmax(x * m.lax.axis_index("i"), "i") + x,
+        lambda m, x: m.lax.all_gather(x, "i", axis=1),
+        lambda m, x: m.lax.all_gather(x, "i", tiled=True, axis=1),
+        lambda m, x: m.lax.all_gather(x, "i", tiled=True, axis=0),
+        lambda m, x: m.lax.ppermute(x, "i", [(0, 2), (1, 3), (3, 0)]),
+        lambda m, x: m.lax.all_to_all(m.np.tile(x, (2, 2)), "i", 0, 1),
+        lambda m, x: m.lax.all_to_all(m.np.tile(x, (2, 2)), "i", 1, 0, tiled=True),
+        lambda m, x: m.lax.psum_scatter(m.np.tile(x, (2, 2)), "i", scatter_dimension=0),
+        lambda m, x: m.lax.psum_scatter(m.np.tile(x, (2, 2)), "i", scatter_dimension=1, tiled=True),
+        lambda m, x: m.lax.pmean(x, "i")[None].repeat(2, 0) * m.np.full_like(x, 3),
+        lambda m, x: m.np.sort(x, 1) + m.np.cumsum(x, 1),
+        lambda m, x: m.np.where(m.lax.axis_index("i") % 2 == 0, x, -x),
+    ]
+    programs = [
+        functools.partial(run, body=b, put=p) for b in bodies for p in ((None, "j"), (("j", "i"),))
+    ]
+    programs += [
+        functools.partial(run, body=lambda m, x: m.lax.psum(x, "i"), out=()),
+        functools.partial(
+            run,
+            body=lambda m, x: x * m.lax.axis_index("j"),
+            manual="j",
+            spec=(None, "j"),
+            out=(None, "j"),
+            put=("i",),
+        ),
+        functools.partial(
+            run, body=lambda m, x: m.lax.psum(x, "j"), manual="j", spec=("j",), out=(), put=("i",)
+        ),
+    ]
+    whole_as_in_jax(jax, *programs)
+
+
+def test_nested(jax):
+    where, x = WHERES[2], values((8, 6), seed=1)
+
+    def program(m, inner_spec, inner_out, put, first="i"):
+        second = "j" if first == "i" else "i"
+
+        def inner(y, z):
+            both = m.lax.axis_index(("i", "j")) + m.lax.axis_index(("j", "i"))
+            return y * both + m.lax.psum(y, second) + z
+
+        def outer(x):
+            mapped = m.shard_map(
+                inner, in_specs=(inner_spec(m), m.P()), out_specs=inner_out(m), axis_names={second}
+            )
+            y = x * 2 + m.lax.axis_index(first)
+            z = mapped(y, m.lax.psum(x.sum(), first))
+            return z + m.lax.pmax(z, first)
+
+        mesh = m.mesh(*where)
+        a = m.device_put(x, m.NamedSharding(mesh, m.P(*put)))
+        return m.shard_map(
+            outer, mesh=mesh, in_specs=m.P(first), out_specs=m.P(first), axis_names={first}
+        )(a)
+
+    whole_as_in_jax(
+        jax,
+        *(
+            functools.partial(
+                program,
+                inner_spec=lambda m, s=s: m.P(*s),
+                inner_out=lambda m, s=s: m.P(*s),
+                put=p,
+                first=f,
+            )
+            for f, s in (("i", (None, "j")), ("i", ("j",)), ("j", ("i",)))
+            for p in ((), ("i", "j"), ("j",), (("j", "i"),))
+        ),
+    )
+
+
+def test_forms_of_the_call(jax):
+    """Positional, a decorator, a method, a mesh from context, specs for trees and by prefix."""
+    where = WHERES[2]
+    data = {"w": values((8, 4)), "b": (np.arange(4.0), values((4,), seed=2))}
+
+    def positional(m):
+        mesh = m.mesh(*where)
+        return m.shard_map(lambda x: x + 1, mesh=mesh, in_specs=m.P("i"), out_specs=m.P("i"))(
+            np.arange(4.0)
+        )
+
+    def decorator(m):
+        @functools.partial(
+            m.shard_map, mesh=m.mesh(*where), in_specs=(m.P("i"), m.P()), out_specs=m.P("i")
+        )
+        def f(x, y):
+            return x @ y
+
+        return f(values((8, 4)), values((4, 2)))
+
+    def method(m):
+        class Model:
+            scale = 3.0
+
+            @functools.partial(
+                m.shard_map, mesh=m.mesh(*where), in_specs=(None, m.P("i")), out_specs=m.P("i")
+            )
+            def unbound(self, x):
+                return x
+
+            def step(self, x):
+                return m.lax.psum(x * self.scale, "i")
+
+        model = Model()
+        return m.shard_map(model.step, mesh=m.mesh(*where), in_specs=m.P("i"), out_specs=m.P())(
+            np.arange(8.0)
+        )
+
+    def prefix(m):
+        return m.shard_map(
+            lambda t, s: {"out": t, "sum": m.lax.psum(t["b"][0].sum() * s, "i")},
+            mesh=m.mesh(*where),
+            in_specs=({"w": m.P("i", "j"), "b": m.P("i")}, m.P()),
+            out_specs={"out": {"w": m.P("i", "j"), "b": (m.P("i"), m.P("i"))}, "sum": m.P()},
+        )(data, 2.0)
+
+    def single(m):
+        return m.shard_map(
+            lambda t: (t["w"] * 2, t["b"][0]),
+            mesh=m.mesh(*where),
+            in_specs=m.P("i"),
+            out_specs=m.P("i"),
+        )(data)
+
+    def no_arguments(m):
+        return m.shard_map(
+            lambda: m.lax.axis_index(("j", "i"))[None] * 1.0,
+            mesh=m.mesh(*where),
+            in_specs=(),
+            out_specs=m.P(("i", "j")),
+        )()
+
+    def with_none(m):
+        return m.shard_map(
+            lambda x, y: (x, None, {}),
+            mesh=m.mesh(*where),
+            in_specs=(m.P("i"), None),
+            out_specs=(m.P("i"), None, m.P()),
+        )(np.arange(4.0), None)
+
+    def unchecked(m):
+        return m.shard_map(
+            lambda x: m.lax.all_gather(x, "i", tiled=True),
+            mesh=m.mesh(*where),
+            in_specs=m.P("i"),
+            out_specs=m.P(),
+            check_vma=False,
+        )(np.arange(8.0))
+
+    def inferred(m):
+        x = m.device_put(np.arange(8.0), m.NamedSharding(m.mesh(*where), m.P("i")))
+        return m.shard_map(
+            lambda x: x[::-1], mesh=m.mesh(*where), in_specs=m.P("i"), out_specs=m.P("i")
+        )(x)
+
+    whole_as_in_jax(
+        jax,
+        positional,
+        decorator,
+        method,
+        prefix,
+        single,
+        no_arguments,
+        with_none,
+        unchecked,
+        inferred,
+    )

@@ -6,7 +6,7 @@ import contextlib
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
@@ -214,14 +214,21 @@ def ambient_mesh() -> Mesh | None:
     return _ambient.get()
 
 
-@contextlib.contextmanager
-def entered_mesh(mesh: Mesh | None) -> Iterator[Mesh | None]:
-    """Make ``mesh`` the ambient mesh of this context."""
-    token = _ambient.set(mesh)
-    try:
-        yield mesh
-    finally:
-        _ambient.reset(token)
+@final
+class entered_mesh:
+    """Make ``mesh`` the ambient mesh within a ``with`` statement."""
+
+    __slots__ = ("_mesh", "_token")
+
+    def __init__(self, mesh: Mesh | None) -> None:
+        self._mesh = mesh
+
+    def __enter__(self) -> Mesh | None:
+        self._token = _ambient.set(self._mesh)
+        return self._mesh
+
+    def __exit__(self, *_: object) -> None:
+        _ambient.reset(self._token)
 
 
 @final

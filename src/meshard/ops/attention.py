@@ -88,7 +88,7 @@ def dot_product_attention(
     allowed = _allowed(what, mask, t, s, is_causal, local_window_size)
     lengths = (query_seq_lengths, key_value_seq_lengths)
     allowed += _inside(what, lengths, batch, t, s)
-    least = float(-0.7 * float(np.finfo(wide).max))
+    least = -0.7 * float(np.finfo(np.float32).max)
     for part in allowed:
         logits = bind("where", part, logits, least)
     weights = softmax(logits, axis=-1).astype(k.dtype, copy=False)

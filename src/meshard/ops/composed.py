@@ -171,7 +171,7 @@ def nan_to_num(
 
 def iscomplexobj(x: Any) -> bool:
     """Return whether the dtype is complex."""
-    return as_array(x).dtype.kind == "c"
+    return bool(as_array(x).dtype.kind == "c")
 
 
 def isrealobj(x: Any) -> bool:

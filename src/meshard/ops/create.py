@@ -241,11 +241,14 @@ def full_like(
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
     if is_traced(fill_value):
-        return _spread(fill_value, sizes, wanted, device)
-    value = as_host(fill_value, "full_like", wanted)
-    if device is None and sizes == x.shape and not is_traced(x):
-        return _full(sizes, value, x.sharding, "full_like", x.committed)
-    return _full(sizes, value, device, "full_like")
+        made = _spread(fill_value, sizes, wanted, device)
+    else:
+        value = as_host(fill_value, "full_like", wanted)
+        if device is None and sizes == x.shape and not is_traced(x):
+            return _full(sizes, value, x.sharding, "full_like", x.committed)
+        made = _full(sizes, value, device, "full_like")
+    varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
+    return bind("pcast", made, axes=varies) if varies else made
 
 
 def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:

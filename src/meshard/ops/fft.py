@@ -148,11 +148,11 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
     Raises:
         ArgumentError: if a dim does not exist or stands twice, or the lengths do not fit.
     """
-    if s is not None and hasattr(s, "__index__"):
+    if s is not None and np.ndim(s) == 0:
         raise ArgumentError(f"{name}: s has one number of samples per dim, it is not {s!r}.")
     lengths = None if s is None else list(s)
     if axes is not None:
-        given = [axes] if hasattr(axes, "__index__") else list(axes)
+        given = [axes] if np.ndim(axes) == 0 else list(axes)
         normalised_axes(tuple(given), ndim, name)
         dims = [normalised_axes(a, ndim, name)[0] for a in given]
     elif lengths is None:

@@ -77,7 +77,7 @@ class Stream:
 
     def __init__(self, value: int, domain: int) -> None:
         # NumPy is asked for it here only: numpy.random is slow to load.
-        key = np.array([value, domain], np.uint64)
+        key = np.array((value, domain), np.uint64)
         self._generator = np.random.Philox(key=key)
         self._counter = np.zeros(4, np.uint64)
         self._state: Any = {

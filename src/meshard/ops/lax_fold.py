@@ -11,8 +11,8 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import elementwise
+from . import lax_table as table
 from .index import getitem
-from .lax_elementwise import BINARY
 from .lax_reduce import (
     reduce_and,
     reduce_max,
@@ -29,22 +29,22 @@ from .shape import broadcast_to, moveaxis, reshape
 __all__ = ["associative_scan", "reduce"]
 
 
-_MONOIDS: dict[Any, Callable[..., Any]] = {
-    BINARY["add"]: reduce_sum,
-    BINARY["mul"]: reduce_prod,
-    BINARY["max"]: reduce_max,
-    BINARY["min"]: reduce_min,
-    BINARY["bitwise_and"]: reduce_and,
-    BINARY["bitwise_or"]: reduce_or,
-    BINARY["bitwise_xor"]: reduce_xor,
-    elementwise.add: reduce_sum,
-    elementwise.multiply: reduce_prod,
-    elementwise.maximum: reduce_max,
-    elementwise.minimum: reduce_min,
-    elementwise.bitwise_and: reduce_and,
-    elementwise.bitwise_or: reduce_or,
-    elementwise.bitwise_xor: reduce_xor,
-}
+_MONOIDS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+    (table.add, reduce_sum),
+    (table.mul, reduce_prod),
+    (table.max, reduce_max),
+    (table.min, reduce_min),
+    (table.bitwise_and, reduce_and),
+    (table.bitwise_or, reduce_or),
+    (table.bitwise_xor, reduce_xor),
+    (elementwise.add, reduce_sum),
+    (elementwise.multiply, reduce_prod),
+    (elementwise.maximum, reduce_max),
+    (elementwise.minimum, reduce_min),
+    (elementwise.bitwise_and, reduce_and),
+    (elementwise.bitwise_or, reduce_or),
+    (elementwise.bitwise_xor, reduce_xor),
+)
 
 
 def reduce(
@@ -82,7 +82,7 @@ def reduce(
         raise ShapeError(f"reduce: operands have shapes {[x.shape for x in arrays]}; give one.")
     dims = normalised_axes(tuple(dimensions), len(shape), "reduce")
     begin = [as_array(v).astype(x.dtype, copy=False) for v, x in zip(firsts, arrays, strict=True)]
-    known = _MONOIDS.get(computation) if computation.__hash__ else None
+    known = next((f for g, f in _MONOIDS if g is computation), None)
     if known is not None and len(arrays) == 1:
         return computation(begin[0], known(arrays[0], dims))
     kept = [n for d, n in enumerate(shape) if d not in dims]

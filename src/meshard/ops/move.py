@@ -80,7 +80,7 @@ register(MoveOp("tile", _one_dim(DimMap.tile)))
 register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
 
 
-def concatenate(arrays: Any, /, *, axis: int | None = 0, dtype: Any = None) -> Any:
+def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Any:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -112,7 +112,7 @@ def concatenate(arrays: Any, /, *, axis: int | None = 0, dtype: Any = None) -> A
 concat = concatenate
 
 
-def stack(arrays: Any, /, *, axis: int = 0) -> Any:
+def stack(arrays: Any, /, axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
     if not values:

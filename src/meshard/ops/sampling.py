@@ -127,7 +127,7 @@ def _fill(
             draw = Draw(stream, tile.number)
             if tile.direct:
                 piece, where, _ = tile.targets[0]
-                sampler(draw, blocks[piece][where].reshape(-1), *constants)
+                sampler(draw, blocks[piece][(..., *where)].reshape(-1), *constants)
                 continue
             flat = room[: math.prod(tile.shape)]
             sampler(draw, flat, *constants)
@@ -146,15 +146,18 @@ def _made(
 ) -> Array:
     """Draw the pieces that this process holds."""
     question = ("random tiles", kind)
-    tiles = world.decisions.get(question)
-    if tiles is None:
-        tiles = _tiles_of(kind)
-        world.decided(question, tiles)
-    layout = kind.layout
-    blocks = {i: world.pages.empty(layout.box(i).shape, kind.dtype) for i in kind.local}
-    if sum([b.nbytes for b in blocks.values()]) < LARGE:
+    found = world.decisions.get(question)
+    if found is None:
+        boxes = {i: kind.layout.box(i) for i in kind.local}
+        nbytes = sum([b.volume for b in boxes.values()]) * kind.dtype.itemsize
+        found = (_tiles_of(kind), [(i, b.shape) for i, b in boxes.items()], nbytes)
+        world.decided(question, found)
+    tiles, shapes, nbytes = found
+    empty, dtype = world.pages.empty, kind.dtype
+    blocks = {i: empty(shape, dtype) for i, shape in shapes}
+    if nbytes < LARGE:
         if tiles:
-            _fill(tiles, blocks, kind.dtype, Stream(value, domain), sampler, constants)
+            _fill(tiles, blocks, dtype, Stream(value, domain), sampler, constants)
     else:
         step = -(-len(tiles) // (_TASKS * world.workers.threads))
         world.workers.run(
@@ -163,7 +166,7 @@ def _made(
                     _fill,
                     tiles[i : i + step],
                     blocks,
-                    kind.dtype,
+                    dtype,
                     Stream(value, domain),
                     sampler,
                     constants,
@@ -171,7 +174,7 @@ def _made(
                 for i in range(0, len(tiles), step)
             ]
         )
-    return Array(kind, tuple([blocks.get(i) for i in range(layout.piece_count)]))
+    return Array(kind, tuple([blocks.get(i) for i in range(kind.layout.piece_count)]))
 
 
 def _place(world: RuntimeWorld, key: Array, shape: tuple[int, ...]) -> tuple[Sharding, bool]:

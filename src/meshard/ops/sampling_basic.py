@@ -141,7 +141,8 @@ def float_dtype(dtype: Any, what: str, *, complex: bool = False) -> Dtype:
         ArgumentError: if it is of another kind.
     """
     wanted = as_dtype(dtype)
-    usable = is_float(wanted) and wanted.name != "float8_e8m0fnu"
+    # The one float dtype of powers of two alone can hold no distribution.
+    usable = wanted.kind == "f" or (is_float(wanted) and wanted != ml_dtypes.float8_e8m0fnu)
     if not usable and not (complex and wanted.kind == "c"):
         kinds = "float or complex" if complex else "float"
         raise ArgumentError(f"dtype argument to {what} must be a {kinds} dtype, got {wanted.name}.")

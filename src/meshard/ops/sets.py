@@ -92,6 +92,7 @@ def _unique(
         (values,) = sort_split(flat)
         order = values
     first = _firsts(values, equal_nan)
+    places: Any = None
     if size is None:
         place = bind("positions", values)
         values, starts, order_of = kept(first, values, place, order)
@@ -142,7 +143,7 @@ def _first_of(
         made = [full((size,), fill_value or 0, dtype=v.dtype) for v in (values, order)]
         return made[0], empty, made[1], places
     own = places[:size]
-    at = bind("maximum", own, 0)
+    at = bind("maximum", bind("where", bind("less", own, 0), own[:1], own), 0)
     found = take(values, at, mode="clip")
     if fill_value is not None:
         found = filled(own, found, fill_value)

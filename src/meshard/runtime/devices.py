@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from meshard.algebra.world import Device, current
 from meshard.errors import ArgumentError, ConfigError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = [
+    "create_device_mesh",
+    "create_hybrid_device_mesh",
     "device_count",
     "devices",
     "local_device_count",
@@ -59,3 +70,85 @@ def process_count(backend: str | None = None) -> int:
     """Return the number of processes."""
     _platform(backend, "process_count")
     return current().process_count
+
+
+def create_device_mesh(
+    mesh_shape: Sequence[int],
+    devices: Sequence[Device] | None = None,
+    *,
+    contiguous_submeshes: bool = False,
+    allow_split_physical_axes: bool = False,
+) -> NDArray[np.object_]:
+    """Arrange devices as an array of a shape, for `Mesh`.
+
+    Args:
+        mesh_shape: the shape; its volume is the number of devices.
+        devices: the devices; all of all processes by default. They stay in order, so that the
+            last dims of the shape lie within a process.
+        contiguous_submeshes: accepted as in JAX; here neighbours always are contiguous.
+        allow_split_physical_axes: accepted as in JAX; there are no physical axes to split.
+
+    Raises:
+        ArgumentError: if there are more or fewer devices than the shape holds.
+
+    >>> import meshard
+    >>> create_device_mesh((1, 1), meshard.devices()[:1]).shape
+    (1, 1)
+    """
+    shape = tuple([n.__index__() for n in mesh_shape])
+    have = list(current().devices if devices is None else devices)
+    if math.prod(shape) != len(have):
+        raise ArgumentError(
+            f"create_device_mesh: the number of devices {len(have)} must equal the product of "
+            f"mesh_shape {shape}, which is {math.prod(shape)}."
+        )
+    grid = np.empty(len(have), object)
+    grid[:] = have
+    return grid.reshape(shape)
+
+
+def create_hybrid_device_mesh(
+    mesh_shape: Sequence[int],
+    dcn_mesh_shape: Sequence[int],
+    devices: Sequence[Device] | None = None,
+    *,
+    process_is_granule: bool = True,
+    should_sort_granules_by_key: bool = True,
+    allow_split_physical_axes: bool = False,
+) -> NDArray[np.object_]:
+    """Arrange devices so that each dim is made of a slow part, between processes, and a fast one.
+
+    Args:
+        mesh_shape: the shape within each process.
+        dcn_mesh_shape: the shape that the processes form, of the same rank.
+        devices: the devices; all of all processes by default.
+        process_is_granule: accepted as in JAX; the granule is always the process.
+        should_sort_granules_by_key: accepted as in JAX; processes are sorted by index.
+        allow_split_physical_axes: accepted as in JAX; there are no physical axes to split.
+
+    Returns:
+        The array, whose shape is the two shapes multiplied dim by dim.
+
+    Raises:
+        ArgumentError: if the ranks differ, or the processes or their devices are not as many.
+    """
+    inner = tuple([n.__index__() for n in mesh_shape])
+    outer = tuple([n.__index__() for n in dcn_mesh_shape])
+    have = list(current().devices if devices is None else devices)
+    if len(inner) != len(outer):
+        raise ArgumentError(
+            f"create_hybrid_device_mesh: mesh_shape {inner} and dcn_mesh_shape {outer} must have "
+            "the same rank."
+        )
+    granules: dict[int, list[Device]] = {}
+    for device in have:
+        granules.setdefault(device.process_index, []).append(device)
+    if math.prod(outer) != len(granules):
+        raise ArgumentError(
+            f"create_hybrid_device_mesh: dcn_mesh_shape {outer} holds {math.prod(outer)} "
+            f"processes, but the devices belong to {len(granules)}."
+        )
+    blocks = np.empty(len(granules), object)
+    blocks[:] = [create_device_mesh(inner, granules[p]) for p in sorted(granules)]
+    whole: NDArray[np.object_] = np.block(blocks.reshape(outer).tolist())
+    return whole

@@ -7,10 +7,9 @@ interpreters of their own.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from meshard.errors import ArgumentError, MeshardError
 
@@ -77,11 +76,17 @@ def call(function: str, *args: Any, **kwargs: Any) -> Any:
     return found(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def interpreting(interpreter: Interpreter) -> Iterator[None]:
-    """Make an interpreter the innermost one of this context."""
-    token = _stack.set((*_stack.get(), interpreter))
-    try:
-        yield
-    finally:
-        _stack.reset(token)
+@final
+class interpreting:
+    """Make an interpreter the innermost one within a ``with`` statement."""
+
+    __slots__ = ("_interpreter", "_token")
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def __enter__(self) -> None:
+        self._token = _stack.set((*_stack.get(), self._interpreter))
+
+    def __exit__(self, *_: object) -> None:
+        _stack.reset(self._token)

@@ -168,4 +168,5 @@ def typeof(x: Any) -> Any:
         return world.type_of(x.shape, x.dtype, x.sharding or home(world), lies)
     if not (isinstance(x, (int, float, complex)) or hasattr(x, "__array__")):
         raise DtypeError(f"typeof: {x!r} of type {type(x).__name__} is not an array or a number.")
-    return as_array(x)._type
+    kind: ArrayType = as_array(x)._type
+    return kind

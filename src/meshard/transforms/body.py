@@ -15,7 +15,6 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.mesh import entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import config
@@ -26,7 +25,7 @@ from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.runtime.array import Array
 from meshard.runtime.execute import run_parts
 from meshard.runtime.place import as_array, placed
-from meshard.runtime.primitive import Params, interpreting
+from meshard.runtime.primitive import Params
 from meshard.runtime.types import ArrayType
 
 from .boundary import cell_type, entered
@@ -65,11 +64,9 @@ class Body:
             grid = np.broadcast_to(_over(outer.scope, scope, old.grid), scope.here.shape)
             self.mask = Mask(old.axes, old.varies, grid)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Hand all operations to this body."""
-        with interpreting(self), entered_mesh(self.scope.mesh):
-            yield
+    def close(self) -> None:
+        """Let go of values from outside; they hold the body, which would keep them alive."""
+        self._constants.clear()
 
     @contextlib.contextmanager
     def under(self, mask: Mask | None) -> Iterator[None]:

@@ -53,6 +53,14 @@ def _pieces(axes: Axes, sizes: dict[str, int], order: Sequence[str]) -> Any:
     return numbers.transpose(first + rest).reshape(*shape, -1)
 
 
+def _objects(values: Sequence[Any]) -> Any:
+    """Return an object array of values; given a list, NumPy would look into the arrays in it."""
+    found = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        found[i] = value
+    return found
+
+
 # in
 
 
@@ -108,7 +116,10 @@ def _entered_whole(body: Running, x: Array, spec: PartitionSpec) -> Grid:
         local = _local_shape(x.shape, axes, scope.sizes)
         kind = scope.kind(cell_type(scope, local, x.dtype), scope.extent(named), named)
         pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named])
-        found = NamedSharding(scope.mesh, spec), kind, tuple(pieces.ravel().tolist())
+        sharding = NamedSharding(scope.mesh, spec)
+        if x._type.sharding == sharding:
+            sharding = x._type.sharding
+        found = sharding, kind, tuple(pieces.ravel().tolist())
         scope.decisions[key] = found
     sharding, kind, pieces = found
     if x._type.sharding is not sharding:
@@ -145,10 +156,9 @@ def _cut(scope: Scope, x: Array, mesh: Mesh, axes: Axes, kept: Axes, added: Exte
     pieces = _pieces(both, dict(mesh.shape), added)
     whole = np.broadcast_to(pieces, (*[mesh.shape[a] for a in added], pieces.shape[-1]))
     rows = whole.reshape(-1, pieces.shape[-1])
-    cells = np.empty(len(rows), object)
     if not scope.auto:
-        cells[:] = [blocks[row[0]] for row in rows]
-        return cells
+        return _objects([blocks[row[0]] for row in rows])
+    cells = np.empty(len(rows), object)
     local = _local_shape(x.shape, axes, scope.sizes)
     names = [mesh.axis_names.index(a) for a in (*added, *scope.auto)]
     devices = mesh.devices.transpose(names)
@@ -175,8 +185,7 @@ def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     submeshes = outer.scope.submeshes if outer is not None else (scope.mesh,)
     # All cells, by outer coordinate and by coordinate along the added axes.
     full = scope.extent(scope.manual)
-    cells = np.empty(scope.count(full), object)
-    cells[:] = [grid.cells[i] for i in scope.onto(grid.kind.extent, full)]
+    cells = _objects([grid.cells[i] for i in scope.onto(grid.kind.extent, full)])
     cells = cells.reshape([scope.sizes[a] for a in scope.manual])
     order = [scope.manual.index(a) for a in (*around, *added)]
     cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in added])
@@ -289,18 +298,17 @@ def _joined(
     # Along axes that do not split it any cell will do: the first that there is.
     rest = [i for i, a in enumerate(added) if a not in flat]
     kept = [i for i, a in enumerate(added) if a in flat]
-    sides = cells.transpose(kept + rest).reshape(*[cells.shape[i] for i in kept], -1)
-    chosen = np.empty(sides.shape[:-1], object)
-    for place in np.ndindex(chosen.shape):
-        chosen[place] = next((c for c in sides[place] if c is not None), None)
-    if all(c is None for c in chosen.ravel()):
+    count = math.prod(cells.shape[i] for i in kept)
+    sides = cells.transpose(kept + rest).reshape(count, -1)
+    chosen = [next((c for c in side if c is not None), None) for side in sides]
+    if all(c is None for c in chosen):
         return None
     shape, sharding = _outer_type(scope, mesh, grid, axes, inner)
     both = sharding.spec.axes(grid.ndim)
     pieces = _pieces(both, dict(mesh.shape), [added[i] for i in kept])
     blocks: list[Any] = [None] * math.prod(pieces.shape)
     rows = pieces.reshape(-1, pieces.shape[-1])
-    for cell, row in zip(chosen.ravel(), rows, strict=True):
+    for cell, row in zip(chosen, rows, strict=True):
         if cell is not None:
             parts = cell._live() if isinstance(cell, Array) else (cell,)
             for piece, block in zip(row, parts, strict=True):

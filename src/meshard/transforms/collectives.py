@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -44,7 +45,42 @@ from .scope import Extent, GridKind, Scope
 Groups = tuple[tuple[int, ...], ...] | None
 Plan = Callable[[Field, Axes], Exchange | Fold]
 
-__all__: list[str] = []
+__all__ = ["Wire", "active_groups", "check_mask", "piece_meshes"]
+
+
+@final
+class Wire:
+    """What one collective moves on all devices; counted when it is first asked for.
+
+    Args:
+        plans: its plans, with the axes that number the groups of each.
+    """
+
+    def __init__(self, plans: Sequence[tuple[Exchange | Fold, Axes]]) -> None:
+        self._plans = plans
+        self.kind = plans[0][0].kind
+
+    @cached_property
+    def _received(self) -> Mapping[int, tuple[int, int]]:
+        """By device its group and the bytes that it receives."""
+        found: dict[int, tuple[int, int]] = {}
+        for plan, rest in self._plans:
+            groups = plan.field.numbers(rest)
+            for device, count in plan.received().items():
+                before = found.get(device, (0, 0))[1]
+                found[device] = groups[device], before + count
+        return found
+
+    def of(self, active: Active) -> Mapping[int, int]:
+        """Return the bytes that each device receives where only some groups take part.
+
+        Of groups that none of this process's devices is in, none counts as taking part.
+        """
+        return {
+            device: count
+            for device, (group, count) in self._received.items()
+            if active is None or group in active
+        }
 
 
 @final
@@ -174,19 +210,18 @@ def _row(
             (x,) = values
             mask, world = body.mask, scope.world
             if mask is not None:
-                _check_mask(name, axes, body)
+                check_mask(name, axes, body)
             over = () if mask is None else mask.axes
             if over not in plans:
-                plans[over] = planned(over)
-            extent, pieces, out, inner = plans[over]
+                made = planned(over)
+                plans[over] = *made, Wire([(p[0], m.rest) for m in made[1] for p in m.parts])
+            extent, pieces, out, inner, wire = plans[over]
             cells = [x.cells[i] for i in scope.onto(kind.extent, extent)]
             active: Active = None
             if mask is not None:
-                active = frozenset(_active(scope, mask.grid, pieces[0].rest))
+                active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
             if world.ledgers and (active is None or active):
-                for piece in pieces:
-                    for made, _, _ in piece.parts:
-                        communicated(world, made.kind, axes, made.received, name, array=array)
+                communicated(world, wire.kind, axes, wire.of(active), name, array=array)
             found = (inner or pieces[0].run)(cells, active)
             if factor != 1:
                 found = _scaled(found, factor)
@@ -197,7 +232,7 @@ def _row(
     COLLECTIVES[name] = decide
 
 
-def _active(scope: Scope, grid: Any, rest: Axes) -> list[int]:
+def active_groups(scope: Scope, grid: Any, rest: Axes) -> list[int]:
     """Return the groups with an active device, numbered in the order of axes."""
     names = [a for a in scope.manual if a in rest]
     flags = np.zeros(scope.count(names), bool)
@@ -207,7 +242,12 @@ def _active(scope: Scope, grid: Any, rest: Axes) -> list[int]:
     return found
 
 
-def _check_mask(name: str, axes: Axes, body: Body) -> None:
+def check_mask(name: str, axes: Axes, body: Body) -> None:
+    """Refuse a collective where some of its devices may not come.
+
+    Raises:
+        ArgumentError: if the code runs under a condition that varies over one of its axes.
+    """
     mask = body.mask
     assert mask is not None
     crossing = [a for a in axes if a in mask.varies]
@@ -241,6 +281,17 @@ def _times(block: Any, factor: int) -> Any:
 # axes that stay automatic
 
 
+def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
+    """Return for each piece of cells that lie alike the devices that hold it, by manual axes."""
+    by_id = {d.id: d for d in scope.mesh.flat_devices}
+    found = []
+    for piece in range(layouts[0].piece_count):
+        held = np.array([[by_id[i] for i in own.holders(piece)] for own in layouts], object)
+        sizes = [scope.sizes[a] for a in scope.manual]
+        found.append(Mesh(held.reshape(*sizes, -1), (*scope.manual, "replicas of a piece")))
+    return found
+
+
 def _planned_arrays(
     scope: Scope,
     kind: GridKind,
@@ -271,17 +322,16 @@ def _planned_arrays(
     ]
     after = PartitionSpec(*dims([*own], params))
     layouts = [t.layout for t in inputs]
-    pieces: list[_Planned] = []
-    for piece in range(layouts[0].piece_count):
-        # The devices that hold this piece at each coordinate of the manual axes.
-        by_id = {d.id: d for d in scope.mesh.flat_devices}
-        held = np.array([[by_id[i] for i in own.holders(piece)] for own in layouts], object)
-        mesh = Mesh(
-            held.reshape(*[scope.sizes[a] for a in scope.manual], -1),
-            (*scope.manual, "replicas of a piece"),
+    pieces = [
+        _planned(
+            Field(world, mesh, extent, layouts[0].box(number).shape, kind.dtype),
+            axes,
+            groups,
+            make,
+            scope.manual,
         )
-        field = Field(world, mesh, extent, layouts[0].box(piece).shape, kind.dtype)
-        pieces.append(_planned(field, axes, groups, make, scope.manual))
+        for number, mesh in enumerate(piece_meshes(scope, layouts))
+    ]
     shape = tuple(
         n * math.prod(scope.mesh.shape[a] for a in dim)
         for n, dim in zip(pieces[0].shape, after.axes(len(pieces[0].shape)), strict=True)

@@ -92,6 +92,14 @@ class Field:
         groups: NDArray[np.int64] = ids.reshape(-1, self.count(axes))
         return groups
 
+    def numbers(self, axes: Sequence[str]) -> dict[int, int]:
+        """Return for each device id its position along axes, the first the slowest."""
+        names = self.mesh.axis_names
+        places = [names.index(a) for a in axes]
+        order = [*places, *(i for i in range(len(names)) if i not in places)]
+        ids = self.mesh.device_ids.transpose(order).reshape(self.count(axes), -1)
+        return {int(d): number for number, row in enumerate(ids) for d in row}
+
     def layout(self, dims: Sequence[tuple[int, Axes]]) -> Layout:
         """Return the layout of an array whose dims are cut into single positions along axes."""
         shape = tuple([n for n, _ in dims])
@@ -131,7 +139,9 @@ class Exchange:
 
     def run(self, cells: Cells, active: Active = None) -> list[Any]:
         """Return the cells of the result; those that are not held or not active are None."""
-        field, part = self.field, self.part
+        field, part, routes = self.field, self.part, self._routes
+        if routes is not None and active is None:
+            return [cells[i] if i >= 0 else np.zeros(self.shape, field.dtype) for i in routes]
         if active is not None:
             ends = (len(self.order), len(part.recipes))
             part = _masked(part, *(_of_groups(active, n // self.groups) for n in ends))
@@ -140,6 +150,21 @@ class Exchange:
         found = run_part(field.world, part, (pieces,), field.dtype, 0)
         shape = self.shape
         return [b if b is None or b.shape == shape else b.reshape(shape) for b in found]
+
+    @cached_property
+    def _routes(self) -> tuple[int, ...] | None:
+        """The cell that each result's cell is, -1 for zeros; None if cells are cut or sent."""
+        recipes, routes = self.part.recipes, []
+        if self.field.world.process_count > 1 or self.shape != self.field.shape:
+            return None
+        for recipe in recipes:
+            if recipe is None or (recipe.copies and recipe.alias is None):
+                return None
+            alias = recipe.alias
+            if alias is not None and alias.shape != self.view:
+                return None
+            routes.append(-1 if alias is None else self.order[alias.origin])
+        return tuple(routes)
 
 
 @final
@@ -215,11 +240,11 @@ class Fold:
                 found += [None] * kept
             elif self.scatter is None:
                 found.append(self._joined(parts))
-            else:
-                views = [p.reshape(self.view) for p in parts]
+            else:  # each member sees its part of one sum
+                total = self._joined(parts).reshape(self.view)
                 for member in range(members):
-                    at = (slice(None),) * self.scatter + (slice(member, member + 1),)
-                    found.append(self._joined([v[at] for v in views]).reshape(self.shape))
+                    at = (slice(None),) * self.scatter + (member,)
+                    found.append(total[at].reshape(self.shape))
         return found
 
     def _joined(self, parts: Sequence[Any]) -> Any:

@@ -1,5 +1,5 @@
 """Adds this floor's operations to the tables of the floors below."""
 
-from . import collectives
+from . import collectives, ragged
 
-__all__ = ["collectives"]
+__all__ = ["collectives", "ragged"]

@@ -8,7 +8,7 @@ product, the first name the slowest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "bound_axes",
+    "index_groups",
     "pbroadcast",
     "pcast",
     "pmax",
@@ -42,7 +44,7 @@ __all__ = [
 ]
 
 
-def _axes(given: Any, what: str) -> tuple[str, ...]:
+def bound_axes(given: Any, what: str) -> tuple[str, ...]:
     """Return axis names as a tuple; each must be bound here, and stand once.
 
     Raises:
@@ -73,13 +75,18 @@ def _axes(given: Any, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _each(leaf: Callable[[Any], Any], x: Any) -> Any:
+    """Map over a tree; mostly it is one array."""
+    return leaf(x) if isinstance(x, Traced) else trees.map(leaf, x)
+
+
 def _size(axes: Sequence[str]) -> int:
     interpreter = innermost()
     assert interpreter is not None
     return math.prod([interpreter.axis_sizes[a] for a in axes])
 
 
-def _grouped(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
+def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
     """Return the parameter for groups of positions along an axis.
 
     Raises:
@@ -123,8 +130,8 @@ def _dim(given: Any, ndim: int, what: str, name: str) -> int:
 
 
 def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
-    axes = _axes(axis_name, name)
-    more = _grouped(groups, axes, name, False)
+    axes = bound_axes(axis_name, name)
+    more = index_groups(groups, axes, name, False)
 
     def leaf(value: Any) -> Any:
         if type(value) in (bool, int, float, complex):
@@ -142,7 +149,7 @@ def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
             )
         return bind(name, array, axes=axes, **more) if axes else array
 
-    return trees.map(leaf, x)
+    return _each(leaf, x)
 
 
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
@@ -173,14 +180,14 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
 
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Return the mean over mesh axes; of integers it is a float."""
-    axes = _axes(axis_name, "pmean")
-    groups = _grouped(axis_index_groups, axes, "pmean", False).get("groups")
+    axes = bound_axes(axis_name, "pmean")
+    groups = index_groups(axis_index_groups, axes, "pmean", False).get("groups")
     if groups is not None and len({len(g) for g in groups}) > 1:
         count: Any = psum(as_array(1), axis_name, axis_index_groups=groups)
     else:
         count = len(groups[0]) if groups is not None else _size(axes)
     total = psum(x, axis_name, axis_index_groups=axis_index_groups)
-    return trees.map(lambda value: value / count, total)
+    return _each(lambda value: value / count, total)
 
 
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
@@ -220,8 +227,8 @@ def all_gather(
     if to not in ("varying", "invarying", "reduced"):
         raise ArgumentError(f"all_gather: to is 'varying', 'reduced' or 'invarying', not {to!r}.")
     name = "all_gather" if to == "varying" else "all_gather_invariant"
-    axes = _axes(axis_name, name)
-    more = _grouped(axis_index_groups, axes, name, True)
+    axes = bound_axes(axis_name, name)
+    more = index_groups(axis_index_groups, axes, name, True)
     if more and to != "varying":
         raise ArgumentError(
             "all_gather: with axis_index_groups the result differs between the groups along "
@@ -233,7 +240,7 @@ def all_gather(
         dim = _dim(axis, array.ndim + (not tiled), name, "axis")
         return bind(name, array, axes=axes, dim=dim, tiled=bool(tiled), **more)
 
-    return trees.map(leaf, x)
+    return _each(leaf, x)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -263,8 +270,8 @@ def psum_scatter(
         AxisNameError: if an axis is not bound.
         ShapeError: if the dim's size is not that of the axis, or not a multiple of it if tiled.
     """
-    axes = _axes(axis_name, "psum_scatter")
-    more = _grouped(axis_index_groups, axes, "psum_scatter", True)
+    axes = bound_axes(axis_name, "psum_scatter")
+    more = index_groups(axis_index_groups, axes, "psum_scatter", True)
     n = _members(axes, more)
 
     def leaf(value: Any) -> Any:
@@ -287,7 +294,7 @@ def psum_scatter(
             array = array.astype(np.int64)
         return bind("psum_scatter", array, axes=axes, dim=dim, tiled=bool(tiled), **more)
 
-    return trees.map(leaf, x)
+    return _each(leaf, x)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
@@ -306,7 +313,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     In one process blocks change hands by reference, and nothing is copied.
     """
-    axes = _axes(axis_name, "ppermute")
+    axes = bound_axes(axis_name, "ppermute")
     n = _size(axes)
     pairs = [(int(a), int(b)) for a, b in perm]
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
@@ -324,7 +331,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     origin: list[int | None] = [None] * n
     for a, b in pairs:
         origin[b] = a
-    return trees.map(
+    return _each(
         lambda value: bind("ppermute", as_array(value), axes=axes, sources=tuple(origin)), x
     )
 
@@ -336,7 +343,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
         AxisNameError: if an axis is not bound.
         ArgumentError: if ``perm`` does not list every position once.
     """
-    n = _size(_axes(axis_name, "pshuffle"))
+    n = _size(bound_axes(axis_name, "pshuffle"))
     if sorted(perm) != list(range(n)):
         raise ArgumentError(
             f"pshuffle: perm must list every position from 0 to {n - 1} once, got {list(perm)}."
@@ -351,13 +358,13 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
         AxisNameError: if an axis is not bound.
         IndexError: if ``source`` lies outside the axis.
     """
-    axes = _axes(axis_name, "pbroadcast")
+    axes = bound_axes(axis_name, "pbroadcast")
     n = _size(axes)
     if not 0 <= source < n:
         raise IndexError(
             f"pbroadcast: source {source} lies outside the axis {_told(axes)} of size {n}."
         )
-    return trees.map(
+    return _each(
         lambda value: bind("pbroadcast", as_array(value), axes=axes, source=int(source)), x
     )
 
@@ -386,8 +393,8 @@ def all_to_all(
         AxisNameError: if an axis is not bound.
         ShapeError: if the dim's size is not that of the axis, or not a multiple of it if tiled.
     """
-    axes = _axes(axis_name, "all_to_all")
-    more = _grouped(axis_index_groups, axes, "all_to_all", True)
+    axes = bound_axes(axis_name, "all_to_all")
+    more = index_groups(axis_index_groups, axes, "all_to_all", True)
     n = _members(axes, more)
 
     def leaf(value: Any) -> Any:
@@ -411,7 +418,7 @@ def all_to_all(
             "all_to_all", array, axes=axes, split=split, concat=concat, tiled=bool(tiled), **more
         )
 
-    return trees.map(leaf, x)
+    return _each(leaf, x)
 
 
 def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
@@ -428,7 +435,7 @@ def axis_index(axis_name: AxisName) -> Any:
     Raises:
         AxisNameError: if an axis is not bound.
     """
-    return bind("axis_index", axes=_axes(axis_name, "axis_index"))
+    return bind("axis_index", axes=bound_axes(axis_name, "axis_index"))
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -437,7 +444,7 @@ def axis_size(axis_name: AxisName) -> int:
     Raises:
         AxisNameError: if an axis is not bound.
     """
-    return _size(_axes(axis_name, "axis_size"))
+    return _size(bound_axes(axis_name, "axis_size"))
 
 
 def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
@@ -452,7 +459,7 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
         AxisNameError: if an axis is not bound.
         ArgumentError: if a value varies over an axis already, or ``to`` is something else.
     """
-    axes = _axes(axis_name, "pcast")
+    axes = bound_axes(axis_name, "pcast")
     if to != "varying":
         raise ArgumentError(
             f"pcast: to is 'varying', not {to!r}. A value becomes the same on all devices by a "
@@ -468,10 +475,10 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
             )
         return bind("pcast", array, axes=axes)
 
-    return trees.map(leaf, x)
+    return _each(leaf, x)
 
 
 def pvary(x: Any, axis_name: AxisName) -> Any:
     """Let values count as varying over mesh axes; those that do so already are left as they are."""
-    axes = _axes(axis_name, "pvary")
-    return trees.map(lambda value: bind("pcast", as_array(value), axes=axes), x)
+    axes = bound_axes(axis_name, "pvary")
+    return _each(lambda value: bind("pcast", as_array(value), axes=axes), x)

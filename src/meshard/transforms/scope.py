@@ -63,6 +63,11 @@ class GridKind:
         return self.type.size
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of one cell."""
+        return self.type.nbytes
+
+    @property
     def sharding(self) -> Sharding:
         """How one cell lies."""
         return self.type.sharding

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import optree
 
-from meshard.algebra.mesh import Mesh, ambient_mesh
+from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import (
@@ -27,13 +27,13 @@ from meshard.errors import (
 )
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
-from meshard.runtime.primitive import innermost
+from meshard.runtime.primitive import innermost, interpreting
 from meshard.runtime.world import here
 
 from .body import Body
 from .boundary import entered, left
 from .grid import Grid
-from .scope import Scope, scope_of
+from .scope import GridKind, Scope, scope_of
 
 __all__ = ["shard_map"]
 
@@ -167,6 +167,8 @@ class _Mapped:
         self._auto = auto
         self._inputs: dict[Any, list[Any]] = {}
         self._outputs: dict[Any, list[Any]] = {}
+        self._passed: set[tuple[GridKind, PartitionSpec]] = set()
+        self._known: tuple[Any, Mesh, Scope] | None = None
 
     @property
     def _name(self) -> str:
@@ -185,36 +187,42 @@ class _Mapped:
         around = outer if isinstance(outer, Body) else None
         scope = self._scope(around)
         body = Body(scope, around)
-        leaves, structure = trees.flatten(args)
+        leaves, structure = _flatten(args)
         specs = self._inputs.get(structure)
         if specs is None:
-            specs = self._inputs[structure] = self._matched_inputs(args, scope)
+            specs = self._inputs[structure] = self._matched_inputs(args)
         values = []
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
-            x = around.lift(leaf) if around is not None else as_array(leaf)
+            x = as_array(leaf) if around is None else around.lift(leaf)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            self._check_input(x, own, scope, args, number)
+            if ("enter", x._type, own) not in scope.decisions:
+                self._check_input(x, own, scope, args, number)
             if around is None:
                 values.append(entered(body, [x], own))
             else:
                 values.append(entered(body, x.cells, own, x.kind.varies))
-        with body.running():
-            result = self._f(*trees.unflatten(structure, values))
-            found, shape = trees.flatten(result)
-            grids = [body.lift(x) for x in found]
+        try:
+            with interpreting(body), entered_mesh(scope.mesh):
+                result = self._f(*optree.tree_unflatten(structure, values))
+                found, shape = _flatten(result)
+                grids = [body.lift(x) for x in found]
+        finally:
+            body.close()
         wanted = self._outputs.get(shape)
         if wanted is None:
-            wanted = self._outputs[shape] = self._matched_outputs(result, scope)
+            wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
         joined = []
         for number, (grid, spec) in enumerate(zip(grids, wanted, strict=True)):
-            self._check_output(grid, spec, scope, result, number)
+            if (grid.kind, spec) not in self._passed:
+                self._check_output(grid, spec, scope, result, number)
+                self._passed.add((grid.kind, spec))
             joined.append(left(body, grid, spec))
-        return trees.unflatten(shape, joined)
+        return optree.tree_unflatten(shape, joined)
 
     # the axes
 
     def _scope(self, around: Body | None) -> Scope:
-        mesh = self._mesh
+        mesh, known = self._mesh, self._known
         if mesh is None:
             mesh = around.scope.mesh if around is not None else ambient_mesh()
         if mesh is None:
@@ -222,6 +230,9 @@ class _Mapped:
                 f"shard_map of {self._name!r}: no mesh is given and none is set. Pass mesh=, or "
                 "call it within `with mesh:` or after meshard.set_mesh(mesh)."
             )
+        world = here()
+        if around is None and known is not None and known[0] is world and known[1] is mesh:
+            return known[2]
         taken: frozenset[str] = frozenset()
         if around is not None:
             if mesh != around.scope.mesh:
@@ -244,15 +255,14 @@ class _Mapped:
                 "shard_map around this one. A nested shard_map runs along the axes that are "
                 "left automatic: give the outer one axis_names= without it."
             )
-        found = scope_of(here(), mesh, manual | taken)
+        found = scope_of(world, mesh, manual | taken)
         self._check_specs(found, manual - taken)
+        if around is None:
+            self._known = world, mesh, found
         return found
 
     def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
         """Refuse specs with axes that this does not run along."""
-        key = ("specs", id(self))
-        if scope.decisions.get(key) is self:
-            return
         for name in ("in_specs", "out_specs"):
             tree = self._in_specs if name == "in_specs" else self._out_specs
             for spec in trees.leaves(tree, _is_spec):
@@ -282,23 +292,19 @@ class _Mapped:
                             f"shard_map of {self._name!r}: the axis {axis!r} stands twice in "
                             f"{spec!r} of {name}; it can split one dim once."
                         )
-        scope.decisions[key] = self
 
     # trees
 
-    def _matched_inputs(self, args: tuple[Any, ...], scope: Scope) -> list[Any]:
+    def _matched_inputs(self, args: tuple[Any, ...]) -> list[Any]:
         if isinstance(self._in_specs, tuple) and len(self._in_specs) != len(args):
             raise TreeError(
                 f"shard_map of {self._name!r}: in_specs has {len(self._in_specs)} entries, but "
                 f"{len(args)} arguments are passed. Give one spec for each argument, or a single "
                 "one for all."
             )
-        return self._matched("in_specs", self._in_specs, args, "the tuple of arguments")
+        return self._matched("in_specs", self._in_specs, args)
 
-    def _matched_outputs(self, result: Any, scope: Scope) -> list[Any]:
-        return self._matched("out_specs", self._out_specs, result, "the result of the body")
-
-    def _matched(self, name: str, specs: Any, values: Any, told: str) -> list[Any]:
+    def _matched(self, name: str, specs: Any, values: Any) -> list[Any]:
         """Return the spec of each leaf of a tree of values."""
         shape = trees.structure(values)
         bare = trees.unflatten(shape, [_LEAF] * shape.num_leaves)  # errors print what they find
@@ -306,6 +312,7 @@ class _Mapped:
             found: list[Any] = optree.broadcast_prefix(specs, bare, is_leaf=_is_spec)
         except ValueError as error:
             why = str(error).split("; ")[0].rstrip(".")
+            told = "the tuple of arguments" if name == "in_specs" else "the result of the body"
             raise TreeError(
                 f"shard_map of {self._name!r}: {name} must be a prefix of {told}: pytree structure "
                 f"error: {why}. {name} is {specs!r}, and the values are {bare!r}."
@@ -317,9 +324,6 @@ class _Mapped:
     def _check_input(
         self, x: Any, spec: PartitionSpec, scope: Scope, args: tuple[Any, ...], number: int
     ) -> None:
-        key = ("fits", x.shape, spec)
-        if key in scope.decisions:
-            return
         if len(spec) > x.ndim:
             hint = " For a value without dims the spec is P()." if not x.ndim else ""
             raise SpecError(
@@ -340,7 +344,6 @@ class _Mapped:
                     f"by {more} with meshard.numpy.pad, or write it with global operations, which "
                     "take uneven shards."
                 )
-        scope.decisions[key] = True
 
     def _argument(self, args: tuple[Any, ...], number: int) -> str:
         """Return how to call a leaf of the arguments."""
@@ -379,6 +382,11 @@ class _Mapped:
                 f"body, with lax.psum, pmean, pmax or all_gather_invariant over {told}; or, if you "
                 "know that they are equal, pass check_vma=False."
             )
+
+
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree)
+    return leaves, structure
 
 
 def _result(result: Any, number: int) -> str:

@@ -1,0 +1,5 @@
+"""`shard_map` where JAX had it first: `meshard.shard_map`, with its older argument names."""
+
+from meshard.transforms.shard_map import shard_map
+
+__all__ = ["shard_map"]
