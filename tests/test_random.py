@@ -83,6 +83,16 @@ def test_keys_move_like_any_array() -> None:
     assert [k.shape for k in keys] == [()] * 8
 
 
+@in_worlds
+def test_keys_that_span_processes_print_what_is_here() -> None:
+    spread = meshard.device_put(random.split(random.key(0), 8), NamedSharding(mesh(), P("i")))
+    text = repr(spread)
+    assert "dtype=key<philox>" in text
+    assert "prng" not in text
+    high = random.key_data(spread.addressable_shards[0].data).tolist()[0][0]
+    assert str(high) in text
+
+
 def test_a_typed_key_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(KEY))
     assert random.key_data(again).tolist() == random.key_data(KEY).tolist()

@@ -127,6 +127,54 @@ def test_parameters_may_be_arrays_on_any_layout() -> None:
             np.testing.assert_array_equal(whole(draw(put(a, *spec))), expected)
 
 
+@in_worlds
+def test_every_function_with_out_sharding_lies_as_asked() -> None:
+    key, cov = random.key(4), np.array([[2.0, 1.0], [1.0, 3.0]])
+    draws: list[tuple[Callable[..., Any], P]] = [
+        (lambda **more: random.permutation(key, 40, **more), P(("i", "j"))),
+        (lambda **more: random.permutation(key, np.arange(40.0), **more), P("i")),
+        (lambda **more: random.permutation(key, np.ones((8, 4)), 1, True, **more), P("i", "j")),
+        (lambda **more: random.categorical(key, np.zeros((8, 3)), **more), P("i")),
+        (lambda **more: random.categorical(key, np.zeros(3), shape=(8, 4), **more), P("i", "j")),
+        (lambda **more: random.dirichlet(key, np.ones(4), (8,), **more), P("i", "j")),
+        (lambda **more: random.ball(key, 4, shape=(8,), **more), P("i", "j")),
+        (lambda **more: random.ball(key, 4, np.inf, (8,), **more), P("i")),
+        (
+            lambda **more: random.multivariate_normal(key, np.ones(2), cov, (8,), **more),
+            P("i", "j"),
+        ),
+        (lambda **more: random.orthogonal(key, 4, (8,), **more), P("i", "j")),
+        (lambda **more: random.generalized_normal(key, 2.5, (8,), **more), P("i")),
+        (lambda **more: random.f(key, 2.0, np.ones(8), **more), P("i")),
+        (lambda **more: random.uniform(key, (8,), minval=-np.ones(8), **more), P("i")),
+        (lambda **more: random.randint(key, (8,), np.zeros(8, int), 9, **more), P("i")),
+        (lambda **more: random.lognormal(key, np.ones(8), dtype="complex64", **more), P("i")),
+        (lambda **more: random.truncated_normal(key, -1, 1, (8,), "float16", **more), P("i")),
+    ]
+    for draw, spec in draws:
+        expected = whole(draw())
+        x = draw(out_sharding=NamedSharding(mesh(), spec))
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh(), spec), x.ndim)
+        np.testing.assert_array_equal(whole(x), expected)
+
+
+@in_worlds
+def test_split_arrays_are_permuted_and_chosen_from() -> None:
+    key, x, p = random.key(4), np.arange(96.0).reshape(24, 4), np.arange(1.0, 25.0)
+    for spec in (("i",), (("i", "j"),), (None, "j")):
+        for draw in (
+            lambda v: random.permutation(key, v),
+            lambda v: random.permutation(key, v, 1),
+            lambda v: random.choice(key, v, (6,)),
+            lambda v: random.choice(key, v, (6,), False),
+            lambda v: random.choice(key, v, (2, 3), axis=1),
+        ):
+            np.testing.assert_array_equal(whole(draw(put(x, *spec))), whole(draw(x)))
+    for replace in (True, False):
+        found = random.choice(key, 24, (5,), replace, put(p, "i"))
+        np.testing.assert_array_equal(whole(found), whole(random.choice(key, 24, (5,), replace, p)))
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -13,7 +13,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import nn
 from meshard.errors import ConcretizationError, IndexingError, MeshardError
-from meshard.numpy import linalg
+from meshard.numpy import fft, linalg
 from tests.tracing import opened, traced
 from tests.worlds import alone
 
@@ -280,6 +280,12 @@ NN: dict[str, list[Case]] = {
         )
     ],
 }
+FFT: dict[str, list[Case]] = {
+    **calls(fft, "fft fft2 fftn ifft ifft2 ifftn fftshift ifftshift hfft irfft", lambda t: (t(C),)),
+    **calls(fft, "irfft2 irfftn", lambda t: (t(C),)),
+    **calls(fft, "ihfft rfft rfft2 rfftn", lambda t: (t(F),)),
+    **calls(fft, "fftfreq rfftfreq", lambda t: (5, 0.5)),
+}
 METHODS: dict[str, Case] = {
     "arithmetic": lambda t: -(2 - t(F)) * G / 3 % t(G) // 0.1 + t(S).sum() ** 2,
     "reflected": lambda t: (1 - t(F), G * t(F), mnp.asarray(G) / t(F), 2 ** t(F), S @ t(S)),
@@ -330,6 +336,7 @@ def check(case: Case) -> None:
 def test_every_function_is_swept():
     assert set(mnp.__all__) - NOT_CALLED == set(NUMPY)
     assert set(linalg.__all__) - NOT_CALLED == set(LINALG)
+    assert set(fft.__all__) == set(FFT)
     assert set(nn.__all__) == set(NN)
 
 
@@ -342,6 +349,12 @@ def test_numpy(name):
 @pytest.mark.parametrize("name", sorted(LINALG))
 def test_linalg(name):
     for case in LINALG[name]:
+        check(case)
+
+
+@pytest.mark.parametrize("name", sorted(FFT))
+def test_fft(name):
+    for case in FFT[name]:
         check(case)
 
 
@@ -452,7 +465,7 @@ def test_updates_outside_are_dropped_as_in_jax(how, jax):
 
 REFUSED: list[tuple[str, Case]] = [
     (
-        r"nonzero: the result's shape depends on the values: .*Give size=",
+        r"nonzero: bool.* The result's shape depends on the values. Give size=",
         lambda t: mnp.nonzero(t(B)),
     ),
     (r"nonzero: .*Give size=", lambda t: mnp.where(t(B))),
@@ -469,18 +482,18 @@ REFUSED: list[tuple[str, Case]] = [
     (r"intersect1d: .*Give size=", lambda t: mnp.intersect1d(N, t(N))),
     (r"setdiff1d: .*Give size=", lambda t: mnp.setdiff1d(N, t(N))),
     (r"setdiff1d: .*Give size=", lambda t: mnp.setxor1d(N, t(N))),
-    (r"bincount: the result's size depends.*Give length=", lambda t: mnp.bincount(t(N))),
-    (r"repeat: the result's shape.*total_repeat_length", lambda t: mnp.repeat(V, t(N))),
-    (r"arange: the result's size.*start \+ step \* mnp.arange", lambda t: mnp.arange(t(N)[0])),
+    (r"bincount: .*The result's size depends.*Give length=", lambda t: mnp.bincount(t(N))),
+    (r"repeat: .*The result's shape.*total_repeat_length", lambda t: mnp.repeat(V, t(N))),
+    (r"arange: .*The result's size.*start \+ step \* mnp.arange", lambda t: mnp.arange(t(N)[0])),
     (r"geomspace: .*mnp.exp\(mnp.linspace", lambda t: mnp.geomspace(t(V)[0], 2)),
-    (r"choose: mode='raise'.*mode='clip'", lambda t: mnp.choose(t(I), [F, G])),
-    (r"take: mode='raise'.*mode='clip'", lambda t: mnp.take(F, t(N), mode="raise")),
-    (r"pad: the result's shape", lambda t: mnp.pad(F, t(N)[1])),
-    (r"pad: several constant_values", lambda t: mnp.pad(F, 1, constant_values=t(V[:2]))),
+    (r"choose: .*mode='raise'.*mode='clip'", lambda t: mnp.choose(t(I), [F, G])),
+    (r"take: .*mode='raise'.*mode='clip'", lambda t: mnp.take(F, t(N), mode="raise")),
+    (r"pad: .*The result's shape", lambda t: mnp.pad(F, t(N)[1])),
+    (r"pad: .*Of constant_values", lambda t: mnp.pad(F, 1, constant_values=t(V[:2]))),
     (r"x\[mask\]: .*meshard.numpy.where\(mask, x, other\)", lambda t: t(F)[t(B)]),
     (r"x\[mask\]: .*meshard.numpy.where\(mask, x, other\)", lambda t: mnp.asarray(F)[t(B)]),
     (r"x\[start:stop\]: .*dynamic_slice_in_dim", lambda t: mnp.asarray(V)[t(N)[1] :]),
-    (r"x.at\[mask, ...\]: .*one mask", lambda t: t(F).at[t(B[:, 0]), 1].set(0)),
+    (r"x.at\[mask, ...\]: .*one of the array's shape", lambda t: t(F).at[t(B[:, 0]), 1].set(0)),
     (r"x.at\[mask\].set: .*meshard.numpy.where", lambda t: t(F).at[t(B)].set(t(V))),
     (
         r"device_put: .*inside a transformation",

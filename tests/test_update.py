@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from meshard.ops import eager
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from tests.indices import advanced, basic
 from tests.lays import Lay, calm, fetched, lays, numbered, on_meshes, same, shapes
+from tests.tracing import traced
 from tests.worlds import alone, everywhere, in_worlds, put, whole
 
 V = np.arange(48.0).reshape(8, 6)
@@ -281,3 +284,50 @@ def test_accepted_options_and_looks():
     assert repr(x.at) == "At(Array([0, 1, 2, 3], dtype=int64))"
     with pytest.raises(TypeError, match=r"x.at\[index\].set\(y\)"):
         x[0] = 1
+
+
+MODES: list[Any] = [
+    lambda x, i: x.at[i].get(mode="fill"),
+    lambda x, i: x.at[i].get(mode="fill", fill_value=-1),
+    lambda x, i: x.at[:, i].get(mode="fill", fill_value=7),
+    lambda x, i: x.at[i, i].get(mode="fill"),
+    lambda x, i: x.at[i[:, None], 2:4].get(mode="clip"),
+    lambda x, i: x.at[20].get(mode="fill", fill_value=0),
+    lambda x, i: x.at[2, -20].get(mode="clip"),
+    lambda x, i: x.at[i].set(9, mode="drop"),
+    lambda x, i: x.at[:, i].add(1, mode="clip"),
+    lambda x, i: x.at[30].multiply(2, mode="drop"),
+    lambda x, i: x.at[30].multiply(2, mode="clip"),
+    lambda x, i: x.at[i, 1].max(20, mode="fill"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(MODES)))
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_positions_outside_may_be_dropped_filled_or_moved_inside(number, dtype, jax):
+    x, places = np.arange(48, dtype=dtype).reshape(8, 6), np.array([1, 9, -2, -10])
+    with jax.enable_x64(True):
+        expected = np.asarray(MODES[number](jax.numpy.asarray(x), places))
+
+    def body() -> Any:
+        given = put(x, "i", "j")
+        found = [MODES[number](given, places), MODES[number](given, put(places, "j"))]
+        return [whole(y) for y in found]
+
+    for found in everywhere(body):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    for found in alone(lambda: traced(lambda t: [MODES[number](t(x), t(places))]), 1):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "wrap"}, "mode is None, 'clip', 'drop', 'fill' .* not 'wrap'"),
+        ({"wrap_negative_indices": False}, "wrap_negative_indices=False is not supported"),
+    ],
+)
+def test_refused_modes(options, words):
+    with pytest.raises(ArgumentError, match=words):
+        mnp.arange(3).at[0].set(1, **options)

@@ -141,7 +141,7 @@ from meshard.ops.lax_table import (
     tanh,
 )
 from meshard.ops.shape import broadcast_shapes
-from meshard.transforms.control_flow import cond, fori_loop, map, scan, switch, while_loop
+from meshard.transforms.control_flow import cond, fori_loop, switch, while_loop
 from meshard.transforms.named_axes import (
     all_gather,
     all_gather_invariant,
@@ -161,6 +161,7 @@ from meshard.transforms.named_axes import (
     pvary,
 )
 from meshard.transforms.ragged import ragged_all_to_all
+from meshard.transforms.scans import map, scan
 
 # fmt: off
 __all__ = [
@@ -177,7 +178,8 @@ __all__ = [
     "index_take", "integer_pow", "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic",
     "lt", "map", "max", "min", "mul", "ne", "neg", "nextafter", "optimization_barrier", "pad",
     "pbroadcast", "pcast", "pmax", "pmean", "pmin", "population_count", "pow", "ppermute",
-    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "ragged_all_to_all", "real", "reciprocal", "reduce",
+    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "ragged_all_to_all",
+    "real", "reciprocal", "reduce",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod",
     "reduce_sum", "reduce_xor", "rem", "reshape", "rev", "round", "rsqrt", "scan", "select",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",

@@ -116,7 +116,7 @@ DISCRETE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda k: (k + 1) / 10 * (k < 4),
     ),
     "permutation": (
-        # Where the first of 4 goes, and the orders of 3 below.
+        # Where the first of 4 goes.
         lambda: mnp.argmin(
             random.permutation(KEY, np.tile(np.arange(4), (*SHAPE, 1)), 1, independent=True), axis=1
         ),

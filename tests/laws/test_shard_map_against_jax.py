@@ -54,7 +54,6 @@ class Theirs:
 
     def __init__(self, jax: ModuleType) -> None:
         import jax.numpy
-
         from jax._src.lax.parallel import all_gather_invariant
 
         # The one name that the documentation of JAX lists and its module does not have.
@@ -132,6 +131,8 @@ def same_as_jax(
     programs: Sequence[Program],
     args: Sequence[Any],
     in_specs: Sequence[Sequence[Any]],
+    *,
+    exact: bool = True,
     **options: Any,
 ) -> list[np.ndarray]:
     """Check that each program gives on each device what it gives in JAX."""
@@ -151,7 +152,7 @@ def same_as_jax(
     for number, (mine, yours) in enumerate(zip(found, expected, strict=True)):
         assert mine.shape == yours.shape, number
         assert mine.dtype == yours.dtype, number
-        np.testing.assert_array_equal(mine, yours, err_msg=str(number))
+        np.testing.assert_allclose(mine, yours, 0 if exact else 1e-12, err_msg=str(number))
         if options.get("check_vma", True):
             assert varies[number] == expected_varies[number], number
     return found
@@ -275,7 +276,7 @@ def test_scatters_and_exchanges(jax, where):
                 for c in ((0, -1) if d else (0, 1))
             ]
         x = values((*where[0], *local))
-        own = [lambda m, x, p=p: p(m, x.reshape(local)) for p in programs]
+        own = [lambda m, x, p=p, s=local: p(m, x.reshape(s)) for p in programs]
         same_as_jax(jax, where, own, [x], [where[1]])
 
 
@@ -288,7 +289,7 @@ def test_permutations(jax, where):
             continue  # JAX sorts the devices there, and so ignores the order of the axes
         n, a = size(where, axes), name(axes)
         shift = [(i, (i + 1) % n) for i in range(n)]
-        some = [(int(s), int(d)) for s, d in zip(*(random.permutation(n) for _ in "sd"))]
+        some = [(int(s), int(d)) for s, d in random.permuted([range(n)] * 2, 1).T]
         programs += [
             lambda m, x, a=a, p=shift: m.lax.ppermute(x, a, p),
             lambda m, x, a=a, p=some[: n // 2]: m.lax.ppermute(x, a, p),
@@ -751,3 +752,106 @@ def test_forms_of_the_call(jax):
         unchecked,
         inferred,
     )
+
+
+# random chains
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Where, Shape, list[list[tuple[Any, ...]]]]:
+    """Return a mesh, a local shape, and programs of a few steps each."""
+    sizes = draw(
+        st.sampled_from(
+            [(8,), (3,), (4, 2), (3, 2), (2, 3), (1, 4), (2, 2, 2), (2, 1, 3), (1, 1), (5,)]
+        )
+    )
+    count = math.prod(sizes)
+    order = tuple(draw(st.permutations(range(count))))
+    names = tuple(draw(st.permutations("ijk"))[: len(sizes)])
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4)))
+    where = (sizes, names, order)
+    programs = []
+    for _ in range(6):
+        now, steps = shape, []
+        for _ in range(draw(st.integers(1, 4))):
+            step, now = draw(steps_from(where, now))
+            steps.append(step)
+        programs.append(steps)
+    return where, shape, programs
+
+
+@st.composite
+def steps_from(draw: st.DrawFn, where: Where, shape: Shape) -> tuple[tuple[Any, ...], Shape]:
+    """Return one step that a local shape allows, and the shape after it."""
+    axes = tuple(draw(st.permutations(where[1])))[: draw(st.integers(1, len(where[1])))]
+    n, a, ndim = size(where, axes), name(axes), len(shape)
+    dim = draw(st.integers(0, max(ndim - 1, 0)))
+    other = draw(st.integers(0, max(ndim - 1, 0)))
+    choices: list[tuple[tuple[Any, ...], Shape]] = [
+        (("psum", a), shape),
+        (("pmax", a), shape),
+        (("pmean", a), shape),
+        (("index", a), shape),
+        (("transpose",), shape[::-1]),
+        (("flat",), (math.prod(shape),)),
+    ]
+    if math.prod(shape) * n <= 5000:
+        choices.append((("all_gather", a, dim, False), (*shape[:dim], n, *shape[dim:])))
+        choices.append((("all_gather_invariant", a, dim, False), (*shape[:dim], n, *shape[dim:])))
+    if len(axes) == 1:
+        pairs = draw(st.permutations(range(n))), draw(st.permutations(range(n)))
+        some = [*zip(*pairs, strict=True)][: draw(st.integers(0, n))]
+        choices.append((("ppermute", a, some), shape))
+    if ndim:
+        gathered = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
+        if math.prod(gathered) <= 5000:
+            choices.append((("all_gather", a, dim, True), gathered))
+        choices.append((("sum", dim), (*shape[:dim], *shape[dim + 1 :])))
+        if shape[dim] % n == 0:
+            less = (*shape[:dim], shape[dim] // n, *shape[dim + 1 :])
+            choices.append((("psum_scatter", a, dim, True), less))
+            moved = [*less]
+            moved[other] *= n
+            choices.append((("all_to_all", a, dim, other, True), tuple(moved)))
+        if shape[dim] == n:
+            rest = (*shape[:dim], *shape[dim + 1 :])
+            choices.append((("psum_scatter", a, dim, False), rest))
+            choices.append(
+                (("all_to_all", a, dim, other, False), (*rest[:other], n, *rest[other:]))
+            )
+    return draw(st.sampled_from(choices))
+
+
+def follow(m: Any, x: Any, steps: Sequence[tuple[Any, ...]]) -> Any:
+    """Run a chain; sums go over what varies, as JAX demands."""
+    for what, *rest in steps:
+        if what in ("psum", "pmean", "psum_scatter"):
+            x = m.lax.pvary(x, rest[0])
+        if what in ("psum", "pmax", "pmean"):
+            x = getattr(m.lax, what)(x, rest[0])
+        elif what == "index":
+            x = x * 2 + m.lax.axis_index(rest[0])
+        elif what == "transpose":
+            x = x.T
+        elif what == "flat":
+            x = x.reshape(-1)
+        elif what == "sum":
+            x = x.sum(rest[0])
+        elif what.startswith("all_gather"):
+            x = getattr(m.lax, what)(x, rest[0], axis=rest[1], tiled=rest[2])
+        elif what == "ppermute":
+            x = m.lax.ppermute(x, rest[0], rest[1])
+        elif what == "psum_scatter":
+            x = m.lax.psum_scatter(x, rest[0], scatter_dimension=rest[1], tiled=rest[2])
+        else:
+            x = m.lax.all_to_all(x, rest[0], rest[1], rest[2], tiled=rest[3])
+    return x
+
+
+@few
+@given(chains())
+def test_chains_of_collectives(jax, chain):
+    where, shape, programs = chain
+    x = values((*where[0], *shape))
+    own = [lambda m, x, s=s: follow(m, x.reshape(shape), s) for s in programs]
+    same_as_jax(jax, where, own, [x], [where[1]], exact=False)

@@ -252,8 +252,9 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
     elif is_traced(number):
         number = concrete(
             number,
-            "choose: mode='raise' looks whether the numbers name choices",
-            "Give mode='clip' or mode='wrap', which bring them inside.",
+            "choose",
+            "With mode='raise' it looks whether the numbers name choices. Give mode='clip' or "
+            "mode='wrap', which bring them inside.",
         )
         return choose(number, choices, mode)
     elif not bool(all_(bind("logical_and", number >= 0, number < count))):

@@ -31,13 +31,13 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (Array, Traced))
 
 
-def concrete(value: Any, why: str, way_out: str) -> Any:
+def concrete(value: Any, what: str, way_out: str) -> Any:
     """Return an operand as an array whose values may be looked at.
 
     Args:
         value: any array-like.
-        why: the function, and why it needs the values.
-        way_out: what to write instead, as a sentence.
+        what: the function that needs the values.
+        way_out: why it does, and what to write instead, as sentences.
 
     Raises:
         ConcretizationError: if it is traced and stands for no one value.
@@ -45,6 +45,6 @@ def concrete(value: Any, why: str, way_out: str) -> Any:
     if not isinstance(value, Traced):
         return as_array(value)
     try:
-        return as_array(value._concrete(why))
+        return as_array(value._concrete(what))
     except ConcretizationError as error:
         raise ConcretizationError(f"{error} {way_out}") from None

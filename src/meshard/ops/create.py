@@ -319,9 +319,11 @@ def arange(
 def _number(value: Any) -> Any:
     """Return a scalar that an array without dims holds; Python's and NumPy's own stay."""
     if is_traced(value):
-        why = "arange: the result's size depends on the values"
-        way_out = "Write start + step * mnp.arange(size) with a size that is known."
-        return np.asarray(concrete(value, why, way_out))[()]
+        way_out = (
+            "The result's size depends on the values. Write start + step * mnp.arange(size) "
+            "with a size that is known."
+        )
+        return np.asarray(concrete(value, "arange", way_out))[()]
     if isinstance(value, (Array, np.ndarray)) and value.ndim == 0:
         return np.asarray(value)[()]
     return value

@@ -74,7 +74,7 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if is_traced(bins):
         if bins.ndim == 1:
             return bins
-        bins = concrete(bins, f"{name}: the number of bins is the result's size", "Give an int.")
+        bins = concrete(bins, name, "The number of bins is the result's size. Give an int.")
     low, high = (min_(x), max_(x)) if limits is None else limits
     same = bind("equal", low, high)
     low, high = (bind("astype", as_array(v), dtype=default_float()) for v in (low, high))
@@ -186,8 +186,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     if is_traced(values):
         values = concrete(
             values,
-            "bincount: the result's size depends on the values",
-            "Give length=, a Python integer; numbers from there on are not counted.",
+            "bincount",
+            "The result's size depends on the values. Give length=, a Python integer; numbers "
+            "from there on are not counted.",
         )
         operands[0] = values
     low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)

@@ -24,7 +24,15 @@ from .nonzero import nonzero
 from .registry import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, reshape
 
-__all__ = ["IndexParts", "getitem", "joined", "positions", "sizes_of", "whole_numbers"]
+__all__ = [
+    "IndexParts",
+    "getitem",
+    "joined",
+    "positions",
+    "sizes_of",
+    "taken_apart",
+    "whole_numbers",
+]
 
 
 def _slice_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
@@ -58,16 +66,21 @@ class IndexParts:
         shape: entries of the result of slicing: a dim's number, or None for a new dim; an empty
             tuple stands for an ellipsis without dims, which yet separates arrays.
         arrays: the positions along each dim that is indexed by an array. Traced ones that lie
-            outside are moved inside, or left to be passed over if ``clamp`` is False.
+            outside are moved inside, or left to be passed over if ``clamp`` is False; so are
+            others, if they are not ``checked``.
+        clamp: whether positions are moved inside.
     """
 
-    def __init__(self, x: Any, index: Any, clamp: bool = True) -> None:
+    def __init__(self, x: Any, index: Any, clamp: bool = True, checked: bool = True) -> None:
+        self.clamp = clamp
         entries = list(index) if isinstance(index, tuple) else [index]
         self.x, entries = _expanded(x, [_entry(e) for e in entries])
         self.slices: list[Span] = []
         self.dropped: list[int] = []
         self.shape: list[int | tuple[()] | None] = []
         self.arrays: dict[int, Any] = {}
+        if not checked:
+            entries = [_unchecked(e) for e in entries]
         advanced = any(_is_positions(e) for e in entries)
         dim = 0
         for entry in entries:
@@ -81,7 +94,7 @@ class IndexParts:
             elif _is_positions(entry):
                 self.slices.append(_ALL)
                 self.shape.append(dim)
-                self.arrays[dim] = positions(entry, size, dim, clamp)
+                self.arrays[dim] = positions(entry, size, dim, clamp, checked)
             else:
                 at = _number(entry, size, dim)
                 if advanced:  # NumPy counts it among the arrays
@@ -170,9 +183,9 @@ def _width(entry: Any) -> int:
     return entry.ndim if _is_mask(entry) else 1
 
 
-_MASKED = "x[mask]: how many elements a mask selects depends on its values"
 _WITHOUT_MASK = (
-    "Write meshard.numpy.where(mask, x, other), which keeps the shape; a place to change is named "
+    "How many elements a mask selects depends on its values. Write meshard.numpy.where(mask, x, "
+    "other), which keeps the shape; a place to change is named "
     "by x.at[mask].set(value); the positions of a known number of elements are given by "
     "meshard.numpy.nonzero(mask, size=...)."
 )
@@ -203,7 +216,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
             dim += width
             continue
         if is_traced(entry):
-            entry = np.asarray(concrete(entry, _MASKED, _WITHOUT_MASK))
+            entry = np.asarray(concrete(entry, "x[mask]", _WITHOUT_MASK))
         if entry.shape != sizes and entry.ndim:
             raise IndexingError(
                 f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
@@ -225,8 +238,9 @@ def _span(entry: slice) -> Span:
         if is_traced(part):
             part = concrete(
                 part,
-                "x[start:stop]: the size of a slice depends on the values of its ends",
-                "Write meshard.lax.dynamic_slice_in_dim(x, start, size), whose size is fixed.",
+                "x[start:stop]",
+                "The size of a slice depends on the values of its ends. Write "
+                "meshard.lax.dynamic_slice_in_dim(x, start, size), whose size is fixed.",
             ).item()
         if part is not None and not hasattr(part, "__index__"):
             raise IndexingError(f"A slice is made of integers; got {entry!r}.")
@@ -268,23 +282,28 @@ def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any]
 register(Op("positions_within", "... -> ...", _within, dtypes=_int_law))
 
 
-def positions(entry: Any, size: int, dim: int, clamp: bool = True) -> Any:
+def _unchecked(entry: Any) -> Any:
+    """Return a number as an array of positions, which need not lie inside."""
+    return as_array(np.asarray(entry)) if isinstance(entry, (int, np.integer)) else entry
+
+
+def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool = True) -> Any:
     """Return positions counted from 0, checked against the dim's size.
 
     They are made 64 bits wide, since a short integer may not be able to count the dim. Traced ones
     cannot be checked: they are moved inside, or left outside for an operation that passes over
-    them.
+    them; so are others that are not to be ``checked``.
     """
     if entry.dtype.kind not in "iu":
         raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
+    if is_traced(entry) or not checked:
+        return bind("positions_within", as_array(entry), size=size, clamp=clamp)
     if isinstance(entry, np.ndarray):
         if entry.size:
             _check_bounds(int(entry.min()), int(entry.max()), size, dim)
         places = entry.astype(np.int64)
         places[places < 0] += size
         return as_array(places, fresh=True)
-    if is_traced(entry):
-        return bind("positions_within", entry, size=size, clamp=clamp)
     if entry.size:
         every = {"axis": tuple(range(entry.ndim)), "keepdims": False}
         with eagerly():
@@ -303,7 +322,12 @@ def getitem(x: Any, index: Any) -> Any:
     Raises:
         IndexingError: if an index is out of bounds, of another kind, or there are too many.
     """
-    found = IndexParts(x, index)
+    return taken_apart(IndexParts(x, index))
+
+
+def taken_apart(found: IndexParts) -> Any:
+    """Return what an index selects; zeros for positions that were left outside."""
+    x = found.x
     if found.arrays:
         return _gathered(found)
     result = x
@@ -403,7 +427,7 @@ def _cut_out(index: IndexParts) -> Any:
 def _gathered(index: IndexParts) -> Any:
     """Return what an index with arrays of positions selects."""
     x, common = index.x, index.common_shape()
-    if not common and _is_plain(x, index.arrays):
+    if index.clamp and not common and _is_plain(x, index.arrays):
         return _cut_out(index)
     if index.moves:
         x = bind("slice", x, slices=tuple(index.slices), dropped=())

@@ -246,12 +246,12 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     """
     x = as_array(array)
     if is_traced(pad_width):
-        why = "pad: the result's shape depends on pad_width"
-        pad_width = np.asarray(concrete(pad_width, why, "Give Python integers."))
+        way_out = "The result's shape depends on pad_width. Give Python integers."
+        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
     filling = constant_values if is_traced(constant_values) else None
     if filling is not None and filling.ndim:
-        why = "pad: several constant_values are put at different sides"
-        constant_values = np.asarray(concrete(filling, why, "Give one number, or pad one by one."))
+        way_out = "Of constant_values there may be one if traced. Give one, or pad side by side."
+        constant_values = np.asarray(concrete(filling, "pad", way_out))
         filling = None
     widths = _per_side("pad_width", pad_width, x.ndim)
     if widths.size and widths.dtype.kind not in "iu":
@@ -368,8 +368,8 @@ def repeat(
     if total_repeat_length is not None:
         return _repeated(x, repeats, dim, index(total_repeat_length))
     if is_traced(repeats):
-        why = "repeat: the result's shape depends on repeats"
-        repeats = np.asarray(concrete(repeats, why, "Give total_repeat_length=, an integer."))
+        way_out = "The result's shape depends on repeats. Give total_repeat_length=, an integer."
+        repeats = np.asarray(concrete(repeats, "repeat", way_out))
     size, counts = x.shape[dim], _counts("repeat", "repeats", repeats)
     if len(counts) == 1:
         spread = (*x.shape[: dim + 1], counts[0], *x.shape[dim + 1 :])

@@ -20,12 +20,12 @@ from .concrete import concrete, eagerly, is_traced
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .shape import ravel, reshape
 
-__all__ = ["DEPENDS", "GIVE_SIZE", "filled", "first_true", "mask_of", "nonzero"]
+__all__ = ["GIVE_SIZE", "filled", "first_true", "mask_of", "nonzero"]
 
-DEPENDS = "the result's shape depends on the values"
 GIVE_SIZE = (
-    "Give size=, a Python integer, for a result of that many elements, and fill_value= for those "
-    "that are missing; or work with meshard.numpy.where(mask, x, other), which keeps the shape."
+    "The result's shape depends on the values. Give size=, a Python integer, for a result of that "
+    "many elements, and fill_value= for those that are missing; or work with "
+    "meshard.numpy.where(mask, x, other), which keeps the shape."
 )
 
 
@@ -112,7 +112,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
         raise ShapeError("nonzero: an array without dims has no positions.")
     if size is not None:
         return _sized(x, size, fill_value)
-    x = concrete(x, f"nonzero: {DEPENDS}", GIVE_SIZE)
+    x = concrete(x, "nonzero", GIVE_SIZE)
     with eagerly():
         mask = mask_of(x)
     # Where one process holds it, an open ledger still sees what bringing it together moves.

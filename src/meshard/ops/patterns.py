@@ -88,9 +88,11 @@ def geomspace(
         ArgumentError: if an end is zero.
     """
     if is_traced(start, stop):
-        why = "geomspace: its numbers are computed by NumPy"
-        way_out = "Write mnp.exp(mnp.linspace(mnp.log(start), mnp.log(stop), num))."
-        start, stop = (np.asarray(concrete(v, why, way_out)) for v in (start, stop))
+        way_out = (
+            "Its numbers are computed by NumPy. Write mnp.exp(mnp.linspace(mnp.log(start), "
+            "mnp.log(stop), num))."
+        )
+        start, stop = (np.asarray(concrete(v, "geomspace", way_out)) for v in (start, stop))
     try:
         values = np.geomspace(start, stop, num, endpoint)
     except ValueError as error:

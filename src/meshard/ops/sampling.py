@@ -271,7 +271,6 @@ def register_sampler(name: str, sampler: Sampler) -> None:
     ) -> Block:
         block = np.empty(shape, dtype)
         stream = Stream(key_value(key), domain)
-        room = np.empty(0, dtype)
         with np.errstate(all="ignore"):
             for number, sizes, where, _ in draw_box(shape, Box.whole(shape)):
                 room = np.empty(math.prod(sizes), dtype)

@@ -20,7 +20,7 @@ from .reduce import argmax
 from .sampling import drawn, refuse_place
 from .sampling_continuous import check_mode
 from .sampling_integers import randint
-from .sampling_transform import elementwise_row, finished, like, uniforms
+from .sampling_transform import arranged, elementwise_row, finished, like, uniforms
 from .scan import cumsum
 from .shape import broadcast_to, moveaxis
 from .sort import argsort, searchsorted
@@ -229,10 +229,12 @@ def categorical(
         inner.insert(dim, scores.shape[dim])
         scores = broadcast_to(scores, tuple(inner))
     if replace:
-        full = (*lead, *scores.shape)
-        numbers = uniforms(what, key, full, like(key, full, scores))
+        full, at = (*lead, *scores.shape), len(lead) + dim
+        order = [*range(at), None, *range(at, len(sizes))]
+        where = arranged(what, out_sharding, len(sizes), order) or like(key, full, scores)
+        numbers = uniforms(what, key, full, where)
         perturbed = bind("random_gumbel_score", numbers, scores, dtype=np.dtype(np.float64))
-        return finished(what, argmax(perturbed, axis=len(lead) + dim), out_sharding)
+        return finished(what, argmax(perturbed, axis=at), out_sharding)
     draws, categories = math.prod(lead), scores.shape[dim]
     if draws > categories:
         raise ArgumentError(

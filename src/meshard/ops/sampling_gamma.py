@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.box import Box
-from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
@@ -30,7 +28,7 @@ from .reduce import sum as total
 from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from .sampling import draw_box, refuse_place
 from .sampling_basic import float_dtype, open_uniform
-from .sampling_transform import finished, like, parameter, result_shape, uniforms
+from .sampling_transform import arranged, finished, like, parameter, result_shape, uniforms
 from .shape import broadcast_to
 
 __all__ = [
@@ -233,8 +231,15 @@ def dirichlet(
         raise ShapeError("dirichlet requires alpha.ndim >= 1, got alpha.ndim == 0.")
     lead = None if shape is None else (*checked_shape(shape, "dirichlet"), value.shape[-1])
     sizes = result_shape("dirichlet", lead, {"alpha": value})
-    found = _gamma("dirichlet", key, value, sizes, out_sharding, log=True)
+    where = _whole_last("dirichlet", out_sharding, sizes)
+    found = _gamma("dirichlet", key, value, sizes, where, log=True)
     return finished("dirichlet", softmax(found, axis=-1).astype(wanted), out_sharding)
+
+
+def _whole_last(what: str, place: Any, sizes: tuple[int, ...]) -> Any:
+    """Return where numbers lie that are summed over the last dim, each sum on one device."""
+    rank = len(sizes)
+    return arranged(what, place, rank, (*range(rank - 1), None))
 
 
 def _half(value: Any) -> Any:
@@ -318,17 +323,6 @@ def generalized_normal(
     return finished(what, _generalized(what, key, value, sizes, where).astype(wanted), out_sharding)
 
 
-def _without_last(place: Any, rank: int) -> Any:
-    """Return where sums over the last dim of an array of some rank lie."""
-    sharding = as_sharding(place, "ball")
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    uneven = sharding.uneven
-    spec = PartitionSpec(*sharding.spec.axes(rank)[:-1])
-    kept = uneven[: rank - 1] if isinstance(uneven, tuple) else uneven
-    return NamedSharding(sharding.mesh, spec, uneven=kept)
-
-
 def ball(
     key: Any,
     d: Any,
@@ -365,9 +359,11 @@ def ball(
     if isinstance(power, float) and power == np.inf:
         found = 2 * uniforms("ball", key, sizes, out_sharding) - 1
         return finished("ball", found.astype(wanted), out_sharding)
-    g = _generalized("ball", key, power, sizes, out_sharding)
-    e = -element.log(
-        uniforms("ball", key, sizes[:-1], _without_last(out_sharding, len(sizes)), _RADIUS)
-    )
+    if is_traced(key, power):
+        refuse_place("ball", out_sharding)
+    where = _whole_last("ball", out_sharding, sizes)
+    g = _generalized("ball", key, power, sizes, where)
+    rows = arranged("ball", out_sharding, len(sizes), range(len(sizes) - 1))
+    e = -element.log(uniforms("ball", key, sizes[:-1], rows, _RADIUS))
     norms = (total(element.absolute(g) ** power, axis=-1) + e) ** (1 / power)
     return finished("ball", (g / norms[..., None]).astype(wanted), out_sharding)

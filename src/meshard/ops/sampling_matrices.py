@@ -17,7 +17,7 @@ from .decompose import cholesky, eigh, qr, svd
 from .matrix import diagonal
 from .sampling import drawn, refuse_place
 from .sampling_basic import float_dtype
-from .sampling_transform import finished, result_shape
+from .sampling_transform import arranged, finished, result_shape
 from .shape import matrix_transpose
 
 __all__ = ["multivariate_normal", "orthogonal"]
@@ -71,7 +71,7 @@ def multivariate_normal(
         )
     lead = None if shape is None else checked_shape(shape, what)
     batch = result_shape(what, lead, {"mean": center[..., 0], "cov": spread[..., 0, 0]})
-    if is_traced(center, spread):
+    if is_traced(key, center, spread):
         refuse_place(what, out_sharding)
     spread = spread.astype(np.float64)
     if method == "cholesky":
@@ -82,7 +82,9 @@ def multivariate_normal(
     else:
         left, values, _ = svd(spread)
         factor = left * element.sqrt(values)[..., None, :]
-    numbers = drawn(what, key, "normal", (*batch, n), np.dtype(np.float64), out_sharding)
+    rank = len(batch) + 1
+    where = arranged(what, out_sharding, rank, (*range(rank - 1), None))
+    numbers = drawn(what, key, "normal", (*batch, n), np.dtype(np.float64), where)
     found = center + matmul(factor, numbers[..., None])[..., 0]
     return finished(what, found.astype(wanted), out_sharding)
 
@@ -121,9 +123,11 @@ def orthogonal(
     lead = checked_shape(shape, "orthogonal")
     sides = (int(max(n, columns)), int(min(n, columns)))
     work = np.dtype(np.complex128 if wanted.kind == "c" else np.float64)
-    numbers = drawn("orthogonal", key, "normal", (*lead, *sides), work)
-    if is_traced(numbers):
+    if is_traced(key):
         refuse_place("orthogonal", out_sharding)
+    rank = len(lead) + 2
+    where = arranged("orthogonal", out_sharding, rank, (*range(rank - 2), None, None))
+    numbers = drawn("orthogonal", key, "normal", (*lead, *sides), work, where)
     q, r = qr(numbers)
     corner = diagonal(r, axis1=-2, axis2=-1)
     q = q * (corner / element.absolute(corner))[..., None, :]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
@@ -29,6 +29,7 @@ from .sampling import Draw, drawn, refuse_place, register_sampler
 from .sampling_basic import open_uniform
 
 __all__ = [
+    "arranged",
     "elementwise_row",
     "finished",
     "integer_dtype",
@@ -144,6 +145,26 @@ def like(key: Any, shape: tuple[int, ...], *parameters: Any) -> Sharding | None:
             if uneven is None or isinstance(uneven, str):
                 return NamedSharding(x.sharding.mesh, PartitionSpec(*entries), uneven=uneven)
     return None
+
+
+def arranged(what: str, place: Any, rank: int, order: Sequence[int | None]) -> Sharding | None:
+    """Return where an array is best computed with that becomes a result lying as asked.
+
+    Args:
+        what: the function, for messages.
+        place: how the result is asked to lie.
+        rank: the result's number of dims.
+        order: for each dim of the array the dim of the result that it lies like; None for whole.
+    """
+    sharding = as_sharding(place, what)
+    if not isinstance(sharding, NamedSharding):
+        return sharding if isinstance(sharding, SingleDeviceSharding) else None
+    axes, uneven = sharding.spec.axes(rank), sharding.uneven
+    if isinstance(uneven, tuple):
+        cuts = (*uneven, *[None] * rank)
+        uneven = tuple([None if d is None else cuts[d] for d in order])
+    spec = PartitionSpec(*[() if d is None else axes[d] for d in order])
+    return NamedSharding(sharding.mesh, spec, uneven=uneven)
 
 
 def uniforms(what: str, key: Any, shape: tuple[int, ...], place: Any, part: int = 0) -> Any:

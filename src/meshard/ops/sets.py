@@ -20,7 +20,7 @@ from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS
 from .move import concatenate, stack
-from .nonzero import DEPENDS, GIVE_SIZE, filled, first_true, mask_of, nonzero
+from .nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import compress as kept
@@ -84,7 +84,7 @@ def _unique(
 ) -> list[Any]:
     """Return the distinct elements, and those of the other three that are wanted."""
     if size is None:
-        x = concrete(x, f"unique: {DEPENDS}", GIVE_SIZE)
+        x = concrete(x, "unique", GIVE_SIZE)
     flat = regular(ravel(x))
     if index or inverse:
         values, order = sort_split(flat, bind("positions", flat))
@@ -370,7 +370,7 @@ def setxor1d(
 
 
 def _known_set(what: str, x: Any) -> Any:
-    return concrete(x, f"{what}: {DEPENDS}", GIVE_SIZE)
+    return concrete(x, what, GIVE_SIZE)
 
 
 # the elements and positions that a mask selects
@@ -392,7 +392,7 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     """
     if size is not None:
         return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
-    x = concrete(a, f"flatnonzero: {DEPENDS}", GIVE_SIZE)
+    x = concrete(a, "flatnonzero", GIVE_SIZE)
     mask = regular(mask_of(ravel(x)))
     return kept(mask, bind("positions", mask))[0]
 
@@ -440,7 +440,7 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
         line = reshape(places, (-1, *(1,) * (x.ndim - dim - 1)))
         other = as_array(fill_value).astype(x.dtype, copy=False)
         return bind("where", bind("less", line, 0), other, found)
-    mask = mask_of(concrete(mask, f"{what}: {DEPENDS}", GIVE_SIZE))
+    mask = mask_of(concrete(mask, what, GIVE_SIZE))
     if x.ndim == 1 and mask.size == x.size and not is_traced(x):
         return kept(regular(mask), x)[0]
     return take(x, flatnonzero(mask), axis=dim)

@@ -19,10 +19,10 @@ from .reduce import normalised_axes
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 from .shape import reshape
 
-__all__ = ["take", "take_along_axis"]
+__all__ = ["gap", "take", "take_along_axis"]
 
 
-def _gap(dtype: Any, fill_value: Any) -> Any:
+def gap(dtype: Any, fill_value: Any) -> Any:
     """Return what stands where a position lies outside: NaN, or the least integer."""
     if fill_value is not None:
         return as_array(fill_value).astype(dtype, copy=False)
@@ -39,7 +39,7 @@ def _farthest(dtype: Any) -> int:
 def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
     """Put a value where positions lie outside."""
     outside = bind("logical_or", bind("less", places, 0), bind("greater_equal", places, size))
-    return bind("where", reshape(outside, shape), _gap(found.dtype, fill), found)
+    return bind("where", reshape(outside, shape), gap(found.dtype, fill), found)
 
 
 def take(
@@ -81,8 +81,11 @@ def take(
     if places.size and not size:
         raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
     if mode == "raise" and is_traced(places):
-        why = "take: mode='raise' looks whether the positions lie inside"
-        places = concrete(places, why, "Give mode='clip', 'wrap' or 'fill'.")
+        way_out = (
+            "With mode='raise' it looks whether the positions lie inside. Give mode='clip', "
+            "'wrap' or 'fill'."
+        )
+        places = concrete(places, "take", way_out)
     if mode == "fill" or (mode is None and is_traced(places)):
         places = bind("positions_within", as_array(places), size=size, clamp=False)
         found = bind("gather", x, places, dims=(dim,), at=dim)

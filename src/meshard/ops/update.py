@@ -27,9 +27,10 @@ from meshard.runtime.types import Block
 from .concrete import concrete, is_traced
 from .create import full_like
 from .dtypes import same_dtype
-from .index import IndexParts, getitem, sizes_of
+from .index import IndexParts, getitem, sizes_of, taken_apart
 from .registry import Bounds, Dtype, MoveOp, Onto, Op, Operand, Params, RuleText, register
 from .shape import broadcast_to, reshape, transpose
+from .take import gap
 
 __all__ = ["At", "Place", "at"]
 
@@ -114,6 +115,10 @@ class Place:
     numbers. Where an index array names an element twice, ``set`` takes the last value and the
     others apply all.
 
+    ``mode=`` says what happens to positions outside the array: by default they are refused, or
+    where they are traced passed over; ``"drop"`` or ``"fill"`` passes over all of them, ``"clip"``
+    moves them inside.
+
     Raises:
         IndexingError: from every method, if the index is not one of the array.
         ShapeError: if the values do not broadcast to the place.
@@ -177,12 +182,19 @@ class Place:
         return self._updated(value, "set", options)
 
     def get(self, **options: Any) -> Any:
-        """Return the elements there."""
-        _check_options(options)
-        return getitem(as_array(self._x), self._index)
+        """Return the elements there; with ``mode="fill"``, ``fill_value`` for those outside."""
+        x, mode = as_array(self._x), _check_options(options)
+        if mode is None:
+            return getitem(x, self._index)
+        found = taken_apart(IndexParts(x, self._index, mode == "clip", checked=False))
+        if mode == "clip":
+            return found
+        ones = full_like(x, 1, np.bool_)
+        inside = taken_apart(IndexParts(ones, self._index, clamp=False, checked=False))
+        return bind("where", inside, found, gap(x.dtype, options.get("fill_value")))
 
     def _updated(self, values: Any, how: str, options: dict[str, Any]) -> Any:
-        _check_options(options)
+        mode = _check_options(options)
         x = given = as_array(self._x)
         if how == "divide" and x.dtype.kind in "biu":
             x = bind("divide", x, 1)
@@ -192,13 +204,13 @@ class Place:
         if mask is not None:
             if mask.takes(given_values):
                 return mask.changed(x, given_values, how)
-            why = f"x.at[mask].{how}: which of several values goes where depends on the mask's"
             concrete(
                 mask.mask,
-                why,
-                "Write meshard.numpy.where(mask, values, x), for values of x's shape.",
+                f"x.at[mask].{how}",
+                "Which of several values goes where depends on the mask's. Write "
+                "meshard.numpy.where(mask, values, x), for values of x's shape.",
             )
-        found = IndexParts(x, self._index, clamp=False)
+        found = IndexParts(x, self._index, clamp=mode == "clip", checked=mode is None)
         value = bind("astype", given_values, dtype=x.dtype)
         changed = (_scattered if found.arrays else _laid)(found, value, how)
         if changed.shape != x.shape:
@@ -252,8 +264,8 @@ def _traced_mask(x: Any, index: Any) -> _Mask | None:
     mask = masks[0]
     others = [e for e in entries if e is not mask]
     if any(e is not Ellipsis and not (isinstance(e, slice) and e == slice(None)) for e in others):
-        why = "x.at[mask, ...]: a mask beside other indices needs its values"
-        concrete(mask, why, "Combine the conditions into one mask of the array's shape.")
+        way_out = "A mask stands beside other indices. Combine all into one of the array's shape."
+        concrete(mask, "x.at[mask, ...]", way_out)
         return None
     place = next(i for i, e in enumerate(entries) if e is mask)
     behind = len(entries) - 1 - place
@@ -323,11 +335,25 @@ def _scattered(found: IndexParts, value: Array, how: str) -> Any:
     return bind("overlay", whole, changed, slices=tuple(found.slices)) if found.moves else changed
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: dict[str, Any]) -> str | None:
+    """Return what happens to positions outside: ``"clip"``, ``"drop"``; None: they are refused."""
     known = {"indices_are_sorted", "unique_indices", "mode", "fill_value", "wrap_negative_indices"}
     unknown = set(options) - known
     if unknown:
         raise ArgumentError(f"x.at[...]: unknown options {sorted(unknown)}.")
+    if options.get("wrap_negative_indices") is False:
+        raise ArgumentError(
+            "x.at[...]: wrap_negative_indices=False is not supported: negative positions count "
+            "from the end. Add the dim's size to those that are to lie outside."
+        )
+    mode = options.get("mode")
+    if mode in (None, "promise_in_bounds"):
+        return None
+    if mode not in ("clip", "drop", "fill"):
+        raise ArgumentError(
+            f"x.at[...]: mode is None, 'clip', 'drop', 'fill' or 'promise_in_bounds', not {mode!r}."
+        )
+    return "clip" if mode == "clip" else "drop"
 
 
 def _overlay_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:

@@ -434,5 +434,6 @@ def live_arrays(platform: str | None = None) -> list[Array]:
     return [
         x
         for x in gc.get_objects()
-        if type(x) is Array and x._blocks is not None and x._type.owner is mark
+        # Another thread may be making one: it has no blocks yet.
+        if type(x) is Array and getattr(x, "_blocks", None) is not None and x._type.owner is mark
     ]

@@ -99,7 +99,8 @@ def _local_repr(kind: ArrayType, blocks: Blocks) -> str:
         block = blocks[piece]
         ids = kind.layout.holders(piece)
         devices = f"device{'s' * (len(ids) > 1)} {', '.join(map(str, ids))}"
-        text = np.array2string(np.asarray(block), prefix="  ", threshold=20)
+        shown = np.asarray(block)["prng"] if kind.dtype == KEY else np.asarray(block)
+        text = np.array2string(shown, prefix="  ", threshold=20)
         lines.append(f"  {kind.layout.box(piece)} on {devices}:\n  {text}")
     hidden = len(kind.local) - _MOST_PIECES
     if hidden > 0:

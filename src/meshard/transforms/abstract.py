@@ -5,13 +5,12 @@ In: a function and the types of its arguments. Out: the types of its results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, final
 
-from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.decide import decide_kernel, decide_move
-from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.errors import ConcretizationError
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
@@ -19,24 +18,29 @@ from meshard.runtime.primitive import Params, innermost, interpreting
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType, Block
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import here
 
 from .body import Body
-from .branches import empty_mask
+from .branches import empty_mask, ghost, local_type
+from .grid import Grid
+from .infer import WEAK, Weak, inferred, number_type
 
-__all__ = ["abstractly", "eval_shape"]
-
-_WEAK = (bool, int, float, complex)
+__all__ = ["Ghost", "abstractly", "eval_shape", "is_abstract", "types_only", "weak_type"]
 
 
 @final
 class Ghost(Traced):
-    """An array of which only the type is known."""
+    """An array of which only the type is known.
 
-    __slots__ = ()
+    Attributes:
+        weak: the type of Python number that it stands for, if it does.
+    """
 
-    def __init__(self, type: ArrayType) -> None:
+    __slots__ = ("weak",)
+
+    def __init__(self, type: ArrayType, weak: Weak = None) -> None:
         self._type = type
+        self.weak = weak
 
     def _concrete(self, what: str) -> Block:
         raise ConcretizationError(
@@ -59,45 +63,53 @@ class _Abstract:
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Return the result's type as a value without data."""
-        world = here()
-        types = tuple([type(x) if type(x) in _WEAK else as_array(x)._type for x in operands])
-        if not any(isinstance(t, ArrayType) for t in types):
-            types = (as_array(operands[0])._type, *types[1:])
-        found = _inferred(world, name, types, params)
-        results = tuple([Ghost(t) for t in found])
+        types: list[tuple[ArrayType | type, Weak]] = []
+        for x in operands:
+            if type(x) in WEAK:
+                types.append((type(x), number_type(x)))
+            else:
+                types.append((as_array(x)._type, weak_type(x)))
+        if not any(isinstance(t, ArrayType) for t, _ in types):
+            types[0] = as_array(operands[0])._type, types[0][1]
+        results = tuple([Ghost(t, weak) for t, weak in inferred(here(), name, types, params)])
         return results[0] if len(results) == 1 else results
 
 
 _ABSTRACT = _Abstract()
 
 
-def _inferred(
-    world: RuntimeWorld, name: str, types: tuple[ArrayType | type, ...], params: Params
-) -> tuple[ArrayType, ...]:
-    key = ("infer", name, types, params)
-    found: tuple[ArrayType, ...] | None = world.decisions.get(key)
-    if found is None:
-        row = REGISTRY.get(name)
-        if row is None:
-            raise ArgumentError(f"There is no operation named {name!r}.")
-        if isinstance(row, MoveOp):
-            arrays = [t for t in types if isinstance(t, ArrayType)]
-            found = (decide_move(world, row, arrays, dict(params)).output,)
-        else:
-            found = decide_kernel(world, row, types, dict(params)).outputs
-        world.decided(key, found)
-    return found
+def is_abstract() -> bool:
+    """Whether the code at hand is evaluated for its types alone, outside of shard_map bodies."""
+    return innermost() is _ABSTRACT
+
+
+def weak_type(x: Any) -> Weak:
+    """Return the type of the Python number that a value is, or stands for; None for others."""
+    if type(x) is Ghost:
+        return x.weak
+    return x.kind.weak if type(x) is Grid else number_type(x)
+
+
+@contextlib.contextmanager
+def types_only(body: Body | None, varies: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Compute nothing but types.
+
+    Args:
+        body: the body that the code stands in; None outside of all.
+        varies: the axes over which a condition varies that decides whether the code runs.
+    """
+    with interpreting(_ABSTRACT) if body is None else body.under(empty_mask(body, varies)):
+        yield
 
 
 def abstractly(f: Callable[..., Any], *args: Any) -> Any:
     """Call a function so that nothing is computed; its results have types and no data."""
-    interpreter = innermost()
-    if isinstance(interpreter, Body):
-        with interpreter.under(empty_mask(interpreter)):
+    body = innermost()
+    if isinstance(body, Body):
+        with types_only(body):
             return f(*args)
-    ghosts = trees.map(lambda x: Ghost(x._type) if type(x) is Array else x, args)
-    with interpreting(_ABSTRACT):
-        return f(*ghosts)
+    with types_only(None):
+        return f(*trees.map(lambda x: Ghost(x._type) if type(x) is Array else x, args))
 
 
 def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -118,16 +130,20 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     >>> meshard.eval_shape(mnp.matmul, mnp.ones((2, 3)), mnp.ones((3, 4)))
     ShapeDtypeStruct(shape=(2, 4), dtype=float64)
     """
+    body = innermost()
+    inside = body if isinstance(body, Body) else None
 
-    def ghost(x: Any) -> Any:
-        return x if isinstance(x, Traced) else Ghost(typeof(x))
+    def typed(x: Any) -> Any:
+        if isinstance(x, Traced):
+            return x
+        kind = typeof(x)
+        if inside is None:
+            return Ghost(kind, number_type(x))
+        local = inside.scope.kind(local_type(inside.scope, kind.shape, kind.dtype), (), frozenset())
+        return ghost(inside, local)
 
-    named = dict(kwargs)
-    ghosts, more = trees.map(ghost, args), trees.map(ghost, named)
-    if isinstance(innermost(), Body):
-        ghosts, more = args, named
-    result = abstractly(lambda *a: f(*a, **more), *ghosts)
-    return trees.map(_struct, result)
+    values, named = trees.map(typed, args), trees.map(typed, dict(kwargs))
+    return trees.map(_struct, abstractly(lambda: f(*values, **named)))
 
 
 def _struct(x: Any) -> ShapeDtypeStruct:

@@ -23,13 +23,15 @@ from meshard.ops.decide import Cell, KernelPlan, MovePlan, decide_kernel, decide
 from meshard.ops.eager import EAGER, as_block, is_straight, run_cells
 from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.runtime.array import Array
-from meshard.runtime.execute import run_parts
+from meshard.runtime.execute import LARGE, run_parts
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import Params
 from meshard.runtime.types import ArrayType
 
 from .boundary import cell_type, entered
+from .deferred import Pending
 from .grid import Cells, Grid
+from .infer import inferred
 from .scope import Extent, GridKind, Mask, Scope
 
 Runner = Callable[["Body", Sequence[Any]], Any]
@@ -168,8 +170,10 @@ def _decide(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     row = REGISTRY.get(name)
     if row is None:
         raise ArgumentError(f"There is no operation named {name!r}.")
-    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     grids = [k for k in kinds if isinstance(k, GridKind)]
+    if any(k.weak for k in grids):
+        return _weakly(scope, name, kinds, params)
+    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     varies = frozenset[str]().union(*(k.varies for k in grids))
     plan: KernelPlan | MovePlan
     if isinstance(row, MoveOp):
@@ -187,6 +191,27 @@ def _decide(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     if isinstance(plan, MovePlan):
         return _moving(scope, plan, results[0], onto)
     return _computing(scope, plan, results, onto)
+
+
+def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+    """Decide an operation on types alone, some of which are those of Python numbers.
+
+    Only where a loop is typed are there such, and no cell is computed there.
+    """
+    grids = [k for k in kinds if isinstance(k, GridKind)]
+    types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
+    varies = frozenset[str]().union(*(k.varies for k in grids))
+    extent = scope.extent(scope.manual if scope.auto else [a for k in grids for a in k.extent])
+    outputs = [
+        scope.kind(t, extent, varies, weak)
+        for t, weak in inferred(scope.world, name, types, params)
+    ]
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        made = [Grid(body, k, (None,) * scope.count(extent)) for k in outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
 
 
 def _moving(
@@ -233,11 +258,14 @@ def _computing(
     whole = _with_cells(plan, cells, bool(extent))
     world, kernel = scope.world, plan.op.kernel
     straight = _straight(whole, kinds[0], onto)
+    defers = _defers(whole)
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
         if straight is not None and numbers is None:
             return straight(body, values)
+        if defers and body.mask is None:
+            return _deferred(body, whole, kinds[0], onto, values, numbers)
         own = whole
         if numbers is not None:
             own = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
@@ -253,6 +281,48 @@ def _computing(
         return grids[0] if len(grids) == 1 else tuple(grids)
 
     return run
+
+
+def _defers(plan: KernelPlan) -> bool:
+    """Whether an operation on large cells may be computed together with others, in pieces."""
+    return (
+        plan.nbytes >= LARGE
+        and plan.op.style == "ufunc"
+        and len(plan.outputs) == 1
+        and plan.own_dtype
+        and plan.cast == (None,)
+        and not plan.partial
+        and not plan.contiguous
+        and len(plan.outputs[0].shape) > 0
+        and not any(c.params for c in plan.cells)
+    )
+
+
+def _deferred(
+    body: Body,
+    plan: KernelPlan,
+    kind: GridKind,
+    onto: Sequence[tuple[int, ...] | None],
+    values: Sequence[Any],
+    numbers: tuple[int, ...] | None,
+) -> Grid:
+    """Return the result of an operation that runs when it is looked at."""
+    args: list[Any] = []
+    for x, m, weak in zip(values, onto, plan.weak, strict=True):
+        if m is None:
+            args.append(x if weak is None else weak.type(x))
+            continue
+        pending = x.pending
+        if pending is not None and pending.joins(kind, numbers):
+            args.append(pending)
+        else:
+            cells = x.cells
+            args.append(tuple([cells[i] for i in m]))
+    count = len(plan.cells)
+    operation = Pending(body.scope.world, plan.op.kernel, args, kind, count, numbers)
+    grid = Grid(body, kind, operation)
+    operation.held_by(grid)
+    return grid
 
 
 def _with_cells(plan: KernelPlan, cells: tuple[Cell, ...], many: bool) -> KernelPlan:

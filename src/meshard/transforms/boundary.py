@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.algebra.layout import even_cuts
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.array import Array
 from meshard.runtime.place import home, placed
@@ -116,7 +116,7 @@ def _entered_whole(body: Running, x: Array, spec: PartitionSpec) -> Grid:
         local = _local_shape(x.shape, axes, scope.sizes)
         kind = scope.kind(cell_type(scope, local, x.dtype), scope.extent(named), named)
         pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named])
-        sharding = NamedSharding(scope.mesh, spec)
+        sharding: Sharding = NamedSharding(scope.mesh, spec)
         if x._type.sharding == sharding:
             sharding = x._type.sharding
         found = sharding, kind, tuple(pieces.ravel().tolist())

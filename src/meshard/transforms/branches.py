@@ -13,30 +13,51 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ShardingError
 from meshard.runtime.array import Array
 from meshard.runtime.place import placed
+from meshard.runtime.types import ArrayType
 
 from .body import Body
+from .boundary import cell_type
 from .grid import Grid
-from .scope import GridKind, Mask, Scope
+from .scope import Extent, GridKind, Mask, Scope
 
-__all__ = ["choices", "empty_mask", "ghost", "merged", "narrowed", "widened"]
+__all__ = [
+    "alike",
+    "choices",
+    "common",
+    "empty_mask",
+    "ghost",
+    "idle",
+    "local_type",
+    "merged",
+    "narrowed",
+    "widened",
+]
 
 
 def choices(body: Body, x: Grid) -> Any:
     """Return a grid of scalars as an array over all manual axes; -1 where it is not known here."""
     scope, extent = body.scope, x.kind.extent
-    values = np.array([-1 if c is None else int(_scalar(c)) for c in x.cells], np.int64)
+    known = [_scalar(c) for c in x.cells]
+    values = np.array([-1 if c is None else int(c) for c in known], np.int64)
     shape = [scope.sizes[a] if a in extent else 1 for a in scope.manual]
     return np.broadcast_to(values.reshape(shape), scope.here.shape)
 
 
 def _scalar(cell: Any) -> Any:
+    """Return the value of a cell without dims; None where this process does not hold it."""
     if isinstance(cell, Array):
-        block = next((b for b in cell._live() if b is not None), None)
-        return -1 if block is None else block
+        return next((b for b in cell._live() if b is not None), None)
     return cell
+
+
+def common(x: Grid) -> int | None:
+    """Return the one value of a grid of scalars; None where none of its cells is computed here."""
+    found = [c for c in map(_scalar, x.cells) if c is not None]
+    return int(found[0]) if found else None
 
 
 def narrowed(body: Body, x: Grid, flags: Any) -> Mask:
@@ -49,11 +70,29 @@ def narrowed(body: Body, x: Grid, flags: Any) -> Mask:
     return Mask(axes, varies, np.broadcast_to(grid, body.scope.here.shape))
 
 
-def empty_mask(body: Body) -> Mask:
-    """Return the mask under which nothing is computed but types."""
+def empty_mask(body: Body, varies: frozenset[str] = frozenset()) -> Mask:
+    """Return the mask under which nothing is computed but types.
+
+    ``varies`` are the axes over which a condition varies that decides whether the code runs.
+    """
     old = body.mask
-    axes, varies = ((), frozenset[str]()) if old is None else (old.axes, old.varies)
+    axes: Extent = ()
+    if old is not None:
+        axes, varies = old.axes, old.varies | varies
     return Mask(axes, varies, np.zeros(body.scope.here.shape, bool))
+
+
+def idle(body: Body) -> bool:
+    """Whether none of this process's devices runs the code at hand."""
+    return body.mask is not None and not (body.mask.grid & body.scope.here).any()
+
+
+def local_type(scope: Scope, shape: tuple[int, ...], dtype: Any) -> ArrayType:
+    """Return the type of a cell that is not split over automatic axes."""
+    if not scope.auto:
+        return cell_type(scope, shape, dtype)
+    sharding = NamedSharding(scope.submeshes[0], PartitionSpec())
+    return scope.world.type_of(shape, dtype, sharding, True)
 
 
 def ghost(body: Body, kind: GridKind) -> Grid:
@@ -61,12 +100,22 @@ def ghost(body: Body, kind: GridKind) -> Grid:
     return Grid(body, kind, (None,) * body.scope.count(kind.extent))
 
 
+def alike(x: Grid, sharding: Any) -> Grid:
+    """Return the value with its cells, if they are Arrays on automatic axes, lying in one way."""
+    body, kind = x.body, x.kind
+    if not body.scope.auto or kind.type.sharding == sharding:
+        return x
+    cells = _alike(body.scope, x.cells, sharding)
+    type = body.scope.world.type_of(kind.shape, kind.dtype, sharding, True)
+    return Grid(body, body.scope.kind(type, kind.extent, kind.varies), tuple(cells))
+
+
 def widened(x: Grid, varies: frozenset[str]) -> Grid:
     """Return the value, counting as varying over more axes."""
     if varies <= x.kind.varies:
         return x
     body = x.body
-    kind = body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies | varies)
+    kind = body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies | varies, x.kind.weak)
     return Grid(body, kind, x.cells)
 
 

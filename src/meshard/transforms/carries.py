@@ -1,7 +1,7 @@
 """What control flow demands of values: carries that keep their types, branches that agree.
 
-Python numbers are weak: in a carry they take the dtype that the first turn gives them, and as a
-result of a branch that of the other branches.
+Python numbers are weak: in a carry they take the dtype that a turn gives them, and as a result of a
+branch that of the other branches, as long as it is of their kind.
 """
 
 from __future__ import annotations
@@ -12,23 +12,45 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.errors import ArgumentError, TreeError
+from meshard.errors import ArgumentError, MeshardError, TreeError
+from meshard.ops.dtypes import is_float
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
 
+from .abstract import Ghost, types_only, weak_type
 from .body import Body
-from .branches import widened
+from .branches import ghost, widened
+from .grid import Grid
+from .infer import WEAK, Weak
 
-__all__ = ["Carry", "leaf_type", "outputs_alike"]
+__all__ = ["Carry", "arrays_of", "leaf_type", "outputs_alike", "settled"]
 
-_WEAK = (bool, int, float, complex)
+_NUMBERS: tuple[type[Any], ...] = (int, float, complex)
+"""The types of Python numbers whose dtype is open, the narrowest first."""
 
 
 def leaf_type(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of an array or number."""
-    if type(x) in _WEAK:
+    if type(x) in WEAK:
         return (), as_array(x).dtype
     return x.shape, x.dtype
+
+
+def arrays_of(leaves: Sequence[Any], told: str) -> list[Any]:
+    """Return leaves of a tree, each an array, a value of a transformation or a Python number.
+
+    Raises:
+        ArgumentError: if one is nothing of that; ``told`` is how the message calls them.
+    """
+    found = []
+    for x in leaves:
+        try:
+            found.append(x if type(x) in WEAK else as_array(x))
+        except MeshardError as error:
+            raise ArgumentError(
+                f"{told} must be arrays or numbers, but one is {x!r} of type {type(x).__name__}."
+            ) from error
+    return found
 
 
 def _short(x: Any) -> str:
@@ -36,8 +58,17 @@ def _short(x: Any) -> str:
     return f"{dtype.name}[{','.join(map(str, shape))}]"
 
 
-def _path(path: Sequence[Any]) -> str:
-    return "".join(f"[{k!r}]" for k in path)
+def _takes(x: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a value is a Python number, or stands for one, that can have a dtype."""
+    weak = weak_type(x)
+    return weak is not None and _number(dtype) is weak
+
+
+def _number(dtype: np.dtype[Any]) -> Weak:
+    """Return the type of Python number that goes with a dtype."""
+    if is_float(dtype):
+        return float
+    return {"i": int, "u": int, "c": complex}.get(dtype.kind)
 
 
 @final
@@ -50,22 +81,26 @@ class Carry:
         body: the shard_map body that it runs in, or None.
         shape: the tree's structure.
         leaves: the arrays.
-        weak: for each whether it came as a Python number, and has not been through a turn.
+        weak: for each the type of Python number that it came as; None once it is settled.
     """
 
     what: str
     body: Body | None
     shape: Any
     leaves: list[Any]
-    weak: tuple[bool, ...]
+    weak: tuple[Weak, ...]
 
     @classmethod
     def of(cls, what: str, value: Any, body: Body | None) -> Carry:
-        """Return the first carry."""
+        """Return the first carry.
+
+        Raises:
+            ArgumentError: if a leaf is no array and no number.
+        """
         found, shape = trees.flatten(value)
-        weak = tuple([type(x) in _WEAK for x in found])
+        found = arrays_of(found, f"{what}: the leaves of the initial carry")
         make = as_array if body is None else body.lift
-        return cls(what, body, shape, [make(x) for x in found], weak)
+        return cls(what, body, shape, [make(x) for x in found], tuple(map(weak_type, found)))
 
     @property
     def value(self) -> Any:
@@ -76,12 +111,17 @@ class Carry:
         """Return a carry with other arrays."""
         return replace(self, leaves=leaves)
 
-    def cast(self, dtypes: Sequence[np.dtype[Any]]) -> Carry:
-        """Return the carry with its arrays converted."""
-        leaves = [
-            x if x.dtype == d else x.astype(d) for x, d in zip(self.leaves, dtypes, strict=True)
+    def ghosts(self) -> Carry:
+        """Return a carry of the same types without data."""
+        if self.body is None:
+            ghosts = [Ghost(x._type, w) for x, w in zip(self.leaves, self.weak, strict=True)]
+            return replace(self, leaves=ghosts)
+        scope = self.body.scope
+        kinds = [
+            scope.kind(x.kind.type, x.kind.extent, x.kind.varies, w)
+            for x, w in zip(self.leaves, self.weak, strict=True)
         ]
-        return replace(self, leaves=leaves)
+        return replace(self, leaves=[ghost(self.body, k) for k in kinds])
 
     def after(self, step: Callable[[Any], Any]) -> Carry:
         """Return the carry after a turn.
@@ -90,43 +130,115 @@ class Carry:
             TreeError: if it has another structure.
             ArgumentError: if a shape or dtype is another.
         """
-        result = step(self.value)
-        found, shape = trees.flatten(result)
+        found = self._checked(self._leaves_after(step))
+        if self.body is not None:  # the type must not depend on the number of turns
+            found = [
+                widened(self.body.lift(new), old.kind.varies)
+                for old, new in zip(self.leaves, found, strict=True)
+            ]
+        return replace(self, leaves=found)
+
+    def _leaves_after(self, step: Callable[[Any], Any]) -> list[Any]:
+        found, shape = trees.flatten(step(self.value))
         if shape != self.shape:
             raise TreeError(
                 f"{self.what}: body function carry input and carry output must have the same "
                 f"pytree structure, but they differ: the input is {self.shape}, the output is "
                 f"{shape}. Revise the function so that it returns what it is given."
             )
-        again = list(self.leaves)
-        for i, (old, new) in enumerate(zip(self.leaves, found, strict=True)):
-            if type(new) in _WEAK and np.result_type(old.dtype, new) == old.dtype and not old.shape:
-                found[i] = as_array(new).astype(old.dtype)
-            elif self.weak[i] and old.shape == leaf_type(new)[0]:
-                wide = np.result_type(old.dtype, leaf_type(new)[1])
-                again[i] = old.astype(wide) if wide != old.dtype else old
-        if any(a is not b for a, b in zip(again, self.leaves, strict=True)):
-            return replace(self, leaves=again).after(step)
+        return arrays_of(found, f"{self.what}: what the body function returns as the carry")
+
+    def _checked(self, found: Sequence[Any]) -> list[Any]:
+        """Return a turn's results as arrays of the carry's types, or refuse."""
+        leaves = []
         for number, (old, new) in enumerate(zip(self.leaves, found, strict=True)):
-            if leaf_type(new) != (old.shape, old.dtype):
-                self._refuse(number, old, new)
-        leaves: list[Any] = [as_array(x) for x in found]
-        if self.body is not None:  # the type must not depend on the number of turns
-            leaves = [
-                widened(self.body.lift(new), old.kind.varies)
-                for old, new in zip(self.leaves, leaves, strict=True)
-            ]
-        return replace(self, leaves=leaves, weak=(False,) * len(found))
+            made = as_array(new)
+            if made.shape == old.shape and made.dtype != old.dtype and _takes(new, old.dtype):
+                made = made.astype(old.dtype)
+            if (made.shape, made.dtype) != (old.shape, old.dtype):
+                self._refuse(number, old, made)
+            leaves.append(made)
+        return leaves
 
     def _refuse(self, number: int, old: Any, new: Any) -> None:
-        path = _path(trees.leaves_with_path(self.value)[number][0])
-        part = "dtypes" if old.shape == leaf_type(new)[0] else "shapes"
+        path = "".join(f"[{k!r}]" for k in trees.leaves_with_path(self.value)[number][0])
+        part = "dtypes" if old.shape == new.shape else "shapes"
         raise ArgumentError(
             f"{self.what}: body function carry input and carry output must have equal types, but "
             f"they differ: the input carry{path} has type {_short(old)}, but the output carry"
             f"{path} has type {_short(new)}, so the {part} do not match. Revise the function so "
             "that the output has the type of the input, for example with astype."
         )
+
+    def typed(self, found: Sequence[Any], by: frozenset[str]) -> Carry:
+        """Return the carry with the dtypes and varying axes that a turn, not run, gives it.
+
+        Args:
+            found: what the turn gave.
+            by: the axes over which the loop's condition varies.
+        """
+        leaves, weak = [], []
+        for x, kind, new in zip(self.leaves, self.weak, found, strict=True):
+            dtype = x.dtype
+            if kind is not None and leaf_type(new)[0] == ():
+                dtype, kind = _settled_dtype(kind, dtype, new)
+            made = x if dtype == x.dtype else x.astype(dtype)
+            if self.body is not None:
+                made = widened(made, self.body.lift(new).kind.varies | by)
+            leaves.append(made)
+            weak.append(kind)
+        return replace(self, leaves=leaves, weak=tuple(weak))
+
+
+def _settled_dtype(kind: type[Any], dtype: np.dtype[Any], new: Any) -> tuple[np.dtype[Any], Weak]:
+    """Return the dtype that a Python number in a carry takes, and whether it is open still."""
+    other, weak = leaf_type(new)[1], weak_type(new)
+    # The kind of the number is kept, or widened: a float does not become an integer.
+    order = _NUMBERS.index(kind)
+    if weak is not None:
+        return (other, weak) if _NUMBERS.index(weak) > order else (dtype, kind)
+    return (other, None) if _number(other) in _NUMBERS[order:] else (dtype, kind)
+
+
+def settled(
+    carry: Carry,
+    step: Callable[[Any], Any],
+    predicate: Callable[[Any], Any] | None = None,
+) -> Carry:
+    """Return the first carry with the types that it has in every turn.
+
+    The types of a loop's result must not depend on how many turns it takes. So turns are gone
+    through without values until nothing changes: numbers take dtypes, and in a shard_map body a
+    value that comes to vary over an axis varies from the beginning.
+
+    Args:
+        carry: the first carry.
+        step: from the tree to the next one.
+        predicate: from the tree to the condition, in the body as a grid.
+
+    Raises:
+        TreeError: if a turn gives another structure.
+        ArgumentError: if a turn gives another shape or dtype.
+    """
+    body = carry.body
+    while True:
+        ghosts = carry.ghosts()
+        by = frozenset[str]()
+        if predicate is not None:
+            with types_only(body):
+                kind = predicate(ghosts.value)
+            by = kind.kind.varies if type(kind) is Grid else by
+        with types_only(body, by):
+            found = ghosts._leaves_after(step)
+        now = carry.typed(found, by)
+        if all(
+            (x.dtype, v) == (y.dtype, w) and (body is None or x.kind.varies == y.kind.varies)
+            for x, v, y, w in zip(carry.leaves, carry.weak, now.leaves, now.weak, strict=True)
+        ):
+            with types_only(body, by):
+                ghosts._checked(found)
+            return replace(carry, weak=(None,) * len(carry.leaves))
+        carry = now
 
 
 def outputs_alike(
@@ -149,10 +261,11 @@ def outputs_alike(
                 f"{what}: branch outputs must have the same pytree structure, but they differ: "
                 f"that of {names[0]} is {shape}, that of {name} is {other}."
             )
-    columns = [
-        _column(what, names, column, make)
-        for column in zip(*[leaves for leaves, _ in flat], strict=True)
+    rows = [
+        arrays_of(leaves, f"{what}: what {name} returns")
+        for name, (leaves, _) in zip(names, flat, strict=True)
     ]
+    columns = [_column(what, names, column, make) for column in zip(*rows, strict=True)]
     return [trees.unflatten(shape, [column[i] for column in columns]) for i in range(len(results))]
 
 
@@ -160,13 +273,13 @@ def _column(
     what: str, names: Sequence[str], column: Sequence[Any], make: Callable[[Any], Any]
 ) -> list[Any]:
     """Return one leaf of all branches as arrays; Python numbers take the others' dtype."""
-    strong = [x.dtype for x in column if type(x) not in _WEAK]
-    weak = [x for x in column if type(x) in _WEAK]
-    if not weak:
-        made = [make(x) for x in column]
-    else:
-        dtype = np.result_type(*strong, *weak) if strong else np.result_type(*map(as_array, weak))
-        made = [make(as_array(x).astype(dtype) if type(x) in _WEAK else x) for x in column]
+    dtype = next((x.dtype for x in column if type(x) not in WEAK and weak_type(x) is None), None)
+    made = []
+    for x in column:
+        array = make(x)
+        if dtype is not None and array.dtype != dtype and _takes(x, dtype):
+            array = array.astype(dtype)
+        made.append(array)
     for name, x in zip(names, made, strict=True):
         if leaf_type(x) != leaf_type(made[0]):
             part = "dtypes" if x.shape == made[0].shape else "shapes"

@@ -1,4 +1,4 @@
-"""Control flow by the names of ``jax.lax``: loops, conditions, scans.
+"""Control flow by the names of ``jax.lax``: conditions and loops.
 
 Outside of `shard_map` these are Python's own loops and conditions around operations that run at
 once. Inside, a condition may differ between devices: then the code runs for those it concerns, and
@@ -12,22 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError, TreeError
-from meshard.ops.create import full, zeros
+from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.elementwise import clip
-from meshard.ops.move import stack
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost
 from meshard.runtime.traced import Traced
 
-from .abstract import abstractly
+from .abstract import Ghost, abstractly, is_abstract, types_only
 from .body import Body
-from .branches import choices, empty_mask, ghost, merged, narrowed, widened
-from .carries import Carry, leaf_type, outputs_alike
+from .branches import alike, choices, common, idle, merged, narrowed, widened
+from .carries import Carry, outputs_alike, settled
 from .grid import Grid
 
-__all__ = ["cond", "fori_loop", "map", "scan", "switch", "while_loop"]
+__all__ = ["cond", "fori_loop", "switch", "while_loop"]
 
 _NOTHING = object()
 
@@ -69,9 +67,13 @@ def cond(
     >>> int(cond(True, lambda x: x + 1, lambda x: x - 1, 5))
     6
     """
+    if operand is _NOTHING and len(operands) == 2 and not callable(true_fun):
+        if callable(false_fun) and callable(operands[1]):  # the oldest form, with two operands
+            own, other = (true_fun, false_fun), operands
+            return cond(pred, lambda x, y: own[1](x), lambda x, y: other[1](y), own[0], other[0])
     if not all(callable(f) for f in (true_fun, false_fun)):
         raise ArgumentError("cond: true_fun and false_fun arguments should be callable.")
-    args = operands if operand is _NOTHING else (operand,)
+    args = _operands("cond", operands, operand)
     pred = _scalar(pred, "cond", "pred")
     index = (pred == 0).astype(np.int64) if isinstance(pred, Traced) else int(not bool(pred))
     return _switched("cond", index, [true_fun, false_fun], args, ["true_fun", "false_fun"])
@@ -102,20 +104,26 @@ def switch(
         raise ArgumentError("switch: the sequence of branches is empty.")
     if not all(callable(b) for b in branches):
         raise ArgumentError("switch: branches should be callable.")
-    args = operands if operand is _NOTHING else (operand,)
+    args = _operands("switch", operands, operand)
     number = _scalar(index, "switch", "index")
     dtype = number.dtype if hasattr(number, "dtype") else np.asarray(number).dtype
     if dtype.kind not in "iu":
         raise ArgumentError(f"switch: the index must be an integer, got {number!r} as {dtype}.")
     last = len(branches) - 1
-    inside = clip if isinstance(number, Traced) else _inside
-    number = inside(number, 0, last)
+    number = clip(number, 0, last) if isinstance(number, Traced) else min(max(int(number), 0), last)
     names = [f"branch {i}" for i in range(len(branches))]
     return _switched("switch", number, list(branches), args, names)
 
 
-def _inside(x: Any, low: int, high: int) -> int:
-    return min(max(int(x), low), high)
+def _operands(what: str, operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
+    if operand is _NOTHING:
+        return operands
+    if operands:
+        raise ArgumentError(
+            f"{what}: pass the operands by position or one as operand=, not both; got "
+            f"operand={operand!r} besides {len(operands)} by position."
+        )
+    return (operand,)
 
 
 def _scalar(x: Any, what: str, name: str) -> Any:
@@ -131,6 +139,8 @@ def _scalar(x: Any, what: str, name: str) -> Any:
         raise ShapeError(
             f"{what}: {name} must be a scalar, got {value.aval!r} of shape {value.shape}."
         )
+    if value.dtype.kind == "c":
+        raise ArgumentError(f"{what}: {name} must be a bool or a real number, got {value.aval!r}.")
     return value
 
 
@@ -143,37 +153,50 @@ def _switched(
 ) -> Any:
     body = _body()
     make = as_array if body is None else body.lift
-    args = trees.map(lambda x: make(x) if hasattr(x, "dtype") else x, args)
+    # Numbers stay numbers, whose dtype is open; a bool becomes an array, so that ~x is its inverse.
+    args = trees.map(lambda x: make(x) if hasattr(x, "dtype") or type(x) is bool else x, args)
     if body is None:
-        taken = int(index)
+        unknown = isinstance(index, Ghost)
+        taken = 0 if unknown else int(index)
         results = [
-            branch(*args) if i == taken else abstractly(branch, *args)
+            branch(*args) if unknown or i == taken else abstractly(branch, *args)
             for i, branch in enumerate(branches)
         ]
         return outputs_alike(what, names, results)[taken]
-    if isinstance(index, Grid) and index.kind.varies:
+    if not isinstance(index, Grid):
+        return _uniform(what, body, int(index), branches, args, names)
+    if index.kind.varies:
         return _diverging(what, body, index, branches, args, names)
-    # The same everywhere: one branch is computed, the others only typed.
-    taken = int(index) if not isinstance(index, Grid) or index.cells[0] is not None else -1
+    return _uniform(what, body, common(index), branches, args, names)
+
+
+def _uniform(
+    what: str,
+    body: Body,
+    taken: int | None,
+    branches: list[Callable[..., Any]],
+    args: tuple[Any, ...],
+    names: list[str],
+) -> Any:
+    """Run the branch that all devices take, and only type the others."""
     results = []
     for i, branch in enumerate(branches):
         if i == taken:
             results.append(branch(*args))
         else:
-            with body.under(empty_mask(body)):
+            with types_only(body):
                 results.append(branch(*args))
-    return _unified(what, body, names, results, max(taken, 0))
-
-
-def _unified(what: str, body: Body, names: list[str], results: list[Any], taken: int) -> Any:
-    """Return one branch's results, varying over all axes that any branch's do."""
-    alike = outputs_alike(what, names, results, body.lift)
-    flat = [trees.leaves(r) for r in alike]
+    alike_results = outputs_alike(what, names, results, body.lift)
+    flat = [trees.leaves(r) for r in alike_results]
+    # The result's type must be the same in a process of which no device runs this.
     joined = [
-        widened(own, frozenset().union(*(x.kind.varies for x in column)))
-        for own, *column in zip(flat[taken], *flat, strict=True)
+        alike(
+            widened(own, frozenset[str]().union(*(x.kind.varies for x in column))),
+            column[0].kind.type.sharding,
+        )
+        for own, *column in zip(flat[taken or 0], *flat, strict=True)
     ]
-    return trees.unflatten(trees.structure(alike[0]), joined)
+    return trees.unflatten(trees.structure(alike_results[0]), joined)
 
 
 def _diverging(
@@ -190,11 +213,11 @@ def _diverging(
     for i, branch in enumerate(branches):
         with body.under(narrowed(body, index, chosen == i)):
             results.append(branch(*args))
-    alike = outputs_alike(what, names, results, body.lift)
-    flat = [trees.leaves(r) for r in alike]
+    found = outputs_alike(what, names, results, body.lift)
+    flat = [trees.leaves(r) for r in found]
     axes = index.kind.extent
     joined = [merged(body, column, chosen, index.kind, axes) for column in zip(*flat, strict=True)]
-    return trees.unflatten(trees.structure(alike[0]), joined)
+    return trees.unflatten(trees.structure(found[0]), joined)
 
 
 # loops
@@ -223,24 +246,21 @@ def while_loop(
     >>> int(while_loop(lambda x: x < 100, lambda x: 2 * x, 3))
     192
     """
+    _check_callable("while_loop", cond_fun=cond_fun, body_fun=body_fun)
     body = _body()
     carry = Carry.of("while_loop", init_val, body)
     if body is None:
-        turns = 0
-        while bool(_condition(cond_fun(carry.value))):
-            carry = carry.after(body_fun)
-            turns += 1
-        if not turns:
-            abstractly(carry.after, body_fun)
-        return carry.value
+        return _while_outside(carry, cond_fun, body_fun)
 
     def predicate(value: Any) -> Grid:
         return body.lift(_condition(cond_fun(value)))
 
-    carry = _settled(body, carry, body_fun, predicate)
+    carry = settled(carry, body_fun, predicate)
     mask = body.mask
     while True:
         with body.under(mask):
+            if idle(body):
+                return carry.value
             pred = predicate(carry.value)
         flags = choices(body, pred) > 0
         if not pred.kind.varies and mask is body.mask:
@@ -250,17 +270,42 @@ def while_loop(
             continue
         with body.under(mask):
             mask = narrowed(body, pred, flags)
-        if not (mask.grid & body.scope.here).any():
-            return carry.value
         with body.under(mask):
+            if idle(body):
+                return carry.value
             found = carry.after(body_fun)
-        chosen = np.where(mask.grid, 0, 1)
+        chosen = np.where(mask.grid, 1, 0)
         carry = carry.replaced(
             [
-                merged(body, (new, old), chosen, pred.kind, mask.axes)
-                for new, old in zip(found.leaves, carry.leaves, strict=True)
+                merged(body, (old, new), chosen, pred.kind, mask.axes)
+                for old, new in zip(carry.leaves, found.leaves, strict=True)
             ]
         )
+
+
+def _while_outside(
+    carry: Carry, cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any]
+) -> Any:
+    def predicate(value: Any) -> Any:
+        return _condition(cond_fun(value))
+
+    if is_abstract():
+        return settled(carry, body_fun, predicate).ghosts().value
+    if any(carry.weak):
+        carry = settled(carry, body_fun, predicate)
+    elif not predicate(carry.value):
+        settled(carry, body_fun, predicate)  # what is wrong with it is said all the same
+    while predicate(carry.value):
+        carry = carry.after(body_fun)
+    return carry.value
+
+
+def _check_callable(what: str, **functions: Any) -> None:
+    for name, f in functions.items():
+        if not callable(f):
+            raise ArgumentError(
+                f"{what}: {name} must be a function, got {f!r} of type {type(f).__name__}."
+            )
 
 
 def _condition(value: Any) -> Any:
@@ -271,34 +316,6 @@ def _condition(value: Any) -> Any:
         told = value.aval if hasattr(value, "aval") else value
         raise ArgumentError(f"while_loop: cond_fun must return a boolean scalar, but got {told!r}.")
     return value
-
-
-def _settled(
-    body: Body,
-    carry: Carry,
-    step: Callable[[Any], Any],
-    predicate: Callable[[Any], Grid] | None = None,
-) -> Carry:
-    """Return the carry, varying over all axes over which it comes to vary in later turns.
-
-    The type of a loop's result must not depend on how many turns it takes, so that the turns are
-    first gone through without values until nothing changes.
-    """
-    every = frozenset(body.scope.manual)
-    while any(x.kind.varies != every for x in carry.leaves):
-        with body.under(empty_mask(body)):
-            ghosts = carry.replaced([ghost(body, x.kind) for x in carry.leaves])
-            by = predicate(ghosts.value).kind.varies if predicate else frozenset[str]()
-            after = ghosts.after(step)
-        now = [
-            x.kind.varies | y.kind.varies | by
-            for x, y in zip(carry.leaves, after.leaves, strict=True)
-        ]
-        carry = carry.cast([y.dtype for y in after.leaves])
-        if all(v == x.kind.varies for v, x in zip(now, carry.leaves, strict=True)):
-            return carry
-        carry = carry.replaced([widened(x, v) for x, v in zip(carry.leaves, now, strict=True)])
-    return carry
 
 
 def _bound(x: Any, name: str) -> Any:
@@ -314,8 +331,10 @@ def _bound(x: Any, name: str) -> Any:
         raise ArgumentError(
             f"fori_loop: {name} must be an integer without dims, got {value.aval!r}."
         )
-    varying = isinstance(value, Grid) and (value.kind.varies or value.cells[0] is None)
-    return value if varying else int(value)
+    if isinstance(value, Grid) and not value.kind.varies:
+        one = common(value)
+        return value if one is None else one
+    return value if isinstance(value, Traced) else int(value)
 
 
 def fori_loop(
@@ -347,6 +366,7 @@ def fori_loop(
     >>> int(fori_loop(0, 5, lambda i, total: total + i, 0))
     10
     """
+    _check_callable("fori_loop", body_fun=body_fun)
     first, end = _bound(lower, "lower"), _bound(upper, "upper")
     body = _body()
     if not (isinstance(first, int) and isinstance(end, int)):
@@ -360,138 +380,10 @@ def fori_loop(
         found = while_loop(lambda state: state[0] < end, step, (start, init_val))
         return found[1]
     carry = Carry.of("fori_loop", init_val, body)
-    if body is not None:
-        carry = _settled(body, carry, lambda value: body_fun(first, value))
+    if body is not None or is_abstract() or any(carry.weak) or first >= end:
+        carry = settled(carry, lambda value: body_fun(first, value))
+    if is_abstract() or (body is not None and idle(body)):
+        return carry.ghosts().value
     for i in range(first, end):
         carry = carry.after(lambda value, i=i: body_fun(i, value))  # type: ignore[misc]
-    if first >= end and body is None:
-        abstractly(carry.after, lambda value: body_fun(first, value))
     return carry.value
-
-
-# scans
-
-
-def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    _split_transpose: bool = False,
-) -> tuple[Any, Any]:
-    """Call a function for each position along the first dim of some arrays, carrying a value along.
-
-    Args:
-        f: from the carry and the arrays at one position to the next carry, of the same structure,
-            shapes and dtypes, and a tree of results.
-        init: the first carry: a tree of arrays. A Python number in it takes the dtype that ``f``
-            gives it.
-        xs: a tree of arrays whose first dims have one size; None: ``f`` gets None.
-        length: the number of positions, needed where ``xs`` has no arrays.
-        reverse: whether to begin with the last position.
-        unroll: accepted as in JAX; there is nothing to unroll.
-
-    Returns:
-        The last carry, and the results of all positions, stacked along a new first dim.
-
-    Raises:
-        ShapeError: if the sizes of the first dims differ, or there are none.
-        ArgumentError: if ``f`` does not return a pair, or the carry's types differ.
-        TreeError: if tree structures differ.
-
-    >>> import meshard.numpy as mnp
-    >>> total, running = scan(lambda c, x: (c + x, c), 0, mnp.arange(4))
-    >>> int(total), running.tolist()
-    (6, [0, 0, 1, 3])
-    """
-    body = _body()
-    leaves, shape = trees.flatten(xs)
-    arrays = [as_array(x) for x in leaves]
-    count = _length(arrays, length)
-    carry = Carry.of("scan", init, body)
-    results: list[Any] = []
-
-    def at(i: int) -> Any:
-        return trees.unflatten(shape, [x[i] for x in arrays])
-
-    def step(value: Any, x: Any) -> Any:
-        pair = f(value, x)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ArgumentError(f"scan: the body's output must be a pair, got {pair!r}.")
-        results.append(pair[1])
-        return pair[0]
-
-    def typed() -> None:
-        """Go through one turn without values."""
-        sample = [full(x.shape[1:], 0, x.dtype) if not count else x[0] for x in arrays]
-        carry.after(lambda value: step(value, trees.unflatten(shape, sample)))
-
-    if not count:
-        if body is None:
-            abstractly(typed)
-        else:
-            with body.under(empty_mask(body)):
-                typed()
-        empty = [zeros((0, *leaf_type(y)[0]), leaf_type(y)[1]) for y in trees.leaves(results[0])]
-        return carry.value, trees.unflatten(trees.structure(results[0]), empty)
-    if body is not None:
-        carry = _settled(body, carry, lambda value: step(value, at(0)))
-        results.clear()
-    for i in range(count - 1, -1, -1) if reverse else range(count):
-        carry = carry.after(lambda value, i=i: step(value, at(i)))  # type: ignore[misc]
-    if len(results) > count:  # the first turn was done again with another dtype
-        del results[: len(results) - count]
-    if reverse:
-        results.reverse()
-    return carry.value, _stacked(results)
-
-
-def _length(arrays: Sequence[Any], length: int | None) -> int:
-    """Return the number of positions of a scan."""
-    for x in arrays:
-        if not x.shape:
-            raise ShapeError(f"scan: got a value with no leading dim to scan over: {x!r}.")
-    sizes = [x.shape[0] for x in arrays]
-    if len(set(sizes)) > 1:
-        told = ", ".join([str(n) for n in dict.fromkeys(sizes)])
-        raise ShapeError(f"scan: got values with different sizes of the leading dim: {told}.")
-    if length is not None:
-        count = length.__index__()
-        if sizes and sizes[0] != count:
-            raise ShapeError(
-                f"scan: got length {count}, which disagrees with the leading dim's size {sizes[0]}."
-            )
-        return count
-    if not sizes:
-        raise ShapeError("scan: got no values to scan over, and length is not given.")
-    return int(sizes[0])
-
-
-def _stacked(results: Sequence[Any]) -> Any:
-    """Return trees of results as one tree of arrays with a new first dim."""
-    shape = trees.structure(results[0])
-    flat = [trees.leaves(r) for r in results]
-    for other in results[1:]:
-        if trees.structure(other) != shape:
-            raise TreeError(
-                f"scan: the results of all positions must have one tree structure, got {shape} "
-                f"and {trees.structure(other)}."
-            )
-    return trees.unflatten(shape, [stack(column) for column in zip(*flat, strict=True)])
-
-
-def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
-    """Call a function for each position along the first dim of some arrays, and stack its results.
-
-    Args:
-        f: from the arrays at one position to a tree of results.
-        xs: a tree of arrays whose first dims have one size.
-        batch_size: accepted as in JAX, where it says how many positions are computed at once.
-
-    >>> import meshard.numpy as mnp
-    >>> map(lambda x: 2 * x, mnp.arange(3)).tolist()
-    [0, 2, 4]
-    """
-    return scan(lambda carry, x: (carry, f(x)), (), xs)[1]

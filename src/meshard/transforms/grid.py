@@ -12,6 +12,7 @@ from meshard.runtime.array import Array
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import Block
 
+from .deferred import Pending
 from .scope import GridKind, Running
 
 Cells = tuple[Any, ...]
@@ -31,14 +32,28 @@ class Grid(Traced):
     value of each cell that this process holds.
     """
 
-    __slots__ = ("body", "cells", "kind")
+    __slots__ = ("__weakref__", "_cells", "body", "kind")
     body: Running
 
-    def __init__(self, body: Running, kind: GridKind, cells: Cells) -> None:
+    def __init__(self, body: Running, kind: GridKind, cells: Cells | Pending) -> None:
         self._type = kind.type
         self.body = body
         self.kind = kind
-        self.cells = cells
+        self._cells = cells
+
+    @property
+    def cells(self) -> Cells:
+        """The cells, computed now if they were put off."""
+        found = self._cells
+        if type(found) is Pending:
+            found = self._cells = found.run()
+        return found
+
+    @property
+    def pending(self) -> Pending | None:
+        """The operation that has yet to compute the cells; None if they are there."""
+        found = self._cells
+        return found if type(found) is Pending else None
 
     @property
     def aval(self) -> GridKind:

@@ -318,7 +318,7 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
                 for device, count in site.received(runs, volume * dtype.itemsize).items():
                     moved[device] = moved.get(device, 0) + count
             communicated(world, "all-to-all", axes, moved, name, array=array)
-        found = []
+        found: list[Sequence[Any]] = []
         for site, blocks, volume in zip(plan.sites, pieces, volumes, strict=True):
             shape = output.shape if laying is None else laying.shapes[len(found)]
             part = site.part(runs, shape, volume)

@@ -33,14 +33,22 @@ class GridKind:
         type: the type of one cell, on one device.
         extent: the axes along which cells differ.
         varies: the axes over which the value may differ.
+        weak: the type of Python number that it stands for where a loop is typed, not run.
     """
 
-    __slots__ = ("extent", "type", "varies")
+    __slots__ = ("extent", "type", "varies", "weak")
 
-    def __init__(self, type: ArrayType, extent: Extent, varies: frozenset[str]) -> None:
+    def __init__(
+        self,
+        type: ArrayType,
+        extent: Extent,
+        varies: frozenset[str],
+        weak: type[Any] | None = None,
+    ) -> None:
         self.type = type
         self.extent = extent
         self.varies = varies
+        self.weak = weak
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,12 +172,18 @@ class Scope:
         self._local: dict[Extent, tuple[int, ...] | None] = {}
         self._submeshes: tuple[Mesh, ...] | None = None
 
-    def kind(self, type: ArrayType, extent: Extent, varies: frozenset[str]) -> GridKind:
+    def kind(
+        self,
+        type: ArrayType,
+        extent: Extent,
+        varies: frozenset[str],
+        weak: type[Any] | None = None,
+    ) -> GridKind:
         """Return the one kind with these properties."""
-        key = (type, extent, varies)
+        key = (type, extent, varies, weak)
         found = self._kinds.get(key)
         if found is None:
-            found = self._kinds[key] = GridKind(type, extent, varies)
+            found = self._kinds[key] = GridKind(type, extent, varies, weak)
         return found
 
     def extent(self, axes: Iterable[str]) -> Extent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import optree
@@ -19,6 +19,8 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import (
     ArgumentError,
+    ConcretizationError,
+    DtypeError,
     IndivisibleError,
     ReplicationError,
     ShardingError,
@@ -167,7 +169,7 @@ class _Mapped:
         self._auto = auto
         self._inputs: dict[Any, list[Any]] = {}
         self._outputs: dict[Any, list[Any]] = {}
-        self._passed: set[tuple[GridKind, PartitionSpec]] = set()
+        self._passed: set[tuple[GridKind, PartitionSpec, bool]] = set()
         self._known: tuple[Any, Mesh, Scope] | None = None
 
     @property
@@ -193,7 +195,16 @@ class _Mapped:
             specs = self._inputs[structure] = self._matched_inputs(args)
         values = []
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
-            x = as_array(leaf) if around is None else around.lift(leaf)
+            if around is not None:
+                x = around.lift(leaf)
+            elif type(leaf) is Grid:
+                raise ConcretizationError(
+                    f"shard_map of {self._name!r}: {self._argument(args, number)}, "
+                    f"{leaf.kind.str_short()}, belongs to the body of a shard_map that has ended. "
+                    "Return it from its body instead of keeping it."
+                )
+            else:
+                x = as_array(leaf)
             own = _own_spec(x, scope) if spec is _INFER else spec
             if ("enter", x._type, own) not in scope.decisions:
                 self._check_input(x, own, scope, args, number)
@@ -205,7 +216,7 @@ class _Mapped:
             with interpreting(body), entered_mesh(scope.mesh):
                 result = self._f(*optree.tree_unflatten(structure, values))
                 found, shape = _flatten(result)
-                grids = [body.lift(x) for x in found]
+                grids = self._lifted(body, found, result)
         finally:
             body.close()
         wanted = self._outputs.get(shape)
@@ -213,11 +224,24 @@ class _Mapped:
             wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
         joined = []
         for number, (grid, spec) in enumerate(zip(grids, wanted, strict=True)):
-            if (grid.kind, spec) not in self._passed:
+            if (grid.kind, spec, around is None) not in self._passed:
                 self._check_output(grid, spec, scope, result, number)
-                self._passed.add((grid.kind, spec))
+                self._passed.add((grid.kind, spec, around is None))
             joined.append(left(body, grid, spec))
         return optree.tree_unflatten(shape, joined)
+
+    def _lifted(self, body: Body, found: Sequence[Any], result: Any) -> list[Grid]:
+        number = 0
+        try:
+            grids = []
+            for number, x in enumerate(found):  # noqa: B007  (told in the error)
+                grids.append(body.lift(x))
+        except DtypeError as error:
+            raise DtypeError(
+                f"shard_map of {self._name!r}: {_result(result, number)} is {found[number]!r}, "
+                f"which is no array: {error}"
+            ) from error
+        return grids
 
     # the axes
 
