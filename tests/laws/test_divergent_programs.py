@@ -268,13 +268,13 @@ def check(program: tuple[tuple[int, ...], list[int], Block], worlds: Sequence[tu
             np.testing.assert_array_equal(again, expected)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_what_each_device_alone_would_compute(program: Any) -> None:
     check(program, [(2, 4)])
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_other_numbers_of_processes(program: Any) -> None:
     check(program, [(4, 2), (8, 1)])
