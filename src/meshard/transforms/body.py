@@ -152,7 +152,7 @@ class Body:
                 "that does not enclose this one. Return it from its body instead of keeping it."
             )
         x = self.outer.lift(x)
-        found = entered(self, x.cells, PartitionSpec(), x.kind.varies)
+        found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
         self._constants[id(x)] = (x, found)
         return found
 

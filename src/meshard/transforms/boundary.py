@@ -69,6 +69,7 @@ def entered(
     arrays: Sequence[Any],
     spec: PartitionSpec,
     varies: frozenset[str] = frozenset(),
+    like: ArrayType | None = None,
 ) -> Grid:
     """Return the grid that arrays are to a body.
 
@@ -77,6 +78,7 @@ def entered(
         arrays: the array, or one for each coordinate of the outer body (None: not wanted here).
         spec: how the axes that the body makes manual split it; it is known to divide.
         varies: the outer axes over which it varies.
+        like: the type of one of the arrays; needed where it may be that none is wanted here.
     """
     scope = body.scope
     if body.outer is None and not scope.auto:
@@ -84,12 +86,11 @@ def entered(
     added = _added(body)
     submeshes = body.outer.scope.submeshes if body.outer is not None else (scope.mesh,)
     cells = np.empty((len(submeshes), scope.count(added)), object)
-    kept: Axes = ()
-    first = next(x for x in arrays if x is not None)
+    first = arrays[0]._type if like is None else like
     axes: Axes = spec.axes(first.ndim)
+    kept = _kept(first, submeshes[0], axes, scope)
     for number, (x, mesh) in enumerate(zip(arrays, submeshes, strict=True)):
         if x is not None:
-            kept = _kept(x, mesh, axes, scope)
             cells[number] = _cut(scope, x, mesh, axes, kept, added)
     local = _local_shape(first.shape, axes, scope.sizes)
     now = varies | {a for dim in axes for a in dim}

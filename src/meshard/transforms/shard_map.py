@@ -211,7 +211,7 @@ class _Mapped:
             if around is None:
                 values.append(entered(body, [x], own))
             else:
-                values.append(entered(body, x.cells, own, x.kind.varies))
+                values.append(entered(body, x.cells, own, x.kind.varies, x.kind.type))
         try:
             with interpreting(body), entered_mesh(scope.mesh):
                 result = self._f(*optree.tree_unflatten(structure, values))
