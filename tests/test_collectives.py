@@ -1,5 +1,6 @@
 """Collectives on cells: what is shared, what crosses between processes, what the ledger says."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -308,3 +309,77 @@ def test_one_device_and_axes_of_size_one():
         return [np.asarray(f).tolist() for f in found]
 
     assert alone(body, 1) == [[0, 1, 2, 3]] * 6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_short_floats_are_added_in_float32(dtype):
+    """As in all sums; rounding after each device would lose what is small."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    x = np.random.default_rng(0).normal(size=(8, 300)).astype(kind)
+    expected = x.astype(np.float32)[0]
+    for row in x[1:]:
+        expected = expected + row.astype(np.float32)
+    expected = expected.astype(kind)
+
+    def body():
+        return [
+            whole(run(lambda x: lax.psum(x, ALL), x, outs=P())),
+            whole(
+                run(
+                    lambda x: lax.psum_scatter(x[:, :296], ALL, scatter_dimension=1, tiled=True),
+                    x,
+                    outs=P(None, ALL),
+                )
+            ),
+            whole(run(lambda x: lax.psum(x[0, 0], ALL), x, outs=P())),
+        ]
+
+    total, parts, scalar = everywhere(body)
+    assert total[0].tobytes() == expected.tobytes()
+    assert parts[0].tobytes() == expected[:296].tobytes()
+    assert scalar == expected[0]
+
+
+def test_on_automatic_axes_all_processes_note_all_parts():
+    """Also what operations and moves cause on parts that other processes hold."""
+
+    def body(axis):
+        other = "j" if axis == "i" else "i"
+        x = put(LARGE, axis, other)
+        with ledger() as log:
+
+            def step(x):
+                rows = x.sum(1, keepdims=True)
+                turned = x.T @ x
+                joined = lax.all_to_all(x, axis, 1, 0, tiled=True)
+                return turned.sum() + rows.sum() + joined[:3].sum() + mnp.sort(x, 1).max()
+
+            found = run(lambda x: step(x)[None], x, P(axis), P(axis), axis_names={axis})
+        return whole(found), [
+            (r.what, r.kind, r.axes, r.total_bytes, sorted(r.received.items())) for r in log
+        ]
+
+    for axis in ("i", "j"):
+        found, log = everywhere(lambda axis=axis: body(axis))
+        assert {what for what, *_ in log} >= {"sum", "contract", "all_to_all", "sort"}
+        assert all(len(received) == 8 for *_, received in log[:2])
+        assert len(found) == (4 if axis == "i" else 2)
+
+
+def test_on_automatic_axes_a_budget_refuses_everywhere_before_anything_moves():
+    def body():
+        x = put(LARGE, "i", "j")
+        mapped = lambda: run(lambda x: x @ x.T, x, P("i"), P("i"), axis_names={"i"})  # noqa: E731
+        with ledger() as log:
+            mapped()
+        with (
+            watched() as seen,
+            budget(log.total_bytes - 1) as used,
+            pytest.raises(BudgetError, match=r"contract at .*test_collectives"),
+        ):
+            mapped()
+        with budget(log.total_bytes):
+            mapped()
+        return seen.sent, len(used)
+
+    assert everywhere(body) == (0, 0)

@@ -11,7 +11,6 @@ import pytest
 import meshard
 import meshard.lax as lax
 import meshard.numpy as mnp
-from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
 from meshard.runtime.simulated import simulate
 from meshard.sharding import P
@@ -20,7 +19,10 @@ from tests.worlds import alone, in_worlds, mesh
 V = np.arange(64.0).reshape(8, 8)
 
 
-def inside(body, *args, ins=PartitionSpec("i", "j"), **options):
+TILES = P("i", "j")
+
+
+def inside(body, *args, ins=TILES, **options):
     """Run a body for what it looks at; return that."""
     seen = []
 
@@ -175,3 +177,19 @@ def test_many_values_may_not():
         return [row.shape for row in x]
 
     assert inside(look) == [(4,), (4,)]
+
+
+@in_worlds
+def test_it_lies_nowhere_by_itself():
+    """What an array says of its place has an AttributeError that tells so."""
+
+    def look(x):
+        for name in ("addressable_shards", "devices", "is_fully_replicated", "delete"):
+            with pytest.raises(AttributeError, match=f"{name}: this float64.2,4. is a value insid"):
+                getattr(x, name)
+        with pytest.raises(AttributeError, match="'Grid' object has no attribute 'nothing'"):
+            x.nothing
+        assert not hasattr(x, "addressable_data")
+        return True
+
+    assert inside(look)

@@ -203,6 +203,8 @@ def test_numbers_stay_numbers():
         assert lax.pmax(3, "i") == 3
         assert lax.axis_size(("j", "i")) == 8
         assert lax.psum(x, ()) is x
+        assert lax.all_gather(x, ()) is x
+        assert lax.axis_index(()).shape == ()
         return x
 
     local(body)

@@ -2,7 +2,7 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding debug tree config experimental: re-exports only
+    doors         numpy lax random nn sharding resharding debug tree config experimental
     cli testing   the roof
     transforms    interpreters of operations: shard_map, control flow
     ops           operations as rows, and the engine that runs them on blocks
@@ -13,7 +13,19 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from meshard import config, debug, errors, experimental, lax, nn, numpy, random, sharding, tree
+from meshard import (
+    config,
+    debug,
+    errors,
+    experimental,
+    lax,
+    nn,
+    numpy,
+    random,
+    resharding,
+    sharding,
+    tree,
+)
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -79,6 +91,7 @@ __all__ = [
     "process_index",
     "random",
     "reshard",
+    "resharding",
     "set_mesh",
     "shard_map",
     "sharding",

@@ -10,7 +10,9 @@ catches ``ValueError`` goes on working::
     │   ├── ReplicationError               replication that is claimed and not given
     │   ├── IndivisibleError               a dim that its axes do not divide
     │   ├── CoverageError                  boxes or pieces that leave a gap or disagree
-    │   └── IncompatibleDevicesError       operands that live on different devices
+    │   ├── IncompatibleDevicesError       operands that live on different devices
+    │   └── NoIntermediateShardingError    the reference's rules find no way between two shardings
+    │       └── NoIntermediateShardingNeededError    and none is needed
     ├── ShapeError           ValueError, TypeError    shapes that do not go together
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
@@ -20,6 +22,7 @@ catches ``ValueError`` goes on working::
     ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
+    ├── DataLoss             RuntimeError  parts of an array that no live device holds
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
@@ -27,6 +30,8 @@ catches ``ValueError`` goes on working::
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,6 +42,7 @@ __all__ = [
     "ConcretizationError",
     "ConfigError",
     "CoverageError",
+    "DataLoss",
     "DeletedArrayError",
     "DtypeError",
     "IncompatibleDevicesError",
@@ -44,6 +50,8 @@ __all__ = [
     "IndivisibleError",
     "LinAlgError",
     "MeshardError",
+    "NoIntermediateShardingError",
+    "NoIntermediateShardingNeededError",
     "NotAddressableError",
     "ReplicationError",
     "RuleError",
@@ -87,6 +95,14 @@ class IncompatibleDevicesError(ShardingError):
     """Operands committed to different sets of devices."""
 
 
+class NoIntermediateShardingError(ShardingError):
+    """Two shardings between which the reference's rules find no intermediate one."""
+
+
+class NoIntermediateShardingNeededError(NoIntermediateShardingError):
+    """Two shardings that need no intermediate one: a dim's shards have a common factor."""
+
+
 class ShapeError(MeshardError, ValueError, TypeError):
     """Shapes that do not go together."""
 
@@ -121,6 +137,18 @@ class TreeError(MeshardError, ValueError, TypeError):
 
 class RuleError(MeshardError, ValueError):
     """A sharding rule whose text cannot be read, or whose factors clash."""
+
+
+class DataLoss(MeshardError, RuntimeError):
+    """Parts of an array that no live device holds.
+
+    Attributes:
+        boxes: the parts, as boxes of the array's index space.
+    """
+
+    def __init__(self, message: str, boxes: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.boxes = tuple(boxes)
 
 
 class DeletedArrayError(MeshardError, RuntimeError):

@@ -109,6 +109,7 @@ def stacked(
     programs: Sequence[Program],
     args: Sequence[Any],
     in_specs: Sequence[Any],
+    manual: Axes,
     **options: Any,
 ) -> tuple[Any, list[list[str]]]:
     """Return what programs give on each device, and the axes over which their values vary."""
@@ -122,7 +123,7 @@ def stacked(
         return [side.np.asarray(x)[None] for x in leaves]
 
     mapped = side.shard_map(
-        body, mesh=mesh, in_specs=tuple(in_specs), out_specs=side.P(where[1]), **options
+        body, mesh=mesh, in_specs=tuple(in_specs), out_specs=side.P(manual), **options
     )
     return mapped, varies
 
@@ -135,19 +136,31 @@ def same_as_jax(
     in_specs: Sequence[Sequence[Any]],
     *,
     exact: bool = True,
+    manual: Axes | None = None,
+    lies: Sequence[Any] | None = None,
     **options: Any,
 ) -> list[np.ndarray]:
-    """Check that each program gives on each device what it gives in JAX."""
+    """Check that each program gives on each device what it gives in JAX.
+
+    Only some axes may be manual, and the argument may lie by a spec of its own.
+    """
+    axes = where[1] if manual is None else manual
+    if manual is not None:
+        options["axis_names"] = set(manual)
     with jax.enable_x64(True):
         theirs = Theirs(jax)
         specs = [theirs.P(*s) for s in in_specs]
-        mapped, expected_varies = stacked(theirs, where, programs, args, specs, **options)
+        mapped, expected_varies = stacked(theirs, where, programs, args, specs, axes, **options)
         expected = [np.asarray(x) for x in jax.jit(mapped)(*args)]
 
     def ours() -> Any:
         specs = [P(*s) for s in in_specs]
-        mapped, varies = stacked(Ours(), where, programs, args, specs, **options)
-        return [whole(x) for x in mapped(*args)], [list(v) for v in varies]
+        side = Ours()
+        mapped, varies = stacked(side, where, programs, args, specs, axes, **options)
+        given = args
+        if lies is not None:
+            given = [meshard.device_put(args[0], NamedSharding(side.mesh(*where), P(*lies)))]
+        return [whole(x) for x in mapped(*given)], [list(v) for v in varies]
 
     found, varies = everywhere(ours)
     assert len(found) == len(expected)
@@ -761,11 +774,14 @@ def test_forms_of_the_call(jax):
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[Where, Shape, list[list[tuple[Any, ...]]]]:
-    """Return a mesh, a local shape, and programs of a few steps each."""
+def chains(
+    draw: st.DrawFn, automatic: bool = False
+) -> tuple[Where, Shape, list[list[tuple[Any, ...]]], Axes]:
+    """Return a mesh, a local shape, programs of a few steps each, and the axes they run along."""
     sizes = draw(
         st.sampled_from(
-            [(8,), (3,), (4, 2), (3, 2), (2, 3), (1, 4), (2, 2, 2), (2, 1, 3), (1, 1), (5,)]
+            [(4, 2), (3, 2), (2, 3), (1, 4), (2, 2, 2), (2, 1, 3), (1, 1)]
+            + [(8,), (3,), (5,)] * (not automatic)
         )
     )
     count = math.prod(sizes)
@@ -773,20 +789,26 @@ def chains(draw: st.DrawFn) -> tuple[Where, Shape, list[list[tuple[Any, ...]]]]:
     names = tuple(draw(st.permutations("ijk"))[: len(sizes)])
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4)))
     where = (sizes, names, order)
+    manual = names
+    if automatic:
+        some = draw(st.sets(st.sampled_from(names), min_size=1, max_size=len(names) - 1))
+        manual = tuple(a for a in names if a in some)
     programs = []
     for _ in range(6):
         now, steps = shape, []
         for _ in range(draw(st.integers(1, 4))):
-            step, now = draw(steps_from(where, now))
+            step, now = draw(steps_from(where, manual, now))
             steps.append(step)
         programs.append(steps)
-    return where, shape, programs
+    return where, shape, programs, manual
 
 
 @st.composite
-def steps_from(draw: st.DrawFn, where: Where, shape: Shape) -> tuple[tuple[Any, ...], Shape]:
+def steps_from(
+    draw: st.DrawFn, where: Where, manual: Axes, shape: Shape
+) -> tuple[tuple[Any, ...], Shape]:
     """Return one step that a local shape allows, and the shape after it."""
-    axes = tuple(draw(st.permutations(where[1])))[: draw(st.integers(1, len(where[1])))]
+    axes = tuple(draw(st.permutations(manual)))[: draw(st.integers(1, len(manual)))]
     n, a, ndim = size(where, axes), name(axes), len(shape)
     dim = draw(st.integers(0, max(ndim - 1, 0)))
     other = draw(st.integers(0, max(ndim - 1, 0)))
@@ -854,7 +876,23 @@ def follow(m: Any, x: Any, steps: Sequence[tuple[Any, ...]]) -> Any:
 @few
 @given(chains())
 def test_chains_of_collectives(jax, chain):
-    where, shape, programs = chain
+    where, shape, programs, _ = chain
     x = values((*where[0], *shape))
     own = [lambda m, x, s=s: follow(m, x.reshape(shape), s) for s in programs]
     same_as_jax(jax, where, own, [x], [where[1]], exact=False)
+
+
+@few
+@given(chains(automatic=True), st.data())
+def test_chains_where_axes_stay_automatic(jax, chain, data):
+    """The same, with values that are split along the other axes as well."""
+    where, shape, programs, manual = chain
+    x = values((*(size(where, (a,)) for a in manual), *shape))
+    spec: list[Any] = [*manual]
+    free = [a for a in where[1] if a not in manual]
+    for n in shape:
+        fits = [a for a in free if n % size(where, (a,)) == 0]
+        spec.append(data.draw(st.sampled_from([None, *fits])))
+        free = [a for a in free if a != spec[-1]]
+    own = [lambda m, x, s=s: follow(m, x.reshape(shape), s) for s in programs]
+    same_as_jax(jax, where, own, [x], [manual], exact=False, manual=manual, lies=spec)

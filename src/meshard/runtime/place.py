@@ -41,6 +41,7 @@ __all__ = [
     "default_device",
     "placed",
     "resharded",
+    "wires_between",
 ]
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
@@ -289,8 +290,8 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
     source, blocks = x._type, x._live()
     if source.layout == kind.layout:
         return Array(kind, blocks)
-    if world.ledgers and not source.guest:
-        wired(world, what, (_wire(world, source, kind),))
+    if world.ledgers:
+        wired(world, what, wires_between(world, source, kind))
     key = ("reshard", source, kind)
     part: Part | None = world.decisions.get(key)
     if part is None:
@@ -302,7 +303,12 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
 
-def _wire(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Move:
+def wires_between(
+    world: RuntimeWorld, source: ArrayType, kind: ArrayType
+) -> tuple[()] | tuple[Move]:
+    """Return what an array moves to lie as another type says: one communication or none."""
+    if source.guest or source.layout == kind.layout:
+        return ()
     key = ("wire", source, kind)
     found: Move | None = world.decisions.get(key)
     if found is None:
@@ -315,7 +321,7 @@ def _wire(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Move:
             kind.dtype.itemsize,
         )
         world.decided(key, found)
-    return found
+    return (found,)
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:

@@ -19,6 +19,15 @@ from .types import ArrayType, Block
 
 __all__ = ["Traced"]
 
+_PLACED = frozenset(
+    {
+        *("addressable_data", "addressable_shards", "copy_to_host_async", "delete", "device"),
+        *("devices", "global_shards", "is_deleted", "is_fully_addressable"),
+        *("is_fully_replicated", "is_ready", "on_device_size_in_bytes", "tobytes"),
+        "unsafe_buffer_pointer",
+    }
+)
+
 
 class Traced(ArrayMethods):
     """The base of values inside a transformation.
@@ -88,6 +97,15 @@ class Traced(ArrayMethods):
         raise ConcretizationError(
             f"{what}: {self._type.str_short()} is traced here and has no value yet."
         )
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not found: what an Array says of its place, and this cannot.
+        if name in _PLACED:
+            raise AttributeError(
+                f"{name}: this {self._type.str_short()} is a value inside a transformation, and "
+                "lies nowhere by itself. Ask the array that goes in or comes out."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _live(self) -> Any:
         return (self._concrete("This function needs the values, not only the shape"),)

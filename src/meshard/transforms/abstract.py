@@ -10,49 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, final
 
-from meshard.errors import ConcretizationError
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import Params, innermost, interpreting
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.traced import Traced
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 
 from .body import Body
 from .branches import empty_mask, ghost, local_type
 from .grid import Grid
-from .infer import WEAK, Weak, inferred, number_type
+from .infer import WEAK, Ghost, Weak, inferred, number_type
 
-__all__ = ["Ghost", "abstractly", "eval_shape", "is_abstract", "types_only", "weak_type"]
-
-
-@final
-class Ghost(Traced):
-    """An array of which only the type is known.
-
-    Attributes:
-        weak: the type of Python number that it stands for, if it does.
-    """
-
-    __slots__ = ("weak",)
-
-    def __init__(self, type: ArrayType, weak: Weak = None) -> None:
-        self._type = type
-        self.weak = weak
-
-    def _concrete(self, what: str) -> Block:
-        raise ConcretizationError(
-            f"{what}: this {self._type.str_short()} is evaluated abstractly, for its shape and "
-            "dtype only, and has no value. Where a branch or a loop depends on values use lax.cond "
-            "or lax.while_loop."
-        )
-
-    def __repr__(self) -> str:
-        return self._type.str_short()
-
-    __str__ = __repr__
+__all__ = ["abstractly", "eval_shape", "is_abstract", "types_only", "weak_type"]
 
 
 @final

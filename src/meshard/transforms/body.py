@@ -31,7 +31,8 @@ from meshard.runtime.types import ArrayType
 from .boundary import cell_type, entered
 from .deferred import Pending
 from .grid import Cells, Grid
-from .infer import inferred
+from .infer import Ghost, inferred
+from .noting import cell_types, noted, operation_wires
 from .scope import Extent, GridKind, Mask, Scope
 
 Runner = Callable[["Body", Sequence[Any]], Any]
@@ -53,11 +54,13 @@ class Body:
         scope: the axes that it runs along.
         outer: the body around it, whose values it may use.
         mask: the devices that run the code at hand; None while that is all.
+        typed: whether nothing is run at all, and only types are wanted.
     """
 
-    def __init__(self, scope: Scope, outer: Body | None = None) -> None:
+    def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
         self.scope = scope
         self.outer = outer
+        self.typed: bool = typed or (outer is not None and outer.typed)
         self.mask: Mask | None = None
         self.axis_sizes: Mapping[str, int] = scope.sizes
         self._constants: dict[int, tuple[Any, Grid]] = {}
@@ -65,6 +68,8 @@ class Body:
             old = outer.mask
             grid = np.broadcast_to(_over(outer.scope, scope, old.grid), scope.here.shape)
             self.mask = Mask(old.axes, old.varies, grid)
+        if typed:
+            self.mask = Mask((), frozenset(), np.zeros(scope.here.shape, bool))
 
     def close(self) -> None:
         """Let go of values from outside; they hold the body, which would keep them alive."""
@@ -122,6 +127,8 @@ class Body:
         return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
 
     def _constant(self, x: Any) -> Grid:
+        if self.typed and type(x) in (Array, Ghost):
+            return entered(self, [None], PartitionSpec(), like=x._type)
         if type(x) is not Array:
             raise ConcretizationError(
                 f"{x!r} belongs to another transformation than this shard_map body, and cannot be "
@@ -383,10 +390,11 @@ def _each_array(
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
-        found = [
-            EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
-            for i in (range(count) if numbers is None else numbers)
-        ]
+        with _noting(body, name, values, params, numbers):
+            found = [
+                EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
+                for i in (range(count) if numbers is None else numbers)
+            ]
         columns = (
             [found] if len(kinds) == 1 else list(zip(*found, strict=True)) or [()] * len(kinds)
         )
@@ -397,3 +405,23 @@ def _each_array(
         return grids[0] if len(grids) == 1 else grids
 
     return run
+
+
+def _noting(
+    body: Body,
+    name: str,
+    values: Sequence[Any],
+    params: Params,
+    numbers: Sequence[int] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Note what an operation moves, on all parts of the mesh that it is about."""
+    scope = body.scope
+    if not scope.world.ledgers:
+        return contextlib.nullcontext()
+    types = [
+        cell_types(scope, x.kind, x.cells) if type(x) is Grid else [type(x)] * len(scope.submeshes)
+        for x in values
+    ]
+    wanted = range(len(scope.submeshes)) if body.mask is None or numbers is None else numbers
+    parts = [operation_wires(scope, name, [t[i] for t in types], params) for i in wanted]
+    return noted(scope, name, parts)

@@ -22,6 +22,7 @@ from meshard.runtime.place import home, placed
 from meshard.runtime.types import ArrayType
 
 from .grid import Grid
+from .noting import laid
 from .scope import Extent, Running, Scope
 
 Axes = tuple[tuple[str, ...], ...]
@@ -82,7 +83,7 @@ def entered(
     """
     scope = body.scope
     if body.outer is None and not scope.auto:
-        return _entered_whole(body, arrays[0], spec)
+        return _entered_whole(body, arrays[0], spec, like)
     added = _added(body)
     submeshes = body.outer.scope.submeshes if body.outer is not None else (scope.mesh,)
     cells = np.empty((len(submeshes), scope.count(added)), object)
@@ -106,25 +107,31 @@ def entered(
     return Grid(body, kind, tuple(grid.transpose(order).ravel()))
 
 
-def _entered_whole(body: Running, x: Array, spec: PartitionSpec) -> Grid:
+def _entered_whole(
+    body: Running, x: Array | None, spec: PartitionSpec, like: ArrayType | None
+) -> Grid:
     """Enter an array where all axes are manual: cells are its blocks."""
     scope = body.scope
-    key = ("enter", x._type, spec)
+    type = like if x is None else x._type
+    assert type is not None
+    key = ("enter", type, spec)
     found = scope.decisions.get(key)
     if found is None:
-        axes = spec.axes(x.ndim)
+        axes = spec.axes(type.ndim)
         named = frozenset(a for dim in axes for a in dim)
-        local = _local_shape(x.shape, axes, scope.sizes)
-        kind = scope.kind(cell_type(scope, local, x.dtype), scope.extent(named), named)
+        local = _local_shape(type.shape, axes, scope.sizes)
+        kind = scope.kind(cell_type(scope, local, type.dtype), scope.extent(named), named)
         pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named])
         sharding: Sharding = NamedSharding(scope.mesh, spec)
-        if x._type.sharding == sharding:
-            sharding = x._type.sharding
+        if type.sharding == sharding:
+            sharding = type.sharding
         found = sharding, kind, tuple(pieces.ravel().tolist())
         scope.decisions[key] = found
     sharding, kind, pieces = found
-    if x._type.sharding is not sharding:
-        x = placed(x, sharding)
+    if x is None:
+        return Grid(body, kind, (None,) * len(pieces))
+    if type.sharding is not sharding:
+        x = placed(x, sharding, what="shard_map")
     blocks = x._live()
     return Grid(body, kind, tuple([blocks[p] for p in pieces]))
 
@@ -152,7 +159,7 @@ def _kept(x: Any, mesh: Mesh, axes: Axes, scope: Scope) -> Axes:
 def _cut(scope: Scope, x: Array, mesh: Mesh, axes: Axes, kept: Axes, added: Extent) -> Any:
     """Return the cells of one array at each coordinate of the added axes, in an object array."""
     both = tuple(m + k for m, k in zip(axes, kept, strict=True))
-    x = placed(x, NamedSharding(mesh, PartitionSpec(*both)))
+    x = placed(x, NamedSharding(mesh, PartitionSpec(*both)), what="shard_map")
     blocks = x._live()
     pieces = _pieces(both, dict(mesh.shape), added)
     whole = np.broadcast_to(pieces, (*[mesh.shape[a] for a in added], pieces.shape[-1]))
@@ -186,21 +193,24 @@ def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     submeshes = outer.scope.submeshes if outer is not None else (scope.mesh,)
     # All cells, by outer coordinate and by coordinate along the added axes.
     full = scope.extent(scope.manual)
-    cells = _objects([grid.cells[i] for i in scope.onto(grid.kind.extent, full)])
-    cells = cells.reshape([scope.sizes[a] for a in scope.manual])
-    order = [scope.manual.index(a) for a in (*around, *added)]
-    cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in added])
+    found = [grid.cells[i] for i in scope.onto(grid.kind.extent, full)]
     inner = _inner_sharding(scope, grid)
     if inner is not None:
-        cells = _laid_alike(scope, cells, inner, (*around, *added))
+        alike = [NamedSharding(m, inner.spec, uneven=inner.uneven) for m in scope.submeshes]
+        everywhere = body.mask is None
+        found = laid(scope, grid.kind, found, alike, "shard_map", everywhere=everywhere)
+    cells = _objects(found).reshape([scope.sizes[a] for a in scope.manual])
+    order = [scope.manual.index(a) for a in (*around, *added)]
+    cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in added])
     arrays = [
         _joined(scope, cells[number], mesh, grid, axes, added, inner)
         for number, mesh in enumerate(submeshes)
     ]
-    if outer is None:
-        return arrays[0]
     shape, sharding = _outer_type(scope, submeshes[0], grid, axes, inner)
     world = scope.world
+    if outer is None:
+        whole = world.type_of(shape, grid.dtype, sharding, True)
+        return Array(whole, (None,) * whole.layout.piece_count) if arrays[0] is None else arrays[0]
     kind = outer.scope.kind(
         world.type_of(shape, grid.dtype, sharding, True),
         outer.scope.extent(outer.scope.manual),
@@ -251,18 +261,6 @@ def _inner_sharding(scope: Scope, grid: Grid) -> NamedSharding | None:
     if isinstance(sharding, NamedSharding) and sharding.mesh == scope.submeshes[0]:
         return sharding
     return NamedSharding(scope.submeshes[0], PartitionSpec())
-
-
-def _laid_alike(scope: Scope, cells: Any, inner: NamedSharding, order: Sequence[str]) -> Any:
-    """Return the cells, Arrays, each laid out on its own part of the mesh in the same way."""
-    numbers = np.arange(len(scope.submeshes)).reshape([scope.sizes[a] for a in scope.manual])
-    numbers = numbers.transpose([scope.manual.index(a) for a in order]).ravel()
-    laid = np.empty(cells.size, object)
-    for place, (cell, number) in enumerate(zip(cells.ravel(), numbers, strict=True)):
-        if cell is not None:
-            mesh = scope.submeshes[number]
-            laid[place] = placed(cell, NamedSharding(mesh, inner.spec, uneven=inner.uneven))
-    return laid.reshape(cells.shape)
 
 
 def _outer_type(

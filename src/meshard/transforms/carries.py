@@ -17,11 +17,11 @@ from meshard.ops.dtypes import is_float
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
 
-from .abstract import Ghost, types_only, weak_type
+from .abstract import types_only, weak_type
 from .body import Body
 from .branches import ghost, widened
 from .grid import Grid
-from .infer import WEAK, Weak
+from .infer import WEAK, Ghost, Weak
 
 __all__ = ["Carry", "arrays_of", "leaf_type", "outputs_alike", "settled"]
 
@@ -82,6 +82,7 @@ class Carry:
         shape: the tree's structure.
         leaves: the arrays.
         weak: for each the type of Python number that it came as; None once it is settled.
+        counted: whether a counter of ours stands before the user's tree.
     """
 
     what: str
@@ -89,9 +90,10 @@ class Carry:
     shape: Any
     leaves: list[Any]
     weak: tuple[Weak, ...]
+    counted: bool = False
 
     @classmethod
-    def of(cls, what: str, value: Any, body: Body | None) -> Carry:
+    def of(cls, what: str, value: Any, body: Body | None, counted: bool = False) -> Carry:
         """Return the first carry.
 
         Raises:
@@ -100,7 +102,8 @@ class Carry:
         found, shape = trees.flatten(value)
         found = arrays_of(found, f"{what}: the leaves of the initial carry")
         make = as_array if body is None else body.lift
-        return cls(what, body, shape, [make(x) for x in found], tuple(map(weak_type, found)))
+        weak = tuple(map(weak_type, found))
+        return cls(what, body, shape, [make(x) for x in found], weak, counted)
 
     @property
     def value(self) -> Any:
@@ -141,10 +144,13 @@ class Carry:
     def _leaves_after(self, step: Callable[[Any], Any]) -> list[Any]:
         found, shape = trees.flatten(step(self.value))
         if shape != self.shape:
+            before, after = self.shape, shape
+            if self.counted:
+                before, after = before.children()[1], after.children()[1]
             raise TreeError(
                 f"{self.what}: body function carry input and carry output must have the same "
-                f"pytree structure, but they differ: the input is {self.shape}, the output is "
-                f"{shape}. Revise the function so that it returns what it is given."
+                f"pytree structure, but they differ: the input is {before}, the output is "
+                f"{after}. Revise the function so that it returns what it is given."
             )
         return arrays_of(found, f"{self.what}: what the body function returns as the carry")
 
@@ -161,7 +167,8 @@ class Carry:
         return leaves
 
     def _refuse(self, number: int, old: Any, new: Any) -> None:
-        path = "".join(f"[{k!r}]" for k in trees.leaves_with_path(self.value)[number][0])
+        keys = trees.leaves_with_path(self.value)[number][0]
+        path = "".join(f"[{k!r}]" for k in keys[int(self.counted) :])
         part = "dtypes" if old.shape == new.shape else "shapes"
         raise ArgumentError(
             f"{self.what}: body function carry input and carry output must have equal types, but "

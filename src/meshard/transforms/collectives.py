@@ -22,7 +22,6 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
 from meshard.runtime.array import Array
 from meshard.runtime.ledger import communicated
-from meshard.runtime.place import placed
 from meshard.runtime.types import ArrayType
 
 from .body import COLLECTIVES, Body, Kinds, Runner
@@ -40,6 +39,7 @@ from .exchanges import (
     plan_source,
 )
 from .grid import Grid
+from .noting import laid
 from .scope import Extent, GridKind, Scope
 
 Groups = tuple[tuple[int, ...], ...] | None
@@ -203,7 +203,7 @@ def _row(
                 out = scope.kind(cell_type(scope, made.shape, dtype), made.extent, now)
                 return extent, [made], out, None
             return _planned_arrays(
-                scope, kind, extent, real, groups, make, now, whole(params), dims, params
+                name, scope, kind, extent, real, groups, make, now, whole(params), dims, params
             )
 
         def run(body: Body, values: Sequence[Grid]) -> Grid:
@@ -293,6 +293,7 @@ def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
 
 
 def _planned_arrays(
+    name: str,
     scope: Scope,
     kind: GridKind,
     extent: Extent,
@@ -343,18 +344,17 @@ def _planned_arrays(
     out = scope.kind(outputs[0], full, varies)
 
     def run(cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
-        laid = [
-            None if c is None else placed(c, t.sharding)._live()
-            for c, t in zip(cells, inputs, strict=True)
-        ]
+        shardings = [t.sharding for t in inputs]
+        arrays = laid(scope, kind, cells, shardings, name, everywhere=active is None)
+        given = [None if x is None else x._live() for x in arrays]
         found = []
         for number, piece in enumerate(pieces):
-            blocks = [None if b is None else b[number] for b in laid]
+            blocks = [None if b is None else b[number] for b in given]
             results = piece.run(blocks, active)
             found.append([results[i] for i in scope.onto(piece.extent, full)])
         return tuple(
             [
-                None if laid[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
+                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
                 for i, t in enumerate(outputs)
             ]
         )

@@ -19,11 +19,12 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost
 from meshard.runtime.traced import Traced
 
-from .abstract import Ghost, abstractly, is_abstract, types_only
+from .abstract import abstractly, is_abstract, types_only
 from .body import Body
 from .branches import alike, choices, common, idle, merged, narrowed, widened
 from .carries import Carry, outputs_alike, settled
 from .grid import Grid
+from .infer import Ghost
 
 __all__ = ["cond", "fori_loop", "switch", "while_loop"]
 
@@ -40,8 +41,8 @@ def _body() -> Body | None:
 
 def cond(
     pred: Any,
-    true_fun: Callable[..., Any],
-    false_fun: Callable[..., Any],
+    true_fun: Any,
+    false_fun: Any,
     *operands: Any,
     operand: Any = _NOTHING,
 ) -> Any:
@@ -67,10 +68,10 @@ def cond(
     >>> int(cond(True, lambda x: x + 1, lambda x: x - 1, 5))
     6
     """
-    if operand is _NOTHING and len(operands) == 2 and not callable(true_fun):
-        if callable(false_fun) and callable(operands[1]):  # the oldest form, with two operands
-            own, other = (true_fun, false_fun), operands
-            return cond(pred, lambda x, y: own[1](x), lambda x, y: other[1](y), own[0], other[0])
+    if not callable(true_fun) and len(operands) == 2 and callable(operands[1]):
+        # The oldest form: each function stands behind its own operand.
+        (first, on_true), (second, on_false) = (true_fun, false_fun), operands
+        return cond(pred, lambda x, y: on_true(x), lambda x, y: on_false(y), first, second)
     if not all(callable(f) for f in (true_fun, false_fun)):
         raise ArgumentError("cond: true_fun and false_fun arguments should be callable.")
     args = _operands("cond", operands, operand)
@@ -248,7 +249,11 @@ def while_loop(
     """
     _check_callable("while_loop", cond_fun=cond_fun, body_fun=body_fun)
     body = _body()
-    carry = Carry.of("while_loop", init_val, body)
+    return _while(Carry.of("while_loop", init_val, body), cond_fun, body_fun)
+
+
+def _while(carry: Carry, cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any]) -> Any:
+    body = carry.body
     if body is None:
         return _while_outside(carry, cond_fun, body_fun)
 
@@ -377,8 +382,8 @@ def fori_loop(
         start = as_array(first) if isinstance(first, int) else first
         if not isinstance(end, int) and end.dtype != start.dtype:
             start = start.astype(np.result_type(start.dtype, end.dtype))
-        found = while_loop(lambda state: state[0] < end, step, (start, init_val))
-        return found[1]
+        carry = Carry.of("fori_loop", (start, init_val), body, counted=True)
+        return _while(carry, lambda state: state[0] < end, step)[1]
     carry = Carry.of("fori_loop", init_val, body)
     if body is not None or is_abstract() or any(carry.weak) or first >= end:
         carry = settled(carry, lambda value: body_fun(first, value))

@@ -23,6 +23,7 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import device_tensor
+from meshard.ops.dtypes import accumulator
 from meshard.ops.exchange import Reduction, combined, combined_across, plan_reduction
 from meshard.plan import traffic
 from meshard.plan.assemble import Message, Part, Source, assemble
@@ -175,7 +176,7 @@ class Fold:
     Attributes:
         field: where.
         axes: the axes.
-        combine: joins two cells.
+        combine: joins two cells, or all.
         extent: the axes of the result's cells.
         scatter: the dim of a cell, seen as two, of which each member keeps one position.
         view: the shape of a cell, seen so.
@@ -185,7 +186,7 @@ class Fold:
 
     field: Field
     axes: Axes
-    combine: np.ufunc
+    combine: np.ufunc | Callable[[Sequence[tuple[Any, ...]]], tuple[Any, ...]]
     extent: Axes
     scatter: int | None
     view: Shape
@@ -441,17 +442,27 @@ def plan_source(field: Field, axes: Axes, source: int) -> Exchange:
     )
 
 
+def _added(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the sum of floats shorter than 32 bits: added in float32, and rounded once."""
+    first = parts[0][0]
+    total = first.astype(np.float32)
+    for (part,) in parts[1:]:
+        np.add(total, part, out=total)
+    return (np.asarray(total).astype(first.dtype),)
+
+
 def plan_fold(
     field: Field, axes: Axes, combine: np.ufunc, scatter: int | None = None, tiled: bool = False
 ) -> Fold:
     """Plan that cells are combined along axes, and each member keeps all, or one part of a dim."""
+    how = _added if combine is np.add and accumulator(field.dtype) != field.dtype else combine
     rest = tuple(a for a in field.extent if a not in axes)
     shape = view = field.shape
     if scatter is None:
-        return Fold(field, axes, combine, rest, None, view, shape, "all-reduce")
+        return Fold(field, axes, how, rest, None, view, shape, "all-reduce")
     n = field.count(axes)
     own = shape[scatter] // n
     view = (*shape[:scatter], n, *(own,) * tiled, *shape[scatter + 1 :])
     shape = (*shape[:scatter], *(own,) * tiled, *shape[scatter + 1 :])
     extent = (*rest, *axes)
-    return Fold(field, axes, combine, extent, scatter, view, shape, "reduce-scatter")
+    return Fold(field, axes, how, extent, scatter, view, shape, "reduce-scatter")

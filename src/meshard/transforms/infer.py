@@ -8,22 +8,50 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, ConcretizationError
 from meshard.ops.decide import decide_kernel, decide_move
 from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.runtime.primitive import Params
-from meshard.runtime.types import ArrayType
+from meshard.runtime.traced import Traced
+from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 
 Weak = type[Any] | None
 """The type of Python number that a value stands for; None for one that has a dtype of its own."""
 
-__all__ = ["WEAK", "Weak", "inferred", "number_type"]
+__all__ = ["WEAK", "Ghost", "Weak", "inferred", "number_type"]
 
 WEAK = (bool, int, float, complex)
 _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
+
+
+@final
+class Ghost(Traced):
+    """An array of which only the type is known.
+
+    Attributes:
+        weak: the type of Python number that it stands for, if it does.
+    """
+
+    __slots__ = ("weak",)
+
+    def __init__(self, type: ArrayType, weak: Weak = None) -> None:
+        self._type = type
+        self.weak = weak
+
+    def _concrete(self, what: str) -> Block:
+        raise ConcretizationError(
+            f"{what}: this {self._type.str_short()} is evaluated abstractly, for its shape and "
+            "dtype only, and has no value. Where a branch or a loop depends on values use lax.cond "
+            "or lax.while_loop."
+        )
+
+    def __repr__(self) -> str:
+        return self._type.str_short()
+
+    __str__ = __repr__
 
 
 def number_type(x: Any) -> Weak:

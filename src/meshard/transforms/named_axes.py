@@ -237,6 +237,8 @@ def all_gather(
 
     def leaf(value: Any) -> Any:
         array = as_array(value)
+        if not axes:
+            return array
         dim = _dim(axis, array.ndim + (not tiled), name, "axis")
         return bind(name, array, axes=axes, dim=dim, tiled=bool(tiled), **more)
 

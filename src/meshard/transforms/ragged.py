@@ -24,7 +24,7 @@ from meshard.plan.assemble import Copy, Message, Part, Recipe
 from meshard.runtime.array import Array
 from meshard.runtime.execute import run_part
 from meshard.runtime.ledger import communicated
-from meshard.runtime.place import as_array, placed
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import ArrayType
 
@@ -34,6 +34,7 @@ from .collectives import Wire, active_groups, check_mask, piece_meshes
 from .exchanges import Active, Exchange, Field, plan_gather
 from .grid import Grid
 from .named_axes import AxisName, Groups, axis_size, bound_axes, index_groups
+from .noting import laid
 from .scope import Extent, GridKind, Scope
 
 Axes = tuple[str, ...]
@@ -41,6 +42,8 @@ Tables = Mapping[int, Any]
 """By cell: where the parts begin that it sends, their sizes, where they land, what it receives."""
 
 __all__ = ["ragged_all_to_all"]
+
+_NAME = "ragged_all_to_all"
 
 
 @final
@@ -255,8 +258,8 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
     rows = operand.shape[0], output.shape[0]
     world, dtype = scope.world, output.dtype
     told = repr(axes[0]) if len(axes) == 1 else repr(axes)
-    name, array = "ragged_all_to_all", output.type.str_short()
-    laying = _Laid(scope, operand, output) if scope.auto else None
+    name, array = _NAME, output.type.str_short()
+    laying = _Laid(scope, operand, output, table) if scope.auto else None
     plans: dict[Any, _Planned] = {}
 
     def planned(over: Extent, masked: bool) -> _Planned:
@@ -304,13 +307,13 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
                 return Grid(body, plan.out, (None,) * scope.count(plan.extent))
         if world.ledgers:
             communicated(world, "all-gather", axes, plan.wire.of(active), name, array=array)
-        lists = given[2] if laying is None else laying.tables(given[2])
+        lists = given[2] if laying is None else laying.tables(given[2], mask is None)
         tables = plan.tables(lists, active)
         runs: dict[int, list[_Run]] = {}
         for number, cells in plan.members:
             if (active is None or number in active) and cells[0] in tables:
                 runs.update(_runs(tables, cells, rows, told))
-        pieces = [given[:2]] if laying is None else laying.pieces(given[0], given[1])
+        pieces = [given[:2]] if laying is None else laying.pieces(given[:2], mask is None)
         volumes = [_volume(output.shape)] if laying is None else laying.volumes
         if world.ledgers:
             moved: dict[int, int] = {}
@@ -338,7 +341,8 @@ def _volume(shape: tuple[int, ...]) -> int:
 class _Laid:
     """Cells that are Arrays on automatic axes: rows stay whole there, other dims may be split."""
 
-    def __init__(self, scope: Scope, operand: GridKind, output: GridKind) -> None:
+    def __init__(self, scope: Scope, operand: GridKind, output: GridKind, table: GridKind) -> None:
+        self._scope, self._kinds = scope, (operand, output, table)
         world, submeshes = scope.world, scope.submeshes
         sharding = output.type.sharding
         own: list[tuple[str, ...]] = [()] * output.ndim
@@ -359,24 +363,19 @@ class _Laid:
         self.shapes = [layouts[0].box(i).shape for i in range(layouts[0].piece_count)]
         self.volumes = [_volume(s) for s in self.shapes]
 
-    def tables(self, cells: Sequence[Any]) -> list[Any]:
+    def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""
-        return [
-            None if c is None else next(b for b in placed(c, s)._live() if b is not None)
-            for c, s in zip(cells, self._lists, strict=True)
-        ]
+        found = laid(self._scope, self._kinds[2], cells, self._lists, _NAME, everywhere=everywhere)
+        return [None if x is None else next(b for b in x._live() if b is not None) for x in found]
 
-    def pieces(self, *given: Sequence[Any]) -> list[list[list[Any]]]:
+    def pieces(self, given: Sequence[Sequence[Any]], everywhere: bool) -> list[list[list[Any]]]:
         """Return for each piece the blocks of the cells of each array."""
-        laid = [
-            [
-                None if c is None else placed(c, s)._live()
-                for c, s in zip(x, self._lies, strict=True)
-            ]
-            for x in given
-        ]
+        blocks = []
+        for kind, cells in zip(self._kinds[:2], given, strict=True):
+            found = laid(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
+            blocks.append([None if x is None else x._live() for x in found])
         return [
-            [[None if c is None else c[number] for c in x] for x in laid]
+            [[None if c is None else c[number] for c in x] for x in blocks]
             for number in range(len(self.shapes))
         ]
 
@@ -389,7 +388,7 @@ class _Laid:
         return tuple(cells)
 
 
-COLLECTIVES["ragged_all_to_all"] = _ragged
+COLLECTIVES[_NAME] = _ragged
 
 
 def ragged_all_to_all(
@@ -438,7 +437,7 @@ def ragged_all_to_all(
     >>> sent(np.arange(4), np.array([1]), np.array([2])).tolist()
     [0, 1, 2, 0]
     """
-    what = "ragged_all_to_all"
+    what = _NAME
     axes = bound_axes(axis_name, what)
     more = index_groups(axis_index_groups, axes, what, True)
     rows, into = as_array(operand), as_array(output)

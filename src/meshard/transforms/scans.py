@@ -13,10 +13,11 @@ from meshard.runtime.place import as_array, home
 from meshard.runtime.primitive import innermost
 from meshard.runtime.world import here
 
-from .abstract import Ghost, is_abstract
+from .abstract import is_abstract
 from .body import Body
 from .branches import ghost, idle, local_type, widened
 from .carries import Carry, arrays_of, leaf_type, settled
+from .infer import Ghost
 
 __all__ = ["map", "scan"]
 
@@ -67,7 +68,7 @@ def scan(
     results: list[Any] = []
 
     def step(value: Any, x: Any) -> Any:
-        pair = f(value, x)
+        pair: Any = f(value, x)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(f"scan: the body's output must be a pair, got {pair!r}.")
         results.append(pair[1])
@@ -75,7 +76,7 @@ def scan(
 
     carry = Carry.of("scan", init, body)
     typed = is_abstract() or (body is not None and idle(body))
-    if body is not None or is_abstract() or any(carry.weak) or not count:
+    if is_abstract() or body is not None or any(carry.weak) or not count:
         sample = trees.unflatten(shape, [_sample(body, x) for x in arrays])
         carry = settled(carry, lambda value: step(value, sample))
     if typed or not count:

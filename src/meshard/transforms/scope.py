@@ -254,9 +254,11 @@ class Running(Protocol):
 
     Attributes:
         scope: the axes that the body runs along.
+        mask: the devices that run the code at hand; None while that is all.
     """
 
     scope: Scope
+    mask: Mask | None
 
     @property
     def outer(self) -> Running | None:

@@ -32,9 +32,11 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost, interpreting
 from meshard.runtime.world import here
 
+from .abstract import is_abstract
 from .body import Body
 from .boundary import entered, left
 from .grid import Grid
+from .infer import Ghost
 from .scope import GridKind, Scope, scope_of
 
 __all__ = ["shard_map"]
@@ -188,7 +190,8 @@ class _Mapped:
         outer = innermost()
         around = outer if isinstance(outer, Body) else None
         scope = self._scope(around)
-        body = Body(scope, around)
+        typed = is_abstract()
+        body = Body(scope, around, typed)
         leaves, structure = _flatten(args)
         specs = self._inputs.get(structure)
         if specs is None:
@@ -209,7 +212,7 @@ class _Mapped:
             if ("enter", x._type, own) not in scope.decisions:
                 self._check_input(x, own, scope, args, number)
             if around is None:
-                values.append(entered(body, [x], own))
+                values.append(entered(body, [None if typed else x], own, like=x._type))
             else:
                 values.append(entered(body, x.cells, own, x.kind.varies, x.kind.type))
         try:
@@ -227,7 +230,8 @@ class _Mapped:
             if (grid.kind, spec, around is None) not in self._passed:
                 self._check_output(grid, spec, scope, result, number)
                 self._passed.add((grid.kind, spec, around is None))
-            joined.append(left(body, grid, spec))
+            whole = left(body, grid, spec)
+            joined.append(Ghost(whole._type) if typed else whole)
         return optree.tree_unflatten(shape, joined)
 
     def _lifted(self, body: Body, found: Sequence[Any], result: Any) -> list[Grid]:

@@ -1,0 +1,1 @@
+"""Compatibility: names and rules of systems that programs come from, kept as those have them."""

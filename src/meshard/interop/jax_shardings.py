@@ -1,0 +1,163 @@
+"""Shardings of JAX as shardings of meshard, and back.
+
+Devices are the same where their ids are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.layout import Layout, layout_of_boxes
+from meshard.algebra.mesh import AxisType, Mesh
+from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import Device, current
+from meshard.errors import ArgumentError, CoverageError, IndivisibleError, ShardingError
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(
+        f"meshard.interop.jax needs JAX, which cannot be imported here ({error}). Install it with "
+        "pip install 'meshard[jax]'; meshard itself never needs it."
+    ) from error
+
+__all__ = ["layout_of", "to_jax", "to_meshard"]
+
+
+def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
+    """Return the meshard sharding that lays arrays out as a JAX sharding does.
+
+    Args:
+        sharding: a `jax.sharding.NamedSharding` on a mesh of devices, a `SingleDeviceSharding`, or
+            any other JAX sharding, which needs ``shape``.
+        shape: the arrays' shape, for a sharding that is not made of a mesh and a spec; it then
+            becomes a `BoxSharding` of that shape.
+
+    Returns:
+        The sharding. A device of this world stands for the JAX device of its id; where there is
+        none, a virtual one, that plans can be made for.
+
+    Raises:
+        ArgumentError: if it is no JAX sharding, or ``shape`` is needed, or the memory kind is
+            none that meshard has.
+        ShardingError: if the mesh has no devices, or the spec says that values are partial sums.
+        IndivisibleError: if JAX's sharding does not divide ``shape``.
+
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    >>> to_meshard(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))).spec
+    P('x')
+    """
+    _check_is_jax(sharding, "to_meshard")
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return SingleDeviceSharding(_device(device), memory_kind=sharding.memory_kind)
+    if _is_plain(sharding):
+        return _named(sharding)
+    if shape is None:
+        raise ArgumentError(
+            f"to_meshard: {sharding!r} is a {type(sharding).__name__}, made of no mesh and spec; "
+            "what it means depends on the shape. Pass shape=, the shape of the arrays."
+        )
+    whole = tuple(shape)
+    indices = _indices(sharding, whole)
+    boxes = BoxSharding(whole, {_device(d): index for d, index in indices.items()})
+    kind = sharding.memory_kind
+    return boxes if kind is None else boxes.with_memory_kind(kind)
+
+
+def to_jax(
+    sharding: Sharding, shape: Sequence[int] | None = None, *, devices: Sequence[Any] | None = None
+) -> Any:
+    """Return the JAX sharding that lays arrays out as a meshard sharding does.
+
+    Args:
+        sharding: a meshard sharding.
+        shape: the arrays' shape; needed where ``uneven=`` or a sharding of one's own leaves open
+            whether all shards have one shape, which JAX asks for.
+        devices: the JAX devices to choose from by id; JAX's CPU devices by default.
+
+    Returns:
+        A `jax.sharding.NamedSharding` or `SingleDeviceSharding`. Boxes that form an even grid
+        become a `NamedSharding` with axes ``dim0``, ``dim1``, ... and ``replica``.
+
+    Raises:
+        ArgumentError: if it is no meshard sharding, or ``shape`` is needed.
+        ShardingError: if a device has no JAX device of its id, or shards differ in shape.
+
+    >>> to_jax(SingleDeviceSharding(Device(0))).num_devices
+    1
+    """
+    if not isinstance(sharding, Sharding):
+        raise ArgumentError(
+            f"to_jax: expected a meshard sharding, got {sharding!r} of type "
+            f"{type(sharding).__name__}."
+        )
+    known = {d.id: d for d in (jax.devices("cpu") if devices is None else devices)}
+    for device in sharding.device_order:
+        if device.id not in known:
+            raise ShardingError(
+                f"to_jax: {device!r} of {sharding!r} has no JAX device of id {device.id}; JAX has "
+                f"the ids {_brief(sorted(known))}. Give JAX more devices with "
+                "XLA_FLAGS=--xla_force_host_platform_device_count=8 before its first use, reshard "
+                "onto devices that it has, or pass devices=."
+            )
+    if isinstance(sharding, SingleDeviceSharding):
+        kind = _kind(sharding)
+        return jax.sharding.SingleDeviceSharding(known[sharding.device.id], memory_kind=kind)
+    if isinstance(sharding, BoxSharding) and shape is None:
+        shape = sharding.global_shape
+    named = isinstance(sharding, NamedSharding)
+    if shape is None and not (isinstance(sharding, NamedSharding) and sharding.uneven is None):
+        raise ArgumentError(
+            f"to_jax: JAX's shards have one shape, and whether those of {sharding!r} do depends on "
+            "the array. Pass shape=, the array's shape."
+        )
+    layout = None if shape is None else sharding.layout(tuple(shape))
+    if layout is not None and not (layout.regular and layout.even):
+        sizes = sorted({box.shape for box in layout.boxes})
+        why = (
+            f"JAX's shards have one shape, and these have {_brief(sizes)}"
+            if len(sizes) > 1
+            else "JAX's shards form a grid, and these boxes do not"
+        )
+        raise ShardingError(
+            f"to_jax: {sharding!r} has no JAX form for shape {layout.shape}: {why}. Reshard to an "
+            "even NamedSharding first, or pad the array."
+        )
+    if named:
+        assert isinstance(sharding, NamedSharding)
+        mesh = _jax_mesh(known, sharding.mesh.device_ids, sharding.mesh.axis_names, sharding.mesh)
+        spec = jax.sharding.PartitionSpec(*sharding.spec)
+        return jax.sharding.NamedSharding(mesh, spec, memory_kind=_kind(sharding))
+    assert layout is not None
+    names = (*(f"dim{i}" for i in range(layout.ndim)), "replica")
+    mesh = _jax_mesh(known, layout.tensor, names, None)
+    spec = jax.sharding.PartitionSpec(*names[:-1])
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=_kind(sharding))
+
+
+def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of an array under a JAX sharding, whatever its memory kind.
+
+    Raises:
+        ShardingError: if the array cannot lie so; the message says which law fails.
+    """
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return SingleDeviceSharding(_device(device)).layout(shape)
+    if _is_plain(sharding):
+        return _named(sharding).layout(shape)
+    pairs = [(d.id, BoxSharding(shape, {_device(d): i})) for d, i in ()]  # type: ignore[var-annotated]
+    assert not pairs
+    return layout_of_boxes(shape, [])
+
+
+def _check_is_jax(sharding: Any, what: str) -> None:
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise ArgumentError(
+            f"{what}: expected a JAX sharding, got {sharding!r} of type {type(sharding).__name__}."
+        )

@@ -1,0 +1,513 @@
+"""Hops: every element of one layout goes straight to the units that need it in another.
+
+In: two layouts of one shape, and what the units are. Out: who sends which part of which cell to
+whom, for all units or for one alone. Cells of the source are disjoint, so the choice of senders
+decomposes: the elements of one cell that remote units need form a stream (by destination cell in C
+order, then by receiver), and its holders take equal consecutive shares of the stream. A box that a
+share's border falls into is cut there, so that the largest sender is as small as it can be. Both
+ends derive this from the layouts alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout
+from meshard.errors import DataLoss
+
+from .grid import Grid, Units, each_device, merged_cuts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Hop", "Jobs", "Tally", "flat_boxes", "unit_map"]
+
+
+def unit_map(process_of: Mapping[int, int]) -> Units:
+    """Return the map from device ids to their processes; -1 for ids without one."""
+    ids = np.array(sorted(process_of), np.int64)
+    processes = np.array([process_of[int(i)] for i in ids], np.int64)
+
+    def units(devices: Ints) -> Ints:
+        place = np.minimum(np.searchsorted(ids, devices), len(ids) - 1)
+        found: Ints = np.where(ids[place] == devices, processes[place], -1)
+        return found
+
+    return units
+
+
+@final
+@dataclass(frozen=True)
+class Jobs:
+    """Parts of cells that pass from one unit to another, one per row, in canonical order.
+
+    Attributes:
+        sender: the unit that sends.
+        receiver: the unit that receives.
+        source: the cell of the source.
+        destination: the cell of the destination.
+        first: of the elements that both cells share, in C order, the first that passes.
+        last: one past the last.
+        volume: the number of elements that both cells share.
+    """
+
+    sender: Ints
+    receiver: Ints
+    source: Ints
+    destination: Ints
+    first: Ints
+    last: Ints
+    volume: Ints
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    @property
+    def elements(self) -> Ints:
+        """The number of elements of each."""
+        return self.last - self.first
+
+    def where(self, wanted: NDArray[np.bool_]) -> Jobs:
+        """Return some of the rows."""
+        return Jobs(*(column[wanted] for column in self._columns()))
+
+    def _columns(self) -> tuple[Ints, ...]:
+        return (
+            self.sender,
+            self.receiver,
+            self.source,
+            self.destination,
+            self.first,
+            self.last,
+            self.volume,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Tally:
+    """Amounts by unit.
+
+    Attributes:
+        units: the units, ascending.
+        amounts: the amount of each.
+    """
+
+    units: Ints
+    amounts: Ints
+
+    @property
+    def total(self) -> int:
+        """The sum of all amounts."""
+        return int(self.amounts.sum())
+
+    @property
+    def most(self) -> int:
+        """The largest amount; 0 if there is none."""
+        return int(self.amounts.max(initial=0))
+
+    def __getitem__(self, unit: int) -> int:
+        place = int(np.searchsorted(self.units, unit))
+        there = place < len(self.units) and self.units[place] == unit
+        return int(self.amounts[place]) if there else 0
+
+    def as_dict(self) -> dict[int, int]:
+        """Return the amounts by unit."""
+        return dict(zip(self.units.tolist(), self.amounts.tolist(), strict=True))
+
+    def less(self, units: Ints, amounts: Ints) -> Tally:
+        """Return what is left after amounts are taken from some units."""
+        left = self.amounts.copy()
+        np.subtract.at(left, np.searchsorted(self.units, units), amounts)
+        return Tally(self.units, left)
+
+
+@final
+@dataclass(frozen=True)
+class _Overlaps:
+    """Pairs of cells that share elements, one per row."""
+
+    source: Ints
+    destination: Ints
+    volume: Ints
+
+
+@final
+class Hop:
+    """A direct exchange from one layout to another of the same shape.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        units: what sends and receives; by default each device.
+        split: whether a box may be cut between two senders.
+
+    Raises:
+        DataLoss: if a cell of the source has no holder left, and a unit needs it.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+    >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> hop = Hop(rows, whole)
+    >>> hop.moved, hop.received.as_dict(), hop.sent.most
+    (24, {0: 6, 1: 6, 2: 6, 3: 6}, 6)
+    """
+
+    def __init__(
+        self,
+        source: Layout,
+        destination: Layout,
+        units: Units = each_device,
+        *,
+        split: bool = True,
+    ) -> None:
+        assert source.shape == destination.shape
+        self.source = source
+        self.destination = destination
+        self.split = split
+        self.units = units
+        self.before = Grid(source, units)
+        self.after = Grid(destination, units)
+        self.merges = merged_cuts(self.before, self.after)
+        self._check_alive()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.source.shape
+
+    # what everybody knows
+
+    @cached_property
+    def _stay(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Pairs of cells that share elements and lie on one unit.
+
+        The unit, the two cells, the unit's column among the destination cell's holders, and the
+        number of elements that they share.
+        """
+        (unit, cell, _), (other, target, column) = self.before.held, self.after.held
+        first = np.searchsorted(other, unit)
+        counts = np.searchsorted(other, unit, side="right") - first
+        rows = np.repeat(np.arange(len(unit)), counts)
+        at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        match = first[rows] + at
+        volume = self.overlap(cell[rows], target[match])
+        some = volume > 0
+        rows, match = rows[some], match[some]
+        return unit[rows], cell[rows], target[match], column[match], volume[some]
+
+    @cached_property
+    def _local(self) -> tuple[Ints, Ints]:
+        """For each pair of cells on one unit the pair's key, and with it the holder's column.
+
+        Both ascend: by source cell, then destination cell, then the unit's place among the
+        destination cell's holders.
+        """
+        _, source, destination, column, _ = self._stay
+        keys = source * max(self.after.count, 1) + destination
+        both = keys * self.after.holders.shape[1] + column
+        order = np.argsort(both, kind="stable")
+        return keys[order], both[order]
+
+    def overlap(self, source: Ints, destination: Ints) -> Ints:
+        """Return the number of elements that pairs of cells share."""
+        volume = np.ones(len(source), np.int64)
+        pairs = zip(self.before.places(source), self.after.places(destination), strict=True)
+        for (i, j), a, b in zip(pairs, self.before.cuts, self.after.cuts, strict=True):
+            stop, start = np.minimum(a[i + 1], b[j + 1]), np.maximum(a[i], b[j])
+            volume *= np.maximum(stop - start, 0)
+        return volume
+
+    @cached_property
+    def _volumes(self) -> tuple[Ints, Ints]:
+        """The number of elements of each cell of the source and of the destination."""
+        found = []
+        for grid in (self.before, self.after):
+            volume = np.ones(1, np.int64)
+            for lengths in grid.lengths:
+                volume = np.multiply.outer(volume, lengths).reshape(-1)
+            found.append(volume)
+        return found[0], found[1]
+
+    @cached_property
+    def received(self) -> Tally:
+        """For each unit of the destination the elements that it lacks."""
+        unit, cell, _ = self.after.held
+        stays, _, _, _, kept = self._stay
+        return _tally(unit, unit, self._volumes[1][cell]).less(stays, kept)
+
+    @cached_property
+    def moved(self) -> int:
+        """The elements that enter units which lack them, over all units."""
+        _, cell, _ = self.after.held
+        return int(self._volumes[1][cell].sum()) - int(self._stay[-1].sum())
+
+    @cached_property
+    def wanted(self) -> Ints:
+        """For each cell of the source the elements that units which do not hold it need, in all."""
+        copies = self.after.copies
+        if len(copies) and (copies == copies[0]).all():
+            total = self._volumes[0] * int(copies[0])
+        else:
+            pairs = self._all_pairs
+            total = np.zeros(self.before.count, np.int64)
+            np.add.at(total, pairs.source, pairs.volume * copies[pairs.destination])
+        _, source, _, _, kept = self._stay
+        np.subtract.at(total, source, kept)
+        return total
+
+    @cached_property
+    def sent(self) -> Tally:
+        """For each unit of the source the elements that it sends."""
+        every = self.before.held[0]
+        if not self.split:
+            jobs = self.jobs()
+            return _tally(every, jobs.sender, jobs.elements)
+        holders = self.before.holders
+        cells, columns = np.nonzero(holders >= 0)
+        wanted, copies = self.wanted[cells], self.before.copies[cells]
+        first, last = wanted * columns // copies, wanted * (columns + 1) // copies
+        return _tally(every, holders[cells, columns], last - first)
+
+    def _check_alive(self) -> None:
+        dead = np.flatnonzero((self.before.copies == 0) & (self._volumes[0] > 0))
+        if len(dead):
+            boxes = [self._cell_box(self.before, int(c)) for c in dead]
+            told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
+            raise DataLoss(
+                f"No live device holds {told} of an array of shape {self.shape}: "
+                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} boxes are lost.",
+                boxes,
+            )
+
+    @staticmethod
+    def _cell_box(grid: Grid, cell: int) -> Box:
+        places = [int(p[0]) for p in grid.places(np.array([cell]))]
+        return Box(
+            tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),
+            tuple([int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]),
+        )
+
+    # pairs of cells
+
+    def _pairs(self, side: str, cells: Ints) -> _Overlaps:
+        """Return the pairs of which some cells of the source, or destination, are a part.
+
+        They are sorted by those cells as given, and then by the other cell.
+        """
+        grid = self.before if side == "source" else self.after
+        places = grid.places(cells)
+        rows = np.arange(len(cells))
+        volume = np.ones(len(cells), np.int64)
+        other = np.zeros(len(cells), np.int64)
+        for place, merge, n in zip(places, self.merges, self._other_sizes(side), strict=True):
+            first, last = merge.of_source if side == "source" else merge.of_destination
+            ends = merge.destination if side == "source" else merge.source
+            counts = (last - first)[place][rows]
+            begin = first[place][rows]
+            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            stretch = np.repeat(begin, counts) + at
+            rows = np.repeat(rows, counts)
+            volume = np.repeat(volume, counts) * merge.lengths[stretch]
+            other = np.repeat(other, counts) * n + ends[stretch]
+        mine = cells[rows]
+        return (
+            _Overlaps(mine, other, volume) if side == "source" else _Overlaps(other, mine, volume)
+        )
+
+    def _other_sizes(self, side: str) -> tuple[int, ...]:
+        return self.after.sizes if side == "source" else self.before.sizes
+
+    @cached_property
+    def _all_pairs(self) -> _Overlaps:
+        return self._pairs("source", np.arange(self.before.count))
+
+    # jobs
+
+    def jobs(self) -> Jobs:
+        """Return all jobs of all units; there may be many."""
+        return self._jobs(self._all_pairs)
+
+    def sends(self, units: Sequence[int]) -> Jobs:
+        """Return the jobs that some units send."""
+        mine = np.asarray(units, np.int64)
+        found = self._jobs(self._pairs("source", self.before.held_by(mine)))
+        return found.where(np.isin(found.sender, mine))
+
+    def receives(self, units: Sequence[int]) -> Jobs:
+        """Return the jobs that some units receive."""
+        mine = np.asarray(units, np.int64)
+        pairs = self._pairs("destination", self.after.held_by(mine))
+        shared = self.before.copies[pairs.source] > 1
+        if shared.any():
+            # Where in a cell's stream a pair stands depends on all pairs of that cell.
+            cells = np.unique(pairs.source[shared])
+            found = self._jobs(self._pairs("source", cells), mine)
+            alone = _Overlaps(
+                pairs.source[~shared], pairs.destination[~shared], pairs.volume[~shared]
+            )
+            return _sorted(_joined(found, self._jobs(alone, mine)))
+        return _sorted(self._jobs(pairs, mine))
+
+    def _jobs(self, pairs: _Overlaps, only: Ints | None = None) -> Jobs:
+        """Return the jobs of pairs, of which those of one source cell stand together.
+
+        A pair stands where it does in its cell's stream only if all pairs of the cell are there, or
+        the cell has one holder.
+        """
+        keys = pairs.source * max(self.after.count, 1) + pairs.destination
+        known, both = self._local
+        near = np.searchsorted(known, keys, side="right") - np.searchsorted(known, keys)
+        weight = (self.after.copies[pairs.destination] - near) * pairs.volume
+        before = np.cumsum(weight) - weight
+        new = np.ones(len(weight), bool)
+        new[1:] = pairs.source[1:] != pairs.source[:-1]
+        start = before - before[np.flatnonzero(new)][np.cumsum(new) - 1] if len(new) else before
+        # One row for each pair and receiver, in replica order; those that hold the cell drop out.
+        holders = self.after.holders
+        width = holders.shape[1]
+        shown = holders >= 0 if only is None else np.isin(holders, only)
+        counts = shown.sum(axis=1)[pairs.destination]
+        rows = np.repeat(np.arange(len(keys)), counts)
+        _, listed = np.nonzero(shown)
+        begins = np.cumsum(shown.sum(axis=1)) - shown.sum(axis=1)
+        at = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        column = listed[begins[pairs.destination[rows]] + at]
+        place = keys[rows] * width + column
+        earlier = np.searchsorted(both, place)
+        holds = np.zeros(len(rows), bool)
+        inside = earlier < len(both)
+        holds[inside] = both[earlier[inside]] == place[inside]
+        rank = column - (earlier - np.searchsorted(both, keys[rows] * width))
+        rows, rank, column = rows[~holds], rank[~holds], column[~holds]
+        volume, destination = pairs.volume[rows], pairs.destination[rows]
+        return self._divided(
+            holders[destination, column],
+            pairs.source[rows],
+            destination,
+            volume,
+            start[rows] + rank * volume,
+        )
+
+    def _divided(
+        self, receiver: Ints, source: Ints, destination: Ints, volume: Ints, begin: Ints
+    ) -> Jobs:
+        """Choose the senders of boxes by where they stand in their cell's stream."""
+        copies = np.maximum(self.before.copies[source], 1)
+        total = self.wanted[source] if (copies > 1).any() else volume
+        if not self.split:
+            # The holder in whose share the middle of the box falls sends all of it.
+            middle = 2 * begin + volume
+            column = np.where(
+                total > 0, np.minimum(middle * copies // (2 * np.maximum(total, 1)), copies - 1), 0
+            )
+            column = np.where(copies > 1, column, 0)
+            sender = self.before.holders[source, column]
+            zero = np.zeros(len(volume), np.int64)
+            return Jobs(sender, receiver, source, destination, zero, volume, volume)
+        low = _share(begin, total, copies)
+        high = _share(begin + volume - 1, total, copies)
+        parts = high - low + 1
+        rows = np.repeat(np.arange(len(volume)), parts)
+        at = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+        column = low[rows] + at
+        edge = total[rows] * column // copies[rows]
+        after = total[rows] * (column + 1) // copies[rows]
+        first = np.where(at == 0, 0, edge - begin[rows])
+        last = np.where(at == parts[rows] - 1, volume[rows], after - begin[rows])
+        real = last > first
+        rows, column, first, last = rows[real], column[real], first[real], last[real]
+        return Jobs(
+            self.before.holders[source[rows], column],
+            receiver[rows],
+            source[rows],
+            destination[rows],
+            first,
+            last,
+            volume[rows],
+        )
+
+    def boxes(self, job: Jobs, row: int) -> list[Box]:
+        """Return the boxes of the array that one job carries, in C order."""
+        a = self._cell_box(self.before, int(job.source[row]))
+        b = self._cell_box(self.after, int(job.destination[row]))
+        both = Box(
+            tuple(map(max, a.starts, b.starts)) if a.starts else (),
+            tuple(map(min, a.stops, b.stops)) if a.stops else (),
+        )
+        first, last = int(job.first[row]), int(job.last[row])
+        if first == 0 and last == both.volume:
+            return [both]
+        return [
+            Box(
+                tuple([s + i for s, i in zip(both.starts, starts, strict=True)]),
+                tuple([s + i for s, i in zip(both.starts, stops, strict=True)]),
+            )
+            for starts, stops in flat_boxes(both.shape, first, last)
+        ]
+
+
+def _share(position: Ints, total: Ints, copies: Ints) -> Ints:
+    """Return the holder whose share of a stream holds a position.
+
+    Holder ``k`` of ``n`` has the positions from ``total * k // n`` on.
+    """
+    found = ((position + 1) * copies - 1) // np.maximum(total, 1)
+    return np.where(copies > 1, np.minimum(found, copies - 1), 0)
+
+
+def _tally(every: Ints, units: Ints, amounts: Ints) -> Tally:
+    """Return the sums of amounts for each unit; ``every`` is ascending, and names all of them."""
+    known = every if len(every) < 2 or (every[1:] > every[:-1]).all() else np.unique(every)
+    if units is every and known is every:
+        return Tally(known, amounts)
+    sums = np.zeros(len(known), np.int64)
+    np.add.at(sums, np.searchsorted(known, units), amounts)
+    return Tally(known, sums)
+
+
+def _joined(a: Jobs, b: Jobs) -> Jobs:
+    return Jobs(*(np.concatenate(pair) for pair in zip(a._columns(), b._columns(), strict=True)))
+
+
+def _sorted(jobs: Jobs) -> Jobs:
+    """Return jobs in canonical order: by source cell, destination cell, receiver, and part."""
+    order = np.lexsort((jobs.first, jobs.receiver, jobs.destination, jobs.source))
+    return Jobs(*(column[order] for column in jobs._columns()))
+
+
+def flat_boxes(
+    shape: tuple[int, ...], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
+
+    >>> list(flat_boxes((4, 5), 3, 16))
+    [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = math.prod(shape[1:])
+    (row, low), (last, high) = divmod(start, inner), divmod(stop, inner)
+    rest = tuple([0] * (len(shape) - 1))
+    if low or row == last:  # the rest of a row, or a part of it
+        end = high if row == last else inner
+        for a, b in flat_boxes(shape[1:], low, end):
+            yield (row, *a), (row + 1, *b)
+        row += 1
+    if row < last:
+        yield (row, *rest), (last, *shape[1:])
+    if row <= last:
+        for a, b in flat_boxes(shape[1:], 0, high):
+            yield (last, *a), (last + 1, *b)
