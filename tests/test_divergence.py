@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -240,7 +240,6 @@ def test_random_numbers_in_branches_and_loops() -> None:
 
         return drawn[None], lax.scan(turn, own, None, length=2)[1][None]
 
-    key = random.key(1)
     drawn, scanned = everyones(lambda: mapped(body, random.key(1), specs=P()))
 
     def model() -> list[np.ndarray]:
@@ -254,7 +253,6 @@ def test_random_numbers_in_branches_and_loops() -> None:
     np.testing.assert_array_equal(drawn, np.stack(alone(model)))
     np.testing.assert_array_equal(scanned[0::2], scanned[1::2])
     assert len(np.unique(scanned)) == 8
-    del key
 
 
 # the type does not depend on the number of turns
@@ -394,7 +392,7 @@ def test_a_stages_collectives_over_another_axis(order: str) -> None:
                 def turn(s: Any) -> Any:
                     return s[0] + 1, s[1] + collective(v * s[0], "model").sum()
 
-                count, total = lax.while_loop(lambda s: s[0] < stage, turn, (0, 0.0))
+                total = lax.while_loop(lambda s: s[0] < stage, turn, (0, 0.0))[1]
                 by_three = lax.switch(
                     stage - 1,
                     [lambda u: collective(u, "model")] * 2 + [lambda u: -collective(u, "model")],
@@ -589,7 +587,7 @@ LARGE = 5  # the number of elements that marks the runs to count
 
 
 def test_kernels_run_for_active_cells_only() -> None:
-    value = np.arange(8.0 * LARGE)
+    value = np.arange(8.0 * LARGE) / 100
 
     def runs(body: Callable[[Any], Any]) -> int:
         def once() -> int:
@@ -621,16 +619,14 @@ def test_kernels_run_for_active_cells_only() -> None:
 
 
 def test_each_process_runs_its_own() -> None:
-    def once() -> int:
-        with counted("sinh") as sizes:
-            mapped(
-                lambda v: lax.cond(lax.axis_index("i") < 1, mnp.sinh, lambda u: u, v),
-                np.arange(8.0 * LARGE),
-            )
-            return sizes.count(LARGE)
+    def body(v: Any) -> Any:
+        return lax.cond(lax.axis_index("i") < 1, mnp.sinh, lambda u: u, v)
 
-    # The registry is shared by simulated processes: both count two runs of process 0 at most.
-    assert max(simulate(2, 4, once, deadline=20)) <= 2
+    for processes in (1, 2, 4, 8):
+        with counted("sinh") as sizes:  # the registry is shared by simulated processes
+            value = np.arange(8.0 * LARGE)
+            simulate(processes, 8 // processes, lambda v=value: mapped(body, v), deadline=20)
+        assert sizes.count(LARGE) == 2
 
 
 @in_worlds
@@ -642,7 +638,7 @@ def test_a_branch_that_no_device_here_takes_sends_nothing() -> None:
             found = lax.cond(
                 lax.axis_index("i") > 99, lambda u: lax.psum(u * 2, "j"), lambda u: u, v
             )
-        assert log.bytes == 0
+        assert log.total_bytes == 0
         return found
 
     np.testing.assert_array_equal(mapped(body, x), x)
@@ -700,7 +696,10 @@ def test_branches_that_disagree() -> None:
 
 def test_carries_that_change_also_where_no_turn_is_taken() -> None:
     def check() -> None:
-        with pytest.raises(ArgumentError, match=r"float64\[1\], but the output carry has type int"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"fori_loop: .* has type float64\[1\], but the output carry has type int64\[1\]",
+        ):
             mapped(
                 lambda v: lax.fori_loop(0, lax.axis_index("i") * 0, lambda k, u: u.astype(int), v),
                 x,
@@ -891,7 +890,3 @@ def test_eval_shape_in_a_body() -> None:
     value = np.ones((8, 4))
     everyones(lambda: mapped(body, value, specs=P("i"), out=P("i")))
     everyones(lambda: auto(body, value))
-
-
-def numbers(seen: Sequence[Any]) -> list[int]:
-    return [int(n) for n in seen]

@@ -462,7 +462,7 @@ def test_a_value_that_leaves_its_body_is_of_no_use():
         lambda: np.asarray(varying),
         lambda: bool(varying[0, 0]),
     ):
-        with pytest.raises((ConcretizationError, ArgumentError), match="shard_map|inside a transf"):
+        with pytest.raises((ConcretizationError, ArgumentError), match=r"shard_map|inside a transf"):
             use()
     np.testing.assert_array_equal(whole(over(lambda x: x + 1)(V)), V + 1)
 

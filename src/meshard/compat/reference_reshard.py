@@ -234,14 +234,15 @@ def reshard_with_intermediate_sharding(
             if between is not None:
                 ways[i] = between
     moving = list(leaves)
-    staged = reshard(
-        [leaves[i] for i in ways],
-        list(ways.values()),
-        may_alias=may_alias,
-        cache_resharding_plans=cache_resharding_plans,
-    )
-    for i, leaf in zip(ways, staged, strict=True):
-        moving[i] = leaf
+    if ways:
+        staged = reshard(
+            [leaves[i] for i in ways],
+            list(ways.values()),
+            may_alias=may_alias,
+            cache_resharding_plans=cache_resharding_plans,
+        )
+        for i, leaf in zip(ways, staged, strict=True):
+            moving[i] = leaf
     results = reshard(
         moving,
         targets,

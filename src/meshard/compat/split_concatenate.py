@@ -193,9 +193,9 @@ def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
             first = sharding.mesh
         elif sharding.mesh != first:
             raise ShardingError(
-                f"{what}: all leaves of a tree must lie on one mesh, but {_named(leaves[0][0], name)} "
-                f"lies on {_mesh(first)}, and {whose} on {_mesh(sharding.mesh)}. Reshard them to "
-                "one mesh."
+                f"{what}: all leaves of a tree must lie on one mesh, but "
+                f"{_named(leaves[0][0], name)} lies on {_mesh(first)}, and {whose} on "
+                f"{_mesh(sharding.mesh)}. Reshard them to one mesh."
             )
     assert first is not None
     return first

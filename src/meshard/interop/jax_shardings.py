@@ -6,16 +6,16 @@ Devices are the same where their ids are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshard.algebra.layout import Layout, layout_of_boxes
+from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, current
-from meshard.errors import ArgumentError, CoverageError, IndivisibleError, ShardingError
+from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 
 try:
     import jax
@@ -24,6 +24,9 @@ except ImportError as error:
         f"meshard.interop.jax needs JAX, which cannot be imported here ({error}). Install it with "
         "pip install 'meshard[jax]'; meshard itself never needs it."
     ) from error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["layout_of", "to_jax", "to_meshard"]
 
@@ -55,7 +58,7 @@ def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         return SingleDeviceSharding(_device(device), memory_kind=sharding.memory_kind)
-    if _is_plain(sharding):
+    if _is_named(sharding):
         return _named(sharding)
     if shape is None:
         raise ArgumentError(
@@ -63,9 +66,7 @@ def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
             "what it means depends on the shape. Pass shape=, the shape of the arrays."
         )
     whole = tuple(shape)
-    indices = _indices(sharding, whole)
-    boxes = BoxSharding(whole, {_device(d): index for d, index in indices.items()})
-    kind = sharding.memory_kind
+    boxes, kind = _boxed(sharding, whole), sharding.memory_kind
     return boxes if kind is None else boxes.with_memory_kind(kind)
 
 
@@ -106,11 +107,10 @@ def to_jax(
                 "onto devices that it has, or pass devices=."
             )
     if isinstance(sharding, SingleDeviceSharding):
-        kind = _kind(sharding)
-        return jax.sharding.SingleDeviceSharding(known[sharding.device.id], memory_kind=kind)
+        alone = known[sharding.device.id]
+        return jax.sharding.SingleDeviceSharding(alone, memory_kind=sharding.memory_kind)
     if isinstance(sharding, BoxSharding) and shape is None:
         shape = sharding.global_shape
-    named = isinstance(sharding, NamedSharding)
     if shape is None and not (isinstance(sharding, NamedSharding) and sharding.uneven is None):
         raise ArgumentError(
             f"to_jax: JAX's shards have one shape, and whether those of {sharding!r} do depends on "
@@ -128,16 +128,15 @@ def to_jax(
             f"to_jax: {sharding!r} has no JAX form for shape {layout.shape}: {why}. Reshard to an "
             "even NamedSharding first, or pad the array."
         )
-    if named:
-        assert isinstance(sharding, NamedSharding)
+    if isinstance(sharding, NamedSharding):
         mesh = _jax_mesh(known, sharding.mesh.device_ids, sharding.mesh.axis_names, sharding.mesh)
         spec = jax.sharding.PartitionSpec(*sharding.spec)
-        return jax.sharding.NamedSharding(mesh, spec, memory_kind=_kind(sharding))
+        return jax.sharding.NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
     assert layout is not None
     names = (*(f"dim{i}" for i in range(layout.ndim)), "replica")
     mesh = _jax_mesh(known, layout.tensor, names, None)
     spec = jax.sharding.PartitionSpec(*names[:-1])
-    return jax.sharding.NamedSharding(mesh, spec, memory_kind=_kind(sharding))
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout:
@@ -146,14 +145,9 @@ def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout:
     Raises:
         ShardingError: if the array cannot lie so; the message says which law fails.
     """
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        (device,) = sharding.device_set
-        return SingleDeviceSharding(_device(device)).layout(shape)
-    if _is_plain(sharding):
-        return _named(sharding).layout(shape)
-    pairs = [(d.id, BoxSharding(shape, {_device(d): i})) for d, i in ()]  # type: ignore[var-annotated]
-    assert not pairs
-    return layout_of_boxes(shape, [])
+    if _is_named(sharding) or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return to_meshard(sharding).layout(shape)
+    return _boxed(sharding, shape).layout(shape)
 
 
 def _check_is_jax(sharding: Any, what: str) -> None:
@@ -161,3 +155,75 @@ def _check_is_jax(sharding: Any, what: str) -> None:
         raise ArgumentError(
             f"{what}: expected a JAX sharding, got {sharding!r} of type {type(sharding).__name__}."
         )
+
+
+def _is_named(sharding: Any) -> bool:
+    """Whether a mesh and a spec say all of it; JAX itself also makes some in another order."""
+    return (
+        isinstance(sharding, jax.sharding.NamedSharding)
+        and getattr(sharding, "_logical_device_ids", None) is None
+    )
+
+
+def _named(sharding: Any) -> NamedSharding:
+    given, spec = sharding.mesh, sharding.spec
+    if not isinstance(given, jax.sharding.Mesh):
+        raise ShardingError(
+            f"to_meshard: {sharding!r} is made of a {type(given).__name__}, which has no devices. "
+            "Give the NamedSharding a jax.sharding.Mesh."
+        )
+    partial = sorted(map(str, getattr(spec, "unreduced", ())))
+    if partial:
+        raise ShardingError(
+            f"to_meshard: {sharding!r} leaves values unreduced over {', '.join(partial)}: each "
+            "device holds a part of a sum, and a layout says nothing of that. Reduce it first, "
+            "with jax.sharding.reshard to a spec without unreduced axes."
+        )
+    devices = np.empty(given.devices.shape, object)
+    devices.reshape(-1)[:] = [_device(d) for d in given.devices.flat]
+    types = [AxisType[kind.name] for kind in given.axis_types]
+    entries = [
+        PartitionSpec.UNCONSTRAINED if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else entry
+        for entry in spec
+    ]
+    return NamedSharding(
+        Mesh(devices, given.axis_names, types),
+        PartitionSpec(*entries),
+        memory_kind=sharding.memory_kind,
+    )
+
+
+def _boxed(sharding: Any, shape: tuple[int, ...]) -> BoxSharding:
+    try:
+        indices = sharding.devices_indices_map(shape)
+    except ValueError as error:
+        raise IndivisibleError(
+            f"to_meshard: JAX's {sharding!r} does not lay out the shape {shape}: "
+            f"{str(error).rstrip('.')}. Pad the array, or choose another sharding."
+        ) from error
+    return BoxSharding(shape, {_device(d): index for d, index in indices.items()})
+
+
+def _device(device: Any) -> Device:
+    """Return this world's device of the same id, or a virtual one."""
+    for own in current().devices:
+        if own.id == device.id:
+            return own
+    return Device(device.id, device.process_index, "virtual", "virtual")
+
+
+def _jax_mesh(
+    known: dict[int, Any], ids: NDArray[np.int64], names: Sequence[str], like: Mesh | None
+) -> Any:
+    devices = np.empty(ids.shape, object)
+    devices.reshape(-1)[:] = [known[i] for i in ids.reshape(-1).tolist()]
+    auto = (AxisType.Auto,) * len(names)
+    kinds = auto if like is None else like.axis_types
+    types = tuple(jax.sharding.AxisType[kind.name] for kind in kinds)
+    return jax.sharding.Mesh(devices, tuple(names), axis_types=types)
+
+
+def _brief(values: Sequence[object]) -> str:
+    """Return a list in a sentence, cut where it is long."""
+    shown = ", ".join(map(str, values[:8]))
+    return f"{shown}, ... ({len(values)} in all)" if len(values) > 8 else shown

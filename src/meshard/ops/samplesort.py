@@ -37,6 +37,7 @@ from meshard.runtime.world import RuntimeWorld, here
 
 from .dtypes import SMALL_FLOATS
 from .frame import named_sharding
+from .concrete import is_traced
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 
 __all__ = [
@@ -225,8 +226,8 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
     layout: Layout = runs[0].aval.layout
     cuts = layout.cuts[0]
     held = runs[0].aval.local  # nothing, where the mesh has no device of this process
-    if not held or sum(a < b for a, b in pairwise(cuts)) < 2:
-        return runs
+    if is_traced(*runs) or not held or sum(a < b for a, b in pairwise(cuts)) < 2:
+        return runs  # traced: only the type is asked for, and it is that of the runs
     splitters = _splitters(runs[0], cuts, descending)
     counts = known(bind("sort_counts", runs[0], *splitters, cuts=cuts, descending=descending))
     return _exchanged(here(), runs, counts, descending)

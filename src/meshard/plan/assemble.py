@@ -20,6 +20,9 @@ from meshard.algebra.box import Box, Index
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 
+from .hop import Hop, unit_map
+from .jobs import Jobs, flat_boxes
+
 __all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"]
 
 
@@ -159,34 +162,6 @@ def _span(source: int, length: int, step: int) -> slice:
     return slice(source, stop if stop >= 0 else None, step)
 
 
-def _flat_boxes(
-    shape: tuple[int, ...], start: int, stop: int
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
-
-    >>> _flat_boxes((4, 5), 3, 16)
-    [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]
-    """
-    if start >= stop:
-        return []
-    if not shape:
-        return [((), ())]
-    inner = math.prod(shape[1:])
-    (row, low), (last, high) = divmod(start, inner), divmod(stop, inner)
-    found = []
-    if low or row == last:  # the rest of a row, or a part of it
-        end = high if row == last else inner
-        for a, b in _flat_boxes(shape[1:], low, end):
-            found.append(((row, *a), (row + 1, *b)))
-        row += 1
-    if row < last:
-        found.append(((row, *(0 for _ in shape[1:])), (last, *shape[1:])))
-    if row <= last:
-        for a, b in _flat_boxes(shape[1:], 0, high):
-            found.append(((last, *a), (last + 1, *b)))
-    return found
-
-
 def _boxes(
     operand: int, source: Source, cells: _Cells, piece: int, box: Box
 ) -> Iterator[list[Copy]]:
@@ -195,7 +170,7 @@ def _boxes(
         yield from _box_copies(operand, source, cells, piece, box)
         return
     at = 0
-    for starts, stops in _flat_boxes(source.layout.shape, box.starts[0], box.stops[0]):
+    for starts, stops in flat_boxes(source.layout.shape, box.starts[0], box.stops[0]):
         part = Box(starts, stops)
         yield from _box_copies(operand, source, cells, piece, part, (at, part.shape))
         at += part.volume
@@ -267,8 +242,11 @@ def assemble(
         process_of: the process of each device id; None when one process holds all.
         me: the process whose part is wanted.
 
-    A process takes what it holds itself; of the others that hold a box, the receivers take turns.
+    A process takes what it holds itself. Where several others hold what it lacks, those of a single
+    source without maps share the sending evenly (`Hop`); else the receivers take turns.
     """
+    if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
+        return _exchange(destination, sources[0], process_of, me)
     cells = [_Cells(s.layout) for s in sources]
     holders = [_processes(s.layout, process_of) for s in sources]
     wanted = _processes(destination, process_of)
@@ -296,6 +274,20 @@ def assemble(
                             receives.setdefault(sender, []).append(copy)
                     elif sender == me:
                         sends.setdefault(receiver, []).append(copy)
+    return _part(destination, sources, wanted, me, local, elements, sends, receives)
+
+
+def _part(
+    destination: Layout,
+    sources: Sequence[Source],
+    wanted: Sequence[tuple[int, ...]],
+    me: int,
+    local: Mapping[int, list[Copy]],
+    elements: Mapping[int, int],
+    sends: Mapping[int, list[Copy]],
+    receives: Mapping[int, list[Copy]],
+) -> Part:
+    """Return the part of process ``me``: a recipe for each of its pieces, and its messages."""
     recipes: list[Recipe | None] = []
     for piece in range(destination.piece_count):
         if me not in wanted[piece]:
@@ -314,6 +306,67 @@ def assemble(
         _with_affordable_views(recipes, sources),
         tuple(Message(p, tuple(c)) for p, c in sorted(sends.items())),
         tuple(Message(p, tuple(c)) for p, c in sorted(receives.items())),
+    )
+
+
+def _is_plain(source: Source) -> bool:
+    return source.maps is None and source.onto is None and not source.flat
+
+
+def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int], me: int) -> Part:
+    """Return what process ``me`` does in a hop from one layout to another."""
+    layout, cells = source.layout, _Cells(source.layout)
+    holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
+    local: dict[int, list[Copy]] = {}
+    elements: dict[int, int] = {}
+    for piece, processes in enumerate(wanted):
+        if me not in processes:
+            continue
+        box = destination.box(piece)
+        elements[piece] = box.volume
+        for choices in _boxes(0, source, cells, piece, box) if box.volume else ():
+            mine = next((c for c in choices if me in holders[c.origin]), None)
+            if mine is not None:
+                local.setdefault(piece, []).append(mine)
+    hop = Hop(layout, destination, unit_map(process_of))
+    sends: dict[int, list[Copy]] = {}
+    receives: dict[int, list[Copy]] = {}
+    for jobs, messages in ((hop.sends([me]), sends), (hop.receives([me]), receives)):
+        for row in range(len(jobs)):
+            sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
+            peer = receiver if sender == me else sender
+            messages.setdefault(peer, []).extend(
+                _carried(hop, jobs, row, holders, wanted, sender, receiver)
+            )
+    return _part(destination, [source], wanted, me, local, elements, sends, receives)
+
+
+def _carried(
+    hop: Hop,
+    jobs: Jobs,
+    row: int,
+    holders: Sequence[tuple[int, ...]],
+    wanted: Sequence[tuple[int, ...]],
+    sender: int,
+    receiver: int,
+) -> Iterator[Copy]:
+    """Yield the copies that one job is, for each piece of the receiver that its cell is in."""
+    covering = hop.before.pieces_of[int(jobs.source[row])]
+    origin = next(p for p in covering if sender in holders[p])
+    start = hop.source.box(origin).starts
+    boxes = hop.boxes(jobs, row)
+    for piece in hop.after.pieces_of[int(jobs.destination[row])]:
+        if receiver not in wanted[piece]:
+            continue
+        first = hop.destination.box(piece).starts
+        for box in boxes:
+            yield Copy(0, origin, _within(box, start), piece, _within(box, first), box.shape)
+
+
+def _within(box: Box, start: tuple[int, ...]) -> Index:
+    """Return a box as an index into a block that begins at ``start``."""
+    return tuple(
+        [slice(a - s, b - s) for a, b, s in zip(box.starts, box.stops, start, strict=True)]
     )
 
 

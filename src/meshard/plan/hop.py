@@ -10,8 +10,7 @@ ends derive this from the layouts alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
@@ -23,13 +22,14 @@ from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
 
 from .grid import Grid, Units, each_device, merged_cuts
+from .jobs import Jobs, Tally, flat_boxes, tallied
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Hop", "Jobs", "Tally", "flat_boxes", "unit_map"]
+__all__ = ["Hop", "unit_map"]
 
 
 def unit_map(process_of: Mapping[int, int]) -> Units:
@@ -43,92 +43,6 @@ def unit_map(process_of: Mapping[int, int]) -> Units:
         return found
 
     return units
-
-
-@final
-@dataclass(frozen=True)
-class Jobs:
-    """Parts of cells that pass from one unit to another, one per row, in canonical order.
-
-    Attributes:
-        sender: the unit that sends.
-        receiver: the unit that receives.
-        source: the cell of the source.
-        destination: the cell of the destination.
-        first: of the elements that both cells share, in C order, the first that passes.
-        last: one past the last.
-        volume: the number of elements that both cells share.
-    """
-
-    sender: Ints
-    receiver: Ints
-    source: Ints
-    destination: Ints
-    first: Ints
-    last: Ints
-    volume: Ints
-
-    def __len__(self) -> int:
-        return len(self.sender)
-
-    @property
-    def elements(self) -> Ints:
-        """The number of elements of each."""
-        return self.last - self.first
-
-    def where(self, wanted: NDArray[np.bool_]) -> Jobs:
-        """Return some of the rows."""
-        return Jobs(*(column[wanted] for column in self._columns()))
-
-    def _columns(self) -> tuple[Ints, ...]:
-        return (
-            self.sender,
-            self.receiver,
-            self.source,
-            self.destination,
-            self.first,
-            self.last,
-            self.volume,
-        )
-
-
-@final
-@dataclass(frozen=True)
-class Tally:
-    """Amounts by unit.
-
-    Attributes:
-        units: the units, ascending.
-        amounts: the amount of each.
-    """
-
-    units: Ints
-    amounts: Ints
-
-    @property
-    def total(self) -> int:
-        """The sum of all amounts."""
-        return int(self.amounts.sum())
-
-    @property
-    def most(self) -> int:
-        """The largest amount; 0 if there is none."""
-        return int(self.amounts.max(initial=0))
-
-    def __getitem__(self, unit: int) -> int:
-        place = int(np.searchsorted(self.units, unit))
-        there = place < len(self.units) and self.units[place] == unit
-        return int(self.amounts[place]) if there else 0
-
-    def as_dict(self) -> dict[int, int]:
-        """Return the amounts by unit."""
-        return dict(zip(self.units.tolist(), self.amounts.tolist(), strict=True))
-
-    def less(self, units: Ints, amounts: Ints) -> Tally:
-        """Return what is left after amounts are taken from some units."""
-        left = self.amounts.copy()
-        np.subtract.at(left, np.searchsorted(self.units, units), amounts)
-        return Tally(self.units, left)
 
 
 @final
@@ -243,7 +157,7 @@ class Hop:
         """For each unit of the destination the elements that it lacks."""
         unit, cell, _ = self.after.held
         stays, _, _, _, kept = self._stay
-        return _tally(unit, unit, self._volumes[1][cell]).less(stays, kept)
+        return tallied(unit, unit, self._volumes[1][cell]).less(stays, kept)
 
     @cached_property
     def moved(self) -> int:
@@ -271,12 +185,12 @@ class Hop:
         every = self.before.held[0]
         if not self.split:
             jobs = self.jobs()
-            return _tally(every, jobs.sender, jobs.elements)
+            return tallied(every, jobs.sender, jobs.elements)
         holders = self.before.holders
         cells, columns = np.nonzero(holders >= 0)
         wanted, copies = self.wanted[cells], self.before.copies[cells]
         first, last = wanted * columns // copies, wanted * (columns + 1) // copies
-        return _tally(every, holders[cells, columns], last - first)
+        return tallied(every, holders[cells, columns], last - first)
 
     def _check_alive(self) -> None:
         dead = np.flatnonzero((self.before.copies == 0) & (self._volumes[0] > 0))
@@ -341,7 +255,7 @@ class Hop:
         """Return the jobs that some units send."""
         mine = np.asarray(units, np.int64)
         found = self._jobs(self._pairs("source", self.before.held_by(mine)))
-        return found.where(np.isin(found.sender, mine))
+        return found.where(np.isin(found.sender, mine)).in_order()
 
     def receives(self, units: Sequence[int]) -> Jobs:
         """Return the jobs that some units receive."""
@@ -355,8 +269,8 @@ class Hop:
             alone = _Overlaps(
                 pairs.source[~shared], pairs.destination[~shared], pairs.volume[~shared]
             )
-            return _sorted(_joined(found, self._jobs(alone, mine)))
-        return _sorted(self._jobs(pairs, mine))
+            return found.beside(self._jobs(alone, mine)).in_order()
+        return self._jobs(pairs, mine).in_order()
 
     def _jobs(self, pairs: _Overlaps, only: Ints | None = None) -> Jobs:
         """Return the jobs of pairs, of which those of one source cell stand together.
@@ -463,51 +377,3 @@ def _share(position: Ints, total: Ints, copies: Ints) -> Ints:
     """
     found = ((position + 1) * copies - 1) // np.maximum(total, 1)
     return np.where(copies > 1, np.minimum(found, copies - 1), 0)
-
-
-def _tally(every: Ints, units: Ints, amounts: Ints) -> Tally:
-    """Return the sums of amounts for each unit; ``every`` is ascending, and names all of them."""
-    known = every if len(every) < 2 or (every[1:] > every[:-1]).all() else np.unique(every)
-    if units is every and known is every:
-        return Tally(known, amounts)
-    sums = np.zeros(len(known), np.int64)
-    np.add.at(sums, np.searchsorted(known, units), amounts)
-    return Tally(known, sums)
-
-
-def _joined(a: Jobs, b: Jobs) -> Jobs:
-    return Jobs(*(np.concatenate(pair) for pair in zip(a._columns(), b._columns(), strict=True)))
-
-
-def _sorted(jobs: Jobs) -> Jobs:
-    """Return jobs in canonical order: by source cell, destination cell, receiver, and part."""
-    order = np.lexsort((jobs.first, jobs.receiver, jobs.destination, jobs.source))
-    return Jobs(*(column[order] for column in jobs._columns()))
-
-
-def flat_boxes(
-    shape: tuple[int, ...], start: int, stop: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
-
-    >>> list(flat_boxes((4, 5), 3, 16))
-    [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]
-    """
-    if start >= stop:
-        return
-    if not shape:
-        yield (), ()
-        return
-    inner = math.prod(shape[1:])
-    (row, low), (last, high) = divmod(start, inner), divmod(stop, inner)
-    rest = tuple([0] * (len(shape) - 1))
-    if low or row == last:  # the rest of a row, or a part of it
-        end = high if row == last else inner
-        for a, b in flat_boxes(shape[1:], low, end):
-            yield (row, *a), (row + 1, *b)
-        row += 1
-    if row < last:
-        yield (row, *rest), (last, *shape[1:])
-    if row <= last:
-        for a, b in flat_boxes(shape[1:], 0, high):
-            yield (last, *a), (last + 1, *b)

@@ -342,6 +342,14 @@ def _bound(x: Any, name: str) -> Any:
     return value if isinstance(value, Traced) else int(value)
 
 
+def _first(lower: Any, dtype: np.dtype[Any] | None) -> Any:
+    """Return the first integer of a loop as an array that can count up to an end of a dtype."""
+    if isinstance(lower, int):
+        return as_array(np.asarray(lower, dtype or np.int64))
+    wide = lower.dtype if dtype is None else np.result_type(lower.dtype, dtype)
+    return lower.astype(wide if wide.kind in "iu" else np.int64)
+
+
 def fori_loop(
     lower: Any,
     upper: Any,
@@ -379,9 +387,7 @@ def fori_loop(
         def step(state: Any) -> Any:
             return state[0] + 1, body_fun(state[0], state[1])
 
-        start = as_array(first) if isinstance(first, int) else first
-        if not isinstance(end, int) and end.dtype != start.dtype:
-            start = start.astype(np.result_type(start.dtype, end.dtype))
+        start = _first(first, None if isinstance(end, int) else end.dtype)
         carry = Carry.of("fori_loop", (start, init_val), body, counted=True)
         return _while(carry, lambda state: state[0] < end, step)[1]
     carry = Carry.of("fori_loop", init_val, body)

@@ -36,6 +36,8 @@ Cells = Sequence[Any]
 Active = frozenset[int] | None
 """The groups that take part, numbered by the axes that are not the collective's; None: all."""
 
+_SMALL = 1 << 16
+
 __all__ = [
     "Exchange",
     "Field",
@@ -125,6 +127,8 @@ class Exchange:
         kind: what the ledger calls it.
         axes: the axes that it goes along.
         received: the bytes that each device receives.
+        turned: for small cells, which are stacked and turned at once: the dims that a cell is
+            seen as, and the order of the dims of the stack (the cell's number is its first).
     """
 
     field: Field
@@ -137,9 +141,12 @@ class Exchange:
     kind: str
     axes: Axes
     received: Callable[[], Mapping[int, int]]
+    turned: tuple[Shape, Shape] | None = None
 
     def run(self, cells: Cells, active: Active = None) -> list[Any]:
         """Return the cells of the result; those that are not held or not active are None."""
+        if active is None and self._at_once:
+            return self._all_turned(cells)
         field, part, routes = self.field, self.part, self._routes
         if routes is not None and active is None:
             return [cells[i] if i >= 0 else np.zeros(self.shape, field.dtype) for i in routes]
@@ -151,6 +158,20 @@ class Exchange:
         found = run_part(field.world, part, (pieces,), field.dtype, 0)
         shape = self.shape
         return [b if b is None or b.shape == shape else b.reshape(shape) for b in found]
+
+    @cached_property
+    def _at_once(self) -> bool:
+        field = self.field
+        nbytes = _nbytes(field) * len(self.order)
+        alone = field.world.process_count == 1
+        return self.turned is not None and alone and 0 < nbytes <= _SMALL
+
+    def _all_turned(self, cells: Cells) -> list[Any]:
+        assert self.turned is not None
+        sizes, dims = self.turned
+        stack = np.array([cells[i] for i in self.order]).reshape(self.groups, -1, *sizes)
+        turned = stack.transpose(0, *[1 + d for d in dims])
+        return list(turned.reshape(len(self.order), *self.shape))
 
     @cached_property
     def _routes(self) -> tuple[int, ...] | None:
@@ -311,6 +332,7 @@ def _exchange(
     kind: str,
     received: Callable[[], Mapping[int, int]],
     maps: tuple[DimMap, ...] | None = None,
+    turned: tuple[Shape, Shape] | None = None,
 ) -> Exchange:
     """Plan an exchange between two layouts whose dims, after the leading ones, are listed."""
     rest = tuple(a for a in field.extent if a not in axes)
@@ -335,6 +357,7 @@ def _exchange(
         kind,
         axes,
         received,
+        turned,
     )
 
 
@@ -367,8 +390,14 @@ def plan_all_to_all(field: Field, axes: Axes, split: int, concat: int, tiled: bo
     view: list[int] = []
     source: list[tuple[int, Axes]] = []
     destination: list[tuple[int, Axes]] = []
+    sizes: list[int] = []
+    order: list[int] = []
+    receiver = 0
 
     def add(size: int, before: Axes = (), after: Axes = (), seen: int | None = None) -> None:
+        if seen is None:
+            sizes.append(size)
+        order.append(len(sizes) if seen is None else 0)
         view.append(size if seen is None else seen)
         source.append((size, before))
         destination.append((size, after))
@@ -380,6 +409,7 @@ def plan_all_to_all(field: Field, axes: Axes, split: int, concat: int, tiled: bo
             add(n, before=axes, seen=1)
         if dim == split:
             add(n, after=axes)
+            receiver = order.pop()
             if tiled:
                 add(size // n)
         else:
@@ -402,6 +432,7 @@ def plan_all_to_all(field: Field, axes: Axes, split: int, concat: int, tiled: bo
         tuple(result),
         "all-to-all",
         lambda: traffic.exchanged(field.groups(axes), _nbytes(field)),
+        turned=(tuple(sizes), (receiver, *order)),
     )
 
 
