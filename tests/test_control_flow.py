@@ -535,6 +535,18 @@ def test_an_error_in_a_branch_leaves_nothing_behind() -> None:
     assert alone(body) == [2.0, 2.0]
 
 
+def test_bounds_of_two_dtypes() -> None:
+    def run() -> Any:
+        start, end = mnp.asarray(np.int64(1)), mnp.asarray(np.uint64(4))
+        counted = lax.fori_loop(start, end, lambda i, c: c + i, 0)
+        typed = meshard.eval_shape(
+            lambda a, b: lax.fori_loop(a, b, lambda i, c: i, 0), np.int64(1), np.uint64(4)
+        )
+        return int(counted), typed.dtype.name
+
+    assert alone(run) == (6, "int64")
+
+
 def test_settings_of_the_default_float() -> None:
     def body() -> Any:
         meshard.config.update("default_float", "float32")

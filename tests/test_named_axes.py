@@ -8,7 +8,7 @@ import pytest
 import meshard
 import meshard.lax as lax
 import meshard.numpy as mnp
-from meshard.errors import ArgumentError, AxisNameError, ShapeError
+from meshard.errors import ArgumentError, AxisNameError, DtypeError, IndexingError, ShapeError
 from meshard.sharding import P
 from tests.worlds import everywhere, in_worlds, mesh, whole
 
@@ -63,7 +63,7 @@ REFUSALS = {
     ),
     "a position outside": (
         lambda x: lax.ppermute(x, "i", [(0, 4)]),
-        IndexError,
+        IndexingError,
         "ppermute: position 4 lies outside the axis 'i' of size 4; perm is",
     ),
     "a shuffle that is none": (
@@ -73,7 +73,7 @@ REFUSALS = {
     ),
     "a source outside": (
         lambda x: lax.pbroadcast(x, "j", 2),
-        IndexError,
+        IndexingError,
         "pbroadcast: source 2 lies outside the axis 'j' of size 2",
     ),
     "a dim outside": (
@@ -136,6 +136,51 @@ REFUSALS = {
         lambda x: lax.all_gather(x, "i", axis_index_groups=[[0, 1], [2, 3]], to="invarying"),
         ArgumentError,
         "the result differs between the groups along 'i'",
+    ),
+    "an empty group": (
+        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1, 2, 3], []]),
+        ArgumentError,
+        r"must cover all indices exactly once.*\[\[0, 1, 2, 3\], \[\]\]",
+    ),
+    "no groups": (
+        lambda x: lax.psum(x, "i", axis_index_groups=3),
+        ArgumentError,
+        "a group of axis_index_groups takes integers, got 3",
+    ),
+    "a dim that is no integer": (
+        lambda x: lax.all_gather(x, "i", axis=None),
+        ArgumentError,
+        "all_gather: axis takes integers, got None",
+    ),
+    "a source that is no integer": (
+        lambda x: lax.pbroadcast(x, "i", 1.5),
+        ArgumentError,
+        "pbroadcast: source takes integers, got 1.5",
+    ),
+    "three in a pair": (
+        lambda x: lax.ppermute(x, "i", [(0, 1, 2)]),
+        ArgumentError,
+        r"perm is a list of pairs of a source and a destination, but holds \(0, 1, 2\)",
+    ),
+    "no pairs": (
+        lambda x: lax.ppermute(x, "i", 3),
+        ArgumentError,
+        "a pair of perm takes integers, got 3",
+    ),
+    "half a position": (
+        lambda x: lax.pshuffle(x, "i", [0.5, 1, 2, 3]),
+        ArgumentError,
+        "pshuffle: perm takes integers",
+    ),
+    "keys": (
+        lambda x: lax.psum(meshard.random.key(0), "i"),
+        DtypeError,
+        "psum: typed random keys are no numbers",
+    ),
+    "scattered keys": (
+        lambda x: lax.psum_scatter(meshard.random.split(meshard.random.key(0), 4), "i"),
+        DtypeError,
+        "psum_scatter: typed random keys are no numbers",
     ),
     "a cast to nothing": (
         lambda x: lax.pcast(x, "i", to="same"),
@@ -304,3 +349,18 @@ def test_trees_are_mapped_over():
         return tree["a"] + tree["b"][0]
 
     np.testing.assert_array_equal(local(body), local(lambda x: lax.psum(x * 3, "i")))
+
+
+@in_worlds
+def test_typed_keys_are_gathered_and_permuted():
+    keys = meshard.random.split(meshard.random.key(0), 8)
+    whole_keys = whole(meshard.random.key_data(keys))
+
+    def body(k):
+        found = lax.all_gather(lax.ppermute(k, "i", [(0, 1), (1, 0)]), ("i", "j"), tiled=True)
+        return meshard.random.key_data(found)
+
+    found = local(body, keys, ins=P(("i", "j")))
+    expected = np.zeros_like(whole_keys)
+    expected[:4] = whole_keys[[2, 3, 0, 1]]
+    np.testing.assert_array_equal(found[0, 0], expected)

@@ -213,7 +213,7 @@ def test_threads_may_take_and_give_at_once():
 
 def test_a_lease_says_where_its_memory_is():
     pages = Pages()
-    lease = Lease(pages, mmap.mmap(-1, 1 << 20))
+    lease = Lease(pages, mmap.mmap(-1, 1 << 20), 1 << 20)
     x = np.asarray(lease)
     assert (x.shape, x.dtype) == ((1 << 20,), np.uint8)
     assert x.base is lease

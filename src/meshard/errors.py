@@ -22,6 +22,7 @@ catches ``ValueError`` goes on working::
     ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
+    ├── PlanError            ValueError    a plan that does not deliver, or a damaged file of one
     ├── DataLoss             RuntimeError  parts of an array that no live device holds
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
     ├── NotAddressableError  RuntimeError  data that another process holds
@@ -53,6 +54,7 @@ __all__ = [
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
     "NotAddressableError",
+    "PlanError",
     "ReplicationError",
     "RuleError",
     "ShapeError",
@@ -137,6 +139,10 @@ class TreeError(MeshardError, ValueError, TypeError):
 
 class RuleError(MeshardError, ValueError):
     """A sharding rule whose text cannot be read, or whose factors clash."""
+
+
+class PlanError(MeshardError, ValueError):
+    """A plan that does not deliver what it should, or a file of one that is cut or edited."""
 
 
 class DataLoss(MeshardError, RuntimeError):

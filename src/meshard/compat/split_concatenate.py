@@ -21,7 +21,6 @@ from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.errors import (
     ArgumentError,
     CoverageError,
-    DtypeError,
     ShapeError,
     ShardingError,
     SpecError,
@@ -113,13 +112,13 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
         One tree on the joined mesh.
 
     Raises:
-        ArgumentError: if there are no trees, or they are not given as a list or tuple.
+        ArgumentError: if there are no trees, or they are not given as a list or tuple, or the
+            dtypes of one leaf differ.
         TreeError: if the trees' structures differ.
         SpecError: if the meshes have no such axis, or the specs of one leaf differ.
         ShardingError: if the meshes' axis names, the sizes of the other axes, or the memory kinds
             differ, a device stands in two of them, or a leaf is no array with a NamedSharding.
         ShapeError: if the ranks of one leaf differ, or the dims that are not joined.
-        DtypeError: if the dtypes of one leaf differ.
         CoverageError: if dims that are not joined are cut differently.
         DeletedArrayError: if an array was deleted.
 
@@ -133,7 +132,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
     what = "concatenate_by_mesh_axis"
     if not isinstance(arrays, (list, tuple)):
         raise ArgumentError(
-            f"{what}: arrays is a {type(arrays).__name__}; give a list or tuple of trees."
+            f"{what}: arrays is of type {type(arrays).__name__}; give a list or tuple of trees."
         )
     if not arrays:
         raise ArgumentError(f"{what}: arrays is empty; give at least one tree to join.")
@@ -179,8 +178,8 @@ def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
         whose = _named(path, name)
         if type(leaf) is not Array:
             raise ArgumentError(
-                f"{what}: every leaf must be an Array with a NamedSharding, but {whose} is a "
-                f"{type(leaf).__name__}. Place it with meshard.device_put(x, "
+                f"{what}: every leaf must be an Array with a NamedSharding, but {whose} is of "
+                f"type {type(leaf).__name__}. Place it with meshard.device_put(x, "
                 "NamedSharding(mesh, spec))."
             )
         sharding = leaf.sharding
@@ -247,7 +246,7 @@ def _position(value: Any, what: str, given: object) -> int:
     except TypeError:
         raise ArgumentError(
             f"{what}: indices_or_sections {given!r} is not None, a whole number or a list or tuple "
-            f"of whole numbers; {value!r} is a {type(value).__name__}."
+            f"of whole numbers; {value!r} is of type {type(value).__name__}."
         ) from None
 
 
@@ -392,7 +391,7 @@ def _check_alike(
     """Refuse two sources of one leaf that cannot be parts of one array."""
     what = "concatenate_by_mesh_axis"
     if kind.dtype != first.dtype:
-        raise DtypeError(
+        raise ArgumentError(
             f"{what}: the parts of {leaf} must have one dtype, but arrays[0] has {first.dtype} "
             f"and arrays[{i}] has {kind.dtype}. Convert one with astype."
         )

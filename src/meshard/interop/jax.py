@@ -7,17 +7,10 @@ once, into memory that JAX takes as it is, and that all devices of a process sha
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshard.algebra.box import Box
-from meshard.algebra.layout import Layout
 from meshard.errors import (
     ArgumentError,
     ConcretizationError,
@@ -27,27 +20,30 @@ from meshard.errors import (
     ShardingError,
     TreeError,
 )
-from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.reshard import Leaf, Plan
-from meshard.plan.traffic import Move
 from meshard.runtime.array import Array
 from meshard.runtime.ledger import wired
 from meshard.runtime.place import check_devices_exist, checked_dtype
 from meshard.runtime.types import KEY, Block
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import here
 
+from .jax_buffers import (
+    Copying,
+    Moving,
+    check_local,
+    copied,
+    is_key,
+    is_taken,
+    made,
+    places_of,
+    read,
+)
 from .jax_shardings import jax, layout_of, to_jax, to_meshard
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    pass
 
 __all__ = ["as_jax", "from_jax", "plan_reshard", "reshard", "to_jax", "to_meshard"]
-
-_LINE = 64
-"""The alignment in bytes of memory that JAX's CPU devices take without a copy."""
-_POOLED = 256 * 1024
-_CHUNK = 4 << 20
-_MOST_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count"
 
 
 def reshard(x: Any, sharding: Any, *, donate: bool = False) -> Any:
@@ -83,19 +79,19 @@ def reshard(x: Any, sharding: Any, *, donate: bool = False) -> Any:
     what = "reshard"
     structure, leaves, targets = _paired(x, sharding, what)
     world = here()
-    moves = []
+    moves: list[Moving | None] = []
     for leaf, target in zip(leaves, targets, strict=True):
         _check_array(leaf, what)
         if target is None or (leaf.sharding == target and leaf.committed):
             moves.append(None)
             continue
-        _check_reachable(leaf, target, what)
-        moves.append(_Move(world, leaf, target))
+        moves.append(Moving(world, leaf, target, what))
     if world.ledgers:
-        for move in moves:
-            if move is not None:
-                wired(world, "jax reshard", (move.wire(),))
-    tasks = list(chain.from_iterable(move.begin(world) for move in moves if move is not None))
+        wired(world, "jax reshard", [move.wire() for move in moves if move is not None])
+    tasks: list[Copying] = []
+    for move in moves:
+        if move is not None:
+            move.begin(world, tasks)
     world.workers.run(tasks)
     results = [
         leaf if move is None else move.finish() for leaf, move in zip(leaves, moves, strict=True)
@@ -165,13 +161,13 @@ def from_jax(x: Any) -> Array:
     """
     what, world = "from_jax", here()
     _check_array(x, what)
-    if _is_key(x):
+    if is_key(x):
         raise DtypeError(
             f"{what}: {x.aval.str_short()} holds random keys of JAX's generator, which mean "
             "nothing to meshard's. Pass jax.random.key_data(x) for their bits, or make keys with "
             "meshard.random.key."
         )
-    _check_local(x.sharding, f"{what}: {x.aval.str_short()}")
+    check_local(x.sharding, f"{what}: {x.aval.str_short()}")
     dtype = checked_dtype(x.dtype, what)
     sharding = to_meshard(x.sharding, x.shape)
     missing = sorted(d.id for d in sharding.device_set if d not in world.device_set)
@@ -185,7 +181,7 @@ def from_jax(x: Any) -> Array:
         )
     check_devices_exist(world, sharding, what)
     kind = world.type_of(tuple(x.shape), dtype, sharding, bool(x.committed))
-    blocks = _read(x, kind.layout)
+    blocks = read(x, kind.layout)
     local = frozenset(kind.local)
     return Array(kind, tuple(b if i in local else None for i, b in enumerate(blocks)))
 
@@ -230,150 +226,14 @@ def as_jax(x: Array) -> Any:
         )
     _check_dtype(kind.dtype, kind.str_short(), what)
     target = to_jax(kind.sharding, kind.shape)
-    _check_local(target, f"{what}: {kind.str_short()}")
+    check_local(target, f"{what}: {kind.str_short()}")
     pieces: list[Block] = []
-    tasks: list[Callable[[], None]] = []
+    tasks: list[Copying] = []
     for block in blocks:
         assert block is not None
-        pieces.append(block if _is_taken(block) else _copied(world, block, tasks))
+        pieces.append(block if is_taken(block) else copied(world, block, tasks))
     world.workers.run(tasks)
-    return _made(kind.shape, target, kind.layout, pieces)
-
-
-class _Move:
-    """One array on its way."""
-
-    def __init__(self, world: RuntimeWorld, x: Any, target: Any) -> None:
-        self.x, self.target, self.shape = x, target, tuple(x.shape)
-        self.source = _layout(world, x.sharding, self.shape)
-        self.destination = _layout(world, target, self.shape)
-        key = ("jax reshard", self.source, self.destination)
-        part: Part | None = world.decisions.get(key)
-        if part is None:
-            part = assemble(self.destination, [Source(self.source)])
-            world.decided(key, part)
-        self.part = part
-        self.pieces: list[Block] = []
-
-    def wire(self) -> Move:
-        """Return what the move is called in a ledger."""
-        return Move(
-            self.x.aval.str_short(),
-            to_meshard(self.target, self.shape),
-            (to_meshard(self.x.sharding, self.shape),),
-            self.destination,
-            (Source(self.source),),
-            self.x.dtype.itemsize,
-        )
-
-    def begin(self, world: RuntimeWorld) -> list[Callable[[], None]]:
-        """Lay out the pieces and return the copies that fill them."""
-        values = jax.random.key_data(self.x) if _is_key(self.x) else self.x
-        blocks = _read(values, self.source)
-        rest, dtype = tuple(values.shape[len(self.shape) :]), np.dtype(values.dtype)
-        tasks: list[Callable[[], None]] = []
-        for recipe in self.part.recipes:
-            assert recipe is not None
-            if recipe.alias is not None:
-                view = blocks[recipe.alias.origin][(*recipe.alias.region, ...)]
-                if view.shape == (*recipe.shape, *rest):
-                    self.pieces.append(view if _is_taken(view) else _copied(world, view, tasks))
-                    continue
-            piece = _empty(world, (*recipe.shape, *rest), dtype)
-            for copy in recipe.copies:
-                origin = blocks[copy.origin][(*copy.region, ...)]
-                tasks += _copies(piece[(*copy.target, ...)], origin)
-            self.pieces.append(piece)
-        return tasks
-
-    def finish(self) -> Any:
-        """Return the array made of the pieces."""
-        if _is_key(self.x):
-            return self._finish_keys()
-        result = _made(self.shape, self.target, self.destination, self.pieces)
-        if self.x.weak_type:
-            result.aval = result.aval.update(weak_type=True)
-        return result
-
-    def _finish_keys(self) -> Any:
-        """Return the array of typed keys, which JAX makes of single-device arrays only."""
-        impl, kind = jax.random.key_impl(self.x), self.target.memory_kind
-        arrays = []
-        for device in self.target.devices_indices_map(self.shape):
-            piece = self.pieces[self.destination.piece_of[device.id]]
-            alone = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-            arrays.append(jax.random.wrap_key_data(jax.device_put(piece, alone), impl=impl))
-        return jax.make_array_from_single_device_arrays(self.shape, self.target, arrays)
-
-
-def _made(shape: tuple[int, ...], sharding: Any, layout: Layout, pieces: Sequence[Block]) -> Any:
-    """Return the JAX array of pieces, which all devices that hold one share."""
-    place = {layout.box(number): piece for number, piece in enumerate(pieces)}
-    with _wide(pieces[0].dtype):
-        return jax.make_array_from_callback(
-            shape, sharding, lambda index: place[Box.from_index(index, shape)]
-        )
-
-
-def _wide(dtype: np.dtype[Any]) -> AbstractContextManager[Any]:
-    """Keep JAX from storing 64-bit numbers in 32 bits; an array that has them shall keep them."""
-    if jax.dtypes.canonicalize_dtype(dtype) == dtype:
-        return contextlib.nullcontext()
-    wide: AbstractContextManager[Any] = jax.enable_x64(True)
-    return wide
-
-
-def _read(x: Any, layout: Layout) -> list[Block]:
-    """Return each piece as a read-only NumPy array: a view, where NumPy knows how it is stored."""
-    blocks: dict[int, Block] = {}
-    for shard in x.addressable_shards:
-        piece = layout.piece_of[shard.device.id]
-        if piece not in blocks:
-            blocks[piece] = np.asarray(shard.data)
-    return [blocks[piece] for piece in range(layout.piece_count)]
-
-
-def _layout(world: RuntimeWorld, sharding: Any, shape: tuple[int, ...]) -> Layout:
-    key = ("jax layout", sharding, shape)
-    found: Layout | None = world.decisions.get(key)
-    if found is None:
-        found = layout_of(sharding, shape)
-        world.decided(key, found)
-    return found
-
-
-# memory
-
-
-def _is_taken(block: Block) -> bool:
-    """Whether JAX takes a block's memory as it is."""
-    return block.flags.c_contiguous and block.ctypes.data % _LINE == 0
-
-
-def _empty(world: RuntimeWorld, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
-    """Return uninitialised memory that JAX takes as it is; large pieces are whole pages."""
-    size = math.prod(shape) * dtype.itemsize
-    if size >= _POOLED:
-        return world.pages.empty(shape, dtype)
-    room = np.empty(size + _LINE, np.uint8)
-    start = -room.ctypes.data % _LINE
-    return room[start : start + size].view(dtype).reshape(shape)
-
-
-def _copied(world: RuntimeWorld, block: Block, tasks: list[Callable[[], None]]) -> Block:
-    piece = _empty(world, block.shape, block.dtype)
-    tasks += _copies(piece, block)
-    return piece
-
-
-def _copies(target: Block, origin: Block) -> list[Callable[[], None]]:
-    """Return the tasks of one copy: one, or several of a large one."""
-    rows = target.shape[0] if target.ndim else 1
-    parts = max(1, min(rows, target.nbytes // _CHUNK))
-    if parts == 1:
-        return [partial(np.copyto, target, origin)]
-    spans = [slice(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
-    return [partial(np.copyto, target[span], origin[span]) for span in spans]
+    return made(kind.shape, target, places_of(target, kind.layout), pieces)
 
 
 # arguments
@@ -406,10 +266,6 @@ def _target(given: Any, what: str) -> Any:
     )
 
 
-def _is_key(x: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
-
-
 def _check_array(x: Any, what: str) -> None:
     if isinstance(x, jax.core.Tracer):
         raise ConcretizationError(
@@ -429,36 +285,14 @@ def _check_array(x: Any, what: str) -> None:
         )
 
 
-def _check_reachable(x: Any, target: Any, what: str) -> None:
-    name = f"{what}: {x.aval.str_short()}"
-    _check_local(x.sharding, name)
-    _check_local(target, f"{name}, as it shall lie,")
-    for sharding in (x.sharding, target):
-        for device in sharding.device_set:
-            if device.platform != "cpu":
-                raise ShardingError(
-                    f"{name} cannot be moved between {x.sharding!r} and {target!r}: buffers are "
-                    f"read and filled in the host's memory, and {device} is no CPU device. Use "
-                    "jax.device_put for it; plan_reshard says what that has to move."
-                )
-
-
-def _check_local(sharding: Any, name: str) -> None:
-    if not sharding.is_fully_addressable:
-        mine = sum(1 for _ in sharding.addressable_devices)
-        raise NotAddressableError(
-            f"{name} lies on {sharding.num_devices} devices, of which this process has {mine}; "
-            "buffers of other processes cannot be reached. Convert x.addressable_shards one by "
-            "one, or reshard with jax.jit(..., out_shardings=...)."
-        )
-
-
 def _check_dtype(dtype: np.dtype[Any], name: str, what: str) -> None:
     """Refuse a dtype that JAX would store in another."""
-    try:
-        stored = jax.dtypes.canonicalize_dtype(dtype)
-    except TypeError as error:
-        raise DtypeError(f"{what}: {name} has a dtype that JAX does not have: {error}") from error
+    if dtype.char in "gG":
+        raise DtypeError(
+            f"{what}: {name} is of C's long double, which JAX does not have. Convert it with "
+            "x.astype('float64') first."
+        )
+    stored = jax.dtypes.canonicalize_dtype(dtype)
     if stored != dtype:
         raise DtypeError(
             f"{what}: JAX would store {name} as {stored}, since its 64-bit numbers are off. Turn "

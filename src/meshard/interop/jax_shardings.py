@@ -28,7 +28,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["layout_of", "to_jax", "to_meshard"]
+__all__ = ["jax", "layout_of", "to_jax", "to_meshard"]
 
 
 def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
@@ -52,7 +52,7 @@ def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
 
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
     >>> to_meshard(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))).spec
-    P('x')
+    P('x',)
     """
     _check_is_jax(sharding, "to_meshard")
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):

@@ -35,9 +35,9 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld, here
 
+from .concrete import is_traced
 from .dtypes import SMALL_FLOATS
 from .frame import named_sharding
-from .concrete import is_traced
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 
 __all__ = [

@@ -26,6 +26,10 @@ from .jobs import Jobs, flat_boxes
 __all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"]
 
 
+_MANY = 256
+"""Pieces from which arithmetic on whole arrays of them is quicker than going through them."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -245,10 +249,14 @@ def assemble(
     A process takes what it holds itself. Where several others hold what it lacks, those of a single
     source without maps share the sending evenly (`Hop`); else the receivers take turns.
     """
-    if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
-        return _exchange(destination, sources[0], process_of, me)
-    cells = [_Cells(s.layout) for s in sources]
     holders = [_processes(s.layout, process_of) for s in sources]
+    if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
+        every = set.intersection(*map(set, holders[0])) if holders[0] else set()
+        takers = {p for h in _processes(destination, process_of) for p in h}
+        shared = not takers <= every and any(len(h) > 1 for h in holders[0])
+        if shared or max(len(holders[0]), destination.piece_count) > _MANY:
+            return _exchange(destination, sources[0], process_of, me)
+    cells = [_Cells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)
     local: dict[int, list[Copy]] = {}
     sends: dict[int, list[Copy]] = {}

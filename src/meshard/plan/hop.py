@@ -10,7 +10,7 @@ ends derive this from the layouts alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
@@ -23,6 +23,7 @@ from meshard.errors import DataLoss
 
 from .grid import Grid, Units, each_device, merged_cuts
 from .jobs import Jobs, Tally, flat_boxes, tallied
+from .spread import spans_of, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +56,17 @@ class _Overlaps:
     volume: Ints
 
 
+def _only(units: Units, alive: Collection[int]) -> Units:
+    """Return the same map for the devices that are alive, and -1 for all others."""
+    living = np.array(sorted(alive), np.int64)
+
+    def filtered(devices: Ints) -> Ints:
+        found: Ints = np.where(np.isin(devices, living), units(devices), -1)
+        return found
+
+    return filtered
+
+
 @final
 class Hop:
     """A direct exchange from one layout to another of the same shape.
@@ -63,6 +75,7 @@ class Hop:
         source: where the elements are.
         destination: where they are to be.
         units: what sends and receives; by default each device.
+        alive: the devices that still have what they held of the source; None for all.
         split: whether a box may be cut between two senders.
 
     Raises:
@@ -82,6 +95,7 @@ class Hop:
         destination: Layout,
         units: Units = each_device,
         *,
+        alive: Collection[int] | None = None,
         split: bool = True,
     ) -> None:
         assert source.shape == destination.shape
@@ -89,7 +103,7 @@ class Hop:
         self.destination = destination
         self.split = split
         self.units = units
-        self.before = Grid(source, units)
+        self.before = Grid(source, units if alive is None else _only(units, alive))
         self.after = Grid(destination, units)
         self.merges = merged_cuts(self.before, self.after)
         self._check_alive()
@@ -102,7 +116,7 @@ class Hop:
     # what everybody knows
 
     @cached_property
-    def _stay(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    def stays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Pairs of cells that share elements and lie on one unit.
 
         The unit, the two cells, the unit's column among the destination cell's holders, and the
@@ -126,7 +140,7 @@ class Hop:
         Both ascend: by source cell, then destination cell, then the unit's place among the
         destination cell's holders.
         """
-        _, source, destination, column, _ = self._stay
+        _, source, destination, column, _ = self.stays
         keys = source * max(self.after.count, 1) + destination
         both = keys * self.after.holders.shape[1] + column
         order = np.argsort(both, kind="stable")
@@ -142,7 +156,7 @@ class Hop:
         return volume
 
     @cached_property
-    def _volumes(self) -> tuple[Ints, Ints]:
+    def volumes(self) -> tuple[Ints, Ints]:
         """The number of elements of each cell of the source and of the destination."""
         found = []
         for grid in (self.before, self.after):
@@ -156,26 +170,26 @@ class Hop:
     def received(self) -> Tally:
         """For each unit of the destination the elements that it lacks."""
         unit, cell, _ = self.after.held
-        stays, _, _, _, kept = self._stay
-        return tallied(unit, unit, self._volumes[1][cell]).less(stays, kept)
+        stays, _, _, _, kept = self.stays
+        return tallied(unit, unit, self.volumes[1][cell]).less(stays, kept)
 
     @cached_property
     def moved(self) -> int:
         """The elements that enter units which lack them, over all units."""
         _, cell, _ = self.after.held
-        return int(self._volumes[1][cell].sum()) - int(self._stay[-1].sum())
+        return int(self.volumes[1][cell].sum()) - int(self.stays[-1].sum())
 
     @cached_property
     def wanted(self) -> Ints:
         """For each cell of the source the elements that units which do not hold it need, in all."""
         copies = self.after.copies
         if len(copies) and (copies == copies[0]).all():
-            total = self._volumes[0] * int(copies[0])
+            total = self.volumes[0] * int(copies[0])
         else:
-            pairs = self._all_pairs
-            total = np.zeros(self.before.count, np.int64)
-            np.add.at(total, pairs.source, pairs.volume * copies[pairs.destination])
-        _, source, _, _, kept = self._stay
+            each = copies.astype(np.float64).reshape(self.after.sizes)
+            sums = spread(each, spans_of(self.after), spans_of(self.before))
+            total = np.rint(sums).astype(np.int64).reshape(-1)
+        _, source, _, _, kept = self.stays
         np.subtract.at(total, source, kept)
         return total
 
@@ -193,7 +207,7 @@ class Hop:
         return tallied(every, holders[cells, columns], last - first)
 
     def _check_alive(self) -> None:
-        dead = np.flatnonzero((self.before.copies == 0) & (self._volumes[0] > 0))
+        dead = np.flatnonzero((self.before.copies == 0) & (self.volumes[0] > 0))
         if len(dead):
             boxes = [self._cell_box(self.before, int(c)) for c in dead]
             told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")

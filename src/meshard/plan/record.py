@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["Record", "bytes_by_line", "lines_table", "records_table"]
+__all__ = ["Record", "aligned", "bytes_by_line", "lines_table", "records_table"]
 
 _WIDTH = 100
 _NARROWEST = 9
@@ -83,7 +83,7 @@ def records_table(records: Sequence[Record]) -> str:
         for group in groups.values()
         for r in group[:1]
     ]
-    return _aligned(rows, 5)
+    return aligned(rows, 5)
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:
@@ -103,7 +103,7 @@ def lines_table(records: Sequence[Record]) -> str:
         own = [r for r in records if r.line == line]
         names = ", ".join(dict.fromkeys(f"{r.what} ({r.kind})" for r in own))
         rows.append((labels[line], names, f"{len(own):,}", f"{totals[line]:,}"))
-    text = _aligned(rows, 2)
+    text = aligned(rows, 2)
     if len(totals) > _LINES:
         rest = sum(list(totals.values())[_LINES:])
         more = len(totals) - _LINES
@@ -111,7 +111,7 @@ def lines_table(records: Sequence[Record]) -> str:
     return text
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], texts: int) -> str:
+def aligned(rows: Sequence[tuple[str, ...]], texts: int) -> str:
     """Return rows in columns, of which the first are text; long texts are cut to fit the width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > _WIDTH:

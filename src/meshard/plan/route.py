@@ -24,12 +24,14 @@ class Route:
         layouts: the layouts in order, the source first and the destination last.
         why: a sentence on what it is good for.
         split: whether a box may be cut between two senders.
+        alive: the devices that still have what they held of the source; None for all.
     """
 
     name: str
     layouts: tuple[Layout, ...]
     why: str = ""
     split: bool = True
+    alive: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.layouts) > 1
@@ -52,5 +54,6 @@ class Route:
 
     def between(self, units: Units) -> tuple[Hop, ...]:
         """Return the exchanges between units, such as processes."""
-        pairs = zip(self.layouts, self.layouts[1:], strict=False)
-        return tuple([Hop(a, b, units, split=self.split) for a, b in pairs])
+        living = [self.alive, *[None] * (len(self.layouts) - 2)]
+        ends = zip(self.layouts, self.layouts[1:], living, strict=False)
+        return tuple([Hop(a, b, units, alive=own, split=self.split) for a, b, own in ends])

@@ -19,7 +19,7 @@ from meshard.algebra.sharding import NamedSharding, Sharding
 from .captions import PALETTE, device_label, headline, ink, platform_of, wrap
 from .drawing import Drawing, Rectangle, Slab, cuts_shown, draw_layout, kept, split_rectangles
 
-__all__ = ["drawing_svg", "sharding_svg"]
+__all__ = ["drawing_svg", "sharding_svg", "xml_text"]
 
 MARGIN, BETWEEN, GAP = 14.0, 20.0, 18.0  # around the card, between slabs, for blocks left out
 LINE = 17.0  # from one line of text to the next
@@ -98,7 +98,7 @@ def drawing_svg(
         parts.append(_text(MARGIN, top, note, 11, "faint"))
         wide = max(wide, 11 * LETTER * len(note))
     right, bottom = 2 * MARGIN + max(width, wide), top + MARGIN
-    label = _xml(" ".join([*title.split(), f"layout of an array of shape {layout.shape}"]))
+    label = xml_text(" ".join([*title.split(), f"layout of an array of shape {layout.shape}"]))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="meshard-drawing" role="img" '
         f'aria-label="{label}" width="{right:.0f}" height="{bottom:.0f}" '
@@ -299,7 +299,7 @@ def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[str]:
             yield _text(*middle, "⋮" if width > height else "⋯", 12, "faint", MIDDLE)
             continue
         color = PALETTE[one.area % len(PALETTE)]
-        yield f"<g><title>{_xml(_tooltip(drawing, one.area))}</title>"
+        yield f"<g><title>{xml_text(_tooltip(drawing, one.area))}</title>"
         yield _rect(x, y, width, height, f'fill="{color}" data-area="{one.area}"')
         size, upright = _fit_label(width, height, labels.letters)
         if one.labelled and size >= SMALLEST:
@@ -307,7 +307,7 @@ def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[str]:
             yield (
                 f'<text x="{middle[0]:.2f}" y="{middle[1]:.2f}" font-size="{size:.1f}" '
                 f'fill="{ink(color)}" {MIDDLE}{turn}>'
-                f"{_xml(_label(drawing, one.area, labels.level))}</text>"
+                f"{xml_text(_label(drawing, one.area, labels.level))}</text>"
             )
         yield "</g>"
     if borders := "".join(_borders(plot)):
@@ -378,7 +378,7 @@ def _ticks(
             yield _text(at, -5, text, 10, "faint", f'text-anchor="{anchor}"')
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
     """Return text as XML can hold it: markup escaped, control characters replaced."""
     return escape(
         "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" else "\ufffd" for c in text)
@@ -389,7 +389,7 @@ def _text(x: float, y: float, text: str, size: float, kind: str, more: str = "")
     fill = {"ink": "#1f2328", "faint": "#59636e"}[kind]
     return (
         f'<text class="meshard-{kind}" x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" '
-        f'fill="{fill}" {more}>{_xml(text)}</text>'
+        f'fill="{fill}" {more}>{xml_text(text)}</text>'
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import zip_longest
+from typing import Any, final
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from meshard.plan.assemble import Copy, Part
 from .types import Block, Blocks
 from .world import RuntimeWorld
 
-__all__ = ["LARGE", "run_part", "run_parts"]
+__all__ = ["LARGE", "Move", "run_moves", "run_part", "run_parts"]
 
 LARGE = 1 << 20
 """Bytes from which work is worth handing to the workers."""
@@ -172,6 +174,13 @@ def _in_order(copies: Sequence[tuple[Block, Block]]) -> None:
 def _exchange(
     world: RuntimeWorld, part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
 ) -> None:
+    world.transport.exchange(*_messages(part, operands, results))
+
+
+def _messages(
+    part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
+) -> tuple[list[tuple[int, list[Block]]], list[tuple[int, list[Block]]]]:
+    """Return the boxes to send to each peer, and those to be received into."""
     sends = []
     for message in part.sends:
         boxes = []
@@ -188,4 +197,91 @@ def _exchange(
             assert target is not None
             boxes.append(_target(target, copy))
         receives.append((message.peer, boxes))
-    world.transport.exchange(sends, receives)
+    return sends, receives
+
+
+@final
+@dataclass(frozen=True)
+class Move:
+    """One array's way to another layout: what to do, its blocks, and their dtype."""
+
+    part: Part
+    blocks: Blocks
+    dtype: np.dtype[Any]
+
+
+def run_moves(
+    world: RuntimeWorld,
+    moves: Sequence[Move],
+    window: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Blocks]:
+    """Move several arrays together: their copies side by side, their messages in common rounds.
+
+    Args:
+        world: whose pages, workers and transport are used.
+        moves: the arrays.
+        window: the most bytes that are on their way from and to this process at once.
+        progress: called with the bytes that have arrived since the last call.
+    """
+    tasks: list[Callable[[], None]] = []
+    begun = [_begun(world, m.part, (m.blocks,), m.dtype, None, tasks) for m in moves]
+    world.workers.run(tasks)
+    for move, (results, views) in zip(moves, begun, strict=True):
+        _without_dear_views(world, move.part, results, views, move.dtype)
+        if progress is not None:
+            arriving = sum(_nbytes(c, move.dtype) for m in move.part.receives for c in m.copies)
+            held = sum(b.nbytes for b in results if b is not None)
+            progress(held - arriving)
+    sends: dict[int, list[Block]] = {}
+    receives: dict[int, list[Block]] = {}
+    for move, (results, _) in zip(moves, begun, strict=True):
+        going, coming = _messages(move.part, (move.blocks,), results)
+        for peers, messages in ((sends, going), (receives, coming)):
+            for peer, boxes in messages:
+                peers.setdefault(peer, []).extend(boxes)
+    if sends or receives:
+        quota = None if window is None else max(1, window // (2 * max(1, world.process_count - 1)))
+        out, back = _rounds(sends, quota), _rounds(receives, quota)
+        for going, coming in zip_longest(out, back, fillvalue=list[tuple[int, list[Block]]]()):
+            world.transport.exchange(going, coming)
+            if progress is not None:
+                progress(sum(b.nbytes for _, boxes in coming for b in boxes))
+    return [tuple(results) for results, _ in begun]
+
+
+def _nbytes(copy: Copy, dtype: np.dtype[Any]) -> int:
+    return math.prod(copy.shape) * dtype.itemsize
+
+
+def _rounds(
+    messages: Mapping[int, list[Block]], quota: int | None
+) -> Iterator[list[tuple[int, list[Block]]]]:
+    """Yield what passes between this process and each peer in one round after another.
+
+    Both ends of a pair cut the same boxes in the same way, so that nothing is negotiated.
+    """
+    if quota is None:
+        yield [(peer, boxes) for peer, boxes in sorted(messages.items())]
+        return
+    queues = {peer: list(_portions(boxes, quota)) for peer, boxes in sorted(messages.items())}
+    for number in range(max(map(len, queues.values()), default=0)):
+        yield [(peer, q[number]) for peer, q in queues.items() if number < len(q)]
+
+
+def _portions(boxes: Sequence[Block], quota: int) -> Iterator[list[Block]]:
+    """Cut boxes into slabs along their first dim, and put them into portions below a quota."""
+    portion: list[Block] = []
+    size = 0
+    for box in boxes:
+        rows = len(box) if box.ndim else 1
+        each = max(1, quota * rows // max(1, box.nbytes))
+        for first in range(0, rows, each):
+            slab = box[first : first + each] if box.ndim else box
+            if portion and size + slab.nbytes > quota:
+                yield portion
+                portion, size = [], 0
+            portion.append(slab)
+            size += slab.nbytes
+    if portion:
+        yield portion

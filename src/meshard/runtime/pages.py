@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, final
@@ -18,21 +20,24 @@ import numpy as np
 
 from .types import Block
 
-__all__ = ["Lease", "Pages"]
+__all__ = ["Lease", "Pages", "lease_of", "only_view"]
 
 _SMALLEST = 256 * 1024
 _HUGE = 2 * 1024 * 1024
+_UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 
 @final
 class Lease:
     """A piece of anonymous memory that returns to its pool when nothing refers to it any more."""
 
-    __slots__ = ("__array_interface__", "_map", "_pool")
+    __slots__ = ("__array_interface__", "_map", "_pool", "held")
 
-    def __init__(self, pool: Pages, memory: mmap.mmap) -> None:
+    def __init__(self, pool: Pages, memory: mmap.mmap, held: int) -> None:
         self._pool = pool
         self._map = memory
+        self.held = held  # bytes of it that count as used
+        pool._count(held)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.__array_interface__: dict[str, Any] = {
             "shape": (len(memory),),
@@ -41,8 +46,50 @@ class Lease:
             "version": 3,
         }
 
+    def fill(self, nbytes: int) -> None:
+        """Say that so many more bytes of a lazy lease are used now."""
+        more = min(nbytes, len(self._map) - self.held)
+        self.held += more
+        self._pool._count(more)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the whole pages within a range back to the system; they read as zeros then."""
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, min(stop, len(self._map)) // page * page
+        if last > first and _UNNEEDED is not None:
+            self._map.madvise(_UNNEEDED, first, last - first)
+            gone = min(last - first, self.held)
+            self.held -= gone
+            self._pool._count(-gone)
+
     def __del__(self) -> None:
+        self._pool._count(-self.held)
         self._pool._take_back(self._map)
+
+
+def lease_of(block: Block) -> Lease | None:
+    """Return the lease that a block's memory belongs to; None for memory of another kind."""
+    base: Any = block
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, Lease) else None
+
+
+def only_view(blocks: Sequence[Block | None], number: int) -> bool:
+    """Whether nobody but a tuple of blocks holds one of them, or sees its lease's memory."""
+    block = blocks[number]
+    root: Any = None if block is None else block.base
+    # All views share one array that sees the whole lease. The block holds it, and it stands here
+    # twice; the block is held by the tuple, and stands here twice.
+    return (
+        isinstance(root, np.ndarray)
+        and isinstance(root.base, Lease)
+        and sys.getrefcount(root) == _ONCE
+        and sys.getrefcount(block) == _ONCE
+    )
+
+
+_ONCE = 3
 
 
 @final
@@ -53,10 +100,15 @@ class Pages:
 
     Attributes:
         keep: the most bytes that stay in the pool unused.
+        used: the bytes of all leases that are used now.
+        peak: the most that were used at once since `reset_peak`.
     """
 
     def __init__(self, keep: int = 1 << 30) -> None:
         self.keep = keep
+        self.used = 0
+        self.peak = 0
+        self._counting = threading.RLock()
         self._free: dict[int, deque[mmap.mmap]] = {}
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
@@ -66,8 +118,31 @@ class Pages:
             size *= n
         if size < _SMALLEST:
             return np.empty(shape, dtype)
-        flat = np.asarray(Lease(self, self._memory(_size_class(size))))
+        memory = self._memory(_size_class(size))
+        flat = np.asarray(Lease(self, memory, len(memory)))
         return flat[:size].view(dtype).reshape(shape)
+
+    def lazy(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
+        """Return an array of zeros whose pages are used only when they are written to.
+
+        Whoever writes says so with `Lease.fill`.
+        """
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        if size < _SMALLEST:
+            return np.zeros(shape, dtype)
+        flat = np.asarray(Lease(self, mmap.mmap(-1, _size_class(size)), 0))
+        return flat[:size].view(dtype).reshape(shape)
+
+    def reset_peak(self) -> None:
+        """Count the peak anew from what is used now."""
+        self.peak = self.used
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:  # leases die in any thread, also while this one counts
+            self.used += nbytes
+            self.peak = max(self.peak, self.used)
 
     def _memory(self, size: int) -> mmap.mmap:
         queue = self._free.get(size)

@@ -39,8 +39,10 @@ __all__ = [
     "check_devices_exist",
     "checked_dtype",
     "default_device",
+    "part_between",
     "placed",
     "resharded",
+    "spans",
     "wires_between",
 ]
 
@@ -254,7 +256,7 @@ def placed(
     check_devices_exist(world, sharding, what)
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
-    if type(x) is Array and (x.committed or not _spans(world, sharding)):
+    if type(x) is Array and (x.committed or not spans(world, sharding)):
         kind = world.type_of(x.shape, x.dtype, sharding, True)
         result = resharded(world, x, kind, what)
         if donate:
@@ -275,7 +277,7 @@ def placed(
     return Array(kind, tuple(blocks))
 
 
-def _spans(world: RuntimeWorld, sharding: Sharding) -> bool:
+def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
     """Whether a sharding has devices of other processes."""
     me = world.process_index
     return any(d.process_index != me for d in sharding.device_order)
@@ -292,6 +294,12 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
         return Array(kind, blocks)
     if world.ledgers:
         wired(world, what, wires_between(world, source, kind))
+    part = part_between(world, source, kind)
+    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+
+
+def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
+    """Return what this process does to bring an array of one type into the layout of another."""
     key = ("reshard", source, kind)
     part: Part | None = world.decisions.get(key)
     if part is None:
@@ -300,7 +308,7 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
             processes = {**processes, **(world.process_map(source.sharding) or {})}
         part = assemble(kind.layout, [Source(source.layout)], processes, world.process_index)
         world.decided(key, part)
-    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+    return part
 
 
 def wires_between(

@@ -14,7 +14,7 @@ from meshard.errors import ArgumentError, DtypeError, ShapeError
 from .array import Array
 from .place import as_array, as_sharding, checked_dtype, home
 from .traced import Traced
-from .types import ArrayType
+from .types import ArrayType, dtype_name
 from .world import here
 
 __all__ = ["ShapeDtypeStruct", "checked_shape", "typeof"]
@@ -133,7 +133,7 @@ class ShapeDtypeStruct:
 
     def __repr__(self) -> str:
         lies = f", sharding={self.sharding!r}" if self.sharding is not None else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{lies})"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype_name(self.dtype)}{lies})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _struct, (self.shape, self.dtype, self.sharding)

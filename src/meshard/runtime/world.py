@@ -36,6 +36,7 @@ class RuntimeWorld(World):
         settings: the state of the settings that the decisions were made under.
         ledgers: the open ledgers and budgets, outermost first.
         mark: what this world's types are known by.
+        plans: the plans of reshards that were made.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RuntimeWorld(World):
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
         self.mark = object()
+        self.plans: Any = None  # made by the first who plans
         self._types: dict[Hashable, ArrayType] = {}
 
     def process_map(self, sharding: Sharding) -> Mapping[int, int] | None:

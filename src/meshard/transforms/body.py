@@ -42,6 +42,8 @@ Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
 __all__ = ["COLLECTIVES", "Body", "Decide", "Kinds", "Runner"]
 
 _WEAK = (bool, int, float, complex)
+_MOST_PARTS = 64
+"""The sets of active cells for which an operation keeps what to run."""
 COLLECTIVES: dict[str, Decide] = {}
 """Operations that are about the axes themselves; written while this floor is imported."""
 
@@ -266,6 +268,7 @@ def _computing(
     world, kernel = scope.world, plan.op.kernel
     straight = _straight(whole, kinds[0], onto)
     defers = _defers(whole)
+    parts: dict[tuple[int, ...], KernelPlan] = {}
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
@@ -275,7 +278,13 @@ def _computing(
             return _deferred(body, whole, kinds[0], onto, values, numbers)
         own = whole
         if numbers is not None:
-            own = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
+            known = parts.get(numbers)
+            if known is None:
+                if len(parts) > _MOST_PARTS:
+                    parts.clear()
+                known = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
+                parts[numbers] = known
+            own = known
         given = [
             x.cells if type(x) is Grid else (x if weak is None else weak.type(x))
             for x, weak in zip(values, plan.weak, strict=True)

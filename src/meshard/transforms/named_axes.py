@@ -7,20 +7,30 @@ product, the first name the slowest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, AxisNameError, ShapeError
+from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
-from meshard.runtime.primitive import bind, innermost
+from meshard.runtime.primitive import bind
 from meshard.runtime.traced import Traced
 
-AxisName = str | Sequence[str]
-Groups = Sequence[Sequence[int]] | None
+from .axis_arguments import (
+    AxisName,
+    Groups,
+    bound_axes,
+    check_numbers,
+    checked_dim,
+    index_groups,
+    members,
+    pairs_of,
+    positions,
+    told,
+    whole_numbers,
+)
 
 __all__ = [
     "all_gather",
@@ -28,8 +38,6 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
-    "bound_axes",
-    "index_groups",
     "pbroadcast",
     "pcast",
     "pmax",
@@ -44,89 +52,9 @@ __all__ = [
 ]
 
 
-def bound_axes(given: Any, what: str) -> tuple[str, ...]:
-    """Return axis names as a tuple; each must be bound here, and stand once.
-
-    Raises:
-        AxisNameError: if one is not bound.
-        ArgumentError: if one stands twice.
-    """
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, (tuple, list)):
-        raise AxisNameError(
-            f"{what}: an axis name is a string or a tuple of strings, got {given!r} of type "
-            f"{type(given).__name__}."
-        )
-    interpreter = innermost()
-    bound = interpreter.axis_sizes if interpreter is not None else {}
-    for name in names:
-        if not isinstance(name, str) or name not in bound:
-            here = (
-                f"the axes bound here are {', '.join(map(repr, bound))}"
-                if bound
-                else "no axis is bound here, outside of shard_map"
-            )
-            raise AxisNameError(
-                f"{what}: unbound axis name: {name!r}; {here}. An axis is bound by the mesh of "
-                "the enclosing meshard.shard_map (and its axis_names=, where that is given)."
-            )
-        if list(names).count(name) > 1:
-            raise ArgumentError(f"{what}: the axis name {name!r} stands twice in {tuple(names)}.")
-    return tuple(names)
-
-
 def _each(leaf: Callable[[Any], Any], x: Any) -> Any:
     """Map over a tree; mostly it is one array."""
     return leaf(x) if isinstance(x, Traced) else trees.map(leaf, x)
-
-
-def _size(axes: Sequence[str]) -> int:
-    interpreter = innermost()
-    assert interpreter is not None
-    return math.prod([interpreter.axis_sizes[a] for a in axes])
-
-
-def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
-    """Return the parameter for groups of positions along an axis.
-
-    Raises:
-        ArgumentError: if they do not hold each position once, or differ in size and must not.
-    """
-    if groups is None:
-        return {}
-    listed = tuple([tuple([int(i) for i in g]) for g in groups])
-    n = _size(axes)
-    if sorted(i for g in listed for i in g) != list(range(n)):
-        raise ArgumentError(
-            f"{what}: axis_index_groups must cover all indices exactly once: 0 to {n - 1} of the "
-            f"axis {_told(axes)}, got {[list(g) for g in listed]}."
-        )
-    if alike and len({len(g) for g in listed}) > 1:
-        raise ArgumentError(
-            f"{what}: axis_index_groups must all have one size, since the result's shape depends "
-            f"on it, got {[list(g) for g in listed]}."
-        )
-    return {"groups": listed}
-
-
-def _told(axes: Sequence[str]) -> str:
-    return repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
-
-
-def _members(axes: Sequence[str], groups: dict[str, Any]) -> int:
-    return len(groups["groups"][0]) if groups else _size(axes)
-
-
-def _dim(given: Any, ndim: int, what: str, name: str) -> int:
-    """Return a dim counted from 0.
-
-    Raises:
-        ArgumentError: if there is no such dim.
-    """
-    dim: int = given.__index__()
-    if not -ndim <= dim < ndim:
-        raise ArgumentError(f"{what}: {name} {dim} is out of bounds for array of dimension {ndim}.")
-    return dim % ndim
 
 
 def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
@@ -138,8 +66,9 @@ def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
             if name != "psum":
                 return value
             if not more:
-                return value * _size(axes)
+                return value * positions(axes)
         array = as_array(value)
+        check_numbers(array, name)
         if name == "psum" and array.dtype == np.bool_:
             array = array.astype(np.int64)
         if array.dtype.kind == "c" and name != "psum":
@@ -185,7 +114,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     if groups is not None and len({len(g) for g in groups}) > 1:
         count: Any = psum(as_array(1), axis_name, axis_index_groups=groups)
     else:
-        count = len(groups[0]) if groups is not None else _size(axes)
+        count = len(groups[0]) if groups is not None else positions(axes)
     total = psum(x, axis_name, axis_index_groups=axis_index_groups)
     return _each(lambda value: value / count, total)
 
@@ -232,14 +161,14 @@ def all_gather(
     if more and to != "varying":
         raise ArgumentError(
             "all_gather: with axis_index_groups the result differs between the groups along "
-            f"{_told(axes)}, and cannot be {to!r}."
+            f"{told(axes)}, and cannot be {to!r}."
         )
 
     def leaf(value: Any) -> Any:
         array = as_array(value)
         if not axes:
             return array
-        dim = _dim(axis, array.ndim + (not tiled), name, "axis")
+        dim = checked_dim(axis, array.ndim + (not tiled), name, "axis")
         return bind(name, array, axes=axes, dim=dim, tiled=bool(tiled), **more)
 
     return _each(leaf, x)
@@ -274,22 +203,23 @@ def psum_scatter(
     """
     axes = bound_axes(axis_name, "psum_scatter")
     more = index_groups(axis_index_groups, axes, "psum_scatter", True)
-    n = _members(axes, more)
+    n = members(axes, more)
 
     def leaf(value: Any) -> Any:
         array = as_array(value)
-        dim = _dim(scatter_dimension, array.ndim, "psum_scatter", "scatter_dimension")
+        check_numbers(array, "psum_scatter")
+        dim = checked_dim(scatter_dimension, array.ndim, "psum_scatter", "scatter_dimension")
         size = array.shape[dim]
         if tiled and size % n:
             raise ShapeError(
                 f"psum_scatter: with tiled=True the size of dim {dim} must be divisible by the "
-                f"size of the axis {_told(axes)}, which is {n}, but it is {size} of the shape "
+                f"size of the axis {told(axes)}, which is {n}, but it is {size} of the shape "
                 f"{array.shape}."
             )
         if not tiled and size != n:
             raise ShapeError(
                 f"psum_scatter: the size of dim {dim} must match the size of the axis "
-                f"{_told(axes)}, which is {n}, but it is {size} of the shape {array.shape}. With "
+                f"{told(axes)}, which is {n}, but it is {size} of the shape {array.shape}. With "
                 "tiled=True it may be a multiple."
             )
         if array.dtype == np.bool_:
@@ -311,24 +241,24 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if a source or destination repeats.
-        IndexError: if a position lies outside the axis.
+        IndexingError: if a position lies outside the axis.
 
     In one process blocks change hands by reference, and nothing is copied.
     """
     axes = bound_axes(axis_name, "ppermute")
-    n = _size(axes)
-    pairs = [(int(a), int(b)) for a, b in perm]
+    n = positions(axes)
+    pairs = pairs_of(perm, "ppermute")
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
     if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         raise ArgumentError(
-            f"ppermute: sources and destinations must be unique, got {tuple(pairs)}. One value "
+            f"ppermute: sources and destinations must be unique, got {pairs}. One value "
             "for several devices is a pbroadcast or an all_gather."
         )
     wrong = [i for i in (*sources, *targets) if not 0 <= i < n]
     if wrong:
-        raise IndexError(
-            f"ppermute: position {wrong[0]} lies outside the axis {_told(axes)} of size {n}; perm "
-            f"is {tuple(pairs)}."
+        raise IndexingError(
+            f"ppermute: position {wrong[0]} lies outside the axis {told(axes)} of size {n}; perm "
+            f"is {pairs}."
         )
     origin: list[int | None] = [None] * n
     for a, b in pairs:
@@ -345,12 +275,13 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
         AxisNameError: if an axis is not bound.
         ArgumentError: if ``perm`` does not list every position once.
     """
-    n = _size(bound_axes(axis_name, "pshuffle"))
-    if sorted(perm) != list(range(n)):
+    n = positions(bound_axes(axis_name, "pshuffle"))
+    sources = whole_numbers(perm, "pshuffle", "perm")
+    if sorted(sources) != list(range(n)):
         raise ArgumentError(
-            f"pshuffle: perm must list every position from 0 to {n - 1} once, got {list(perm)}."
+            f"pshuffle: perm must list every position from 0 to {n - 1} once, got {list(sources)}."
         )
-    return ppermute(x, axis_name, list(zip(perm, range(n), strict=True)))
+    return ppermute(x, axis_name, list(zip(sources, range(n), strict=True)))
 
 
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
@@ -358,17 +289,16 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
 
     Raises:
         AxisNameError: if an axis is not bound.
-        IndexError: if ``source`` lies outside the axis.
+        IndexingError: if ``source`` lies outside the axis.
     """
     axes = bound_axes(axis_name, "pbroadcast")
-    n = _size(axes)
-    if not 0 <= source < n:
-        raise IndexError(
-            f"pbroadcast: source {source} lies outside the axis {_told(axes)} of size {n}."
+    n = positions(axes)
+    (origin,) = whole_numbers((source,), "pbroadcast", "source")
+    if not 0 <= origin < n:
+        raise IndexingError(
+            f"pbroadcast: source {origin} lies outside the axis {told(axes)} of size {n}."
         )
-    return _each(
-        lambda value: bind("pbroadcast", as_array(value), axes=axes, source=int(source)), x
-    )
+    return _each(lambda value: bind("pbroadcast", as_array(value), axes=axes, source=origin), x)
 
 
 def all_to_all(
@@ -397,23 +327,23 @@ def all_to_all(
     """
     axes = bound_axes(axis_name, "all_to_all")
     more = index_groups(axis_index_groups, axes, "all_to_all", True)
-    n = _members(axes, more)
+    n = members(axes, more)
 
     def leaf(value: Any) -> Any:
         array = as_array(value)
-        split = _dim(split_axis, array.ndim, "all_to_all", "split_axis")
-        concat = _dim(concat_axis, array.ndim, "all_to_all", "concat_axis")
+        split = checked_dim(split_axis, array.ndim, "all_to_all", "split_axis")
+        concat = checked_dim(concat_axis, array.ndim, "all_to_all", "concat_axis")
         size = array.shape[split]
         if tiled and size % n:
             raise ShapeError(
                 f"all_to_all: the size of split_axis {split} has to be divisible by the size of "
-                f"the axis {_told(axes)}, which is {n}, but it is {size} of the shape "
+                f"the axis {told(axes)}, which is {n}, but it is {size} of the shape "
                 f"{array.shape}."
             )
         if not tiled and size != n:
             raise ShapeError(
                 f"all_to_all: the size of split_axis {split} must equal the size of the axis "
-                f"{_told(axes)}, which is {n}, but it is {size} of the shape {array.shape}. With "
+                f"{told(axes)}, which is {n}, but it is {size} of the shape {array.shape}. With "
                 "tiled=True it may be a multiple."
             )
         return bind(
@@ -446,7 +376,7 @@ def axis_size(axis_name: AxisName) -> int:
     Raises:
         AxisNameError: if an axis is not bound.
     """
-    return _size(bound_axes(axis_name, "axis_size"))
+    return positions(bound_axes(axis_name, "axis_size"))
 
 
 def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
@@ -473,7 +403,7 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
         again = [a for a in axes if isinstance(array, Traced) and a in array.aval.vma]
         if again:
             raise ArgumentError(
-                f"pcast: {array.aval!r} varies over {_told(again)} already; leave that axis out."
+                f"pcast: {array.aval!r} varies over {told(again)} already; leave that axis out."
             )
         return bind("pcast", array, axes=axes)
 

@@ -28,12 +28,12 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import ArrayType
 
+from .axis_arguments import AxisName, Groups, bound_axes, index_groups, members
 from .body import COLLECTIVES, Body, Kinds, Runner
 from .boundary import cell_type
 from .collectives import Wire, active_groups, check_mask, piece_meshes
 from .exchanges import Active, Exchange, Field, plan_gather
 from .grid import Grid
-from .named_axes import AxisName, Groups, axis_size, bound_axes, index_groups
 from .noting import laid
 from .scope import Extent, GridKind, Scope
 
@@ -457,7 +457,7 @@ def ragged_all_to_all(
         "output_offsets": as_array(output_offsets),
         "recv_sizes": as_array(recv_sizes),
     }
-    n = len(more["groups"][0]) if more else axis_size(axes)
+    n = members(axes, more)
     for name, x in lists.items():
         if x.dtype.kind not in "iu":
             raise DtypeError(f"{what}: {name} must be integers, not {x.dtype}.")

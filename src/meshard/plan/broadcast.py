@@ -1,0 +1,247 @@
+"""Ways to reach many replicas: no device of the source sends one element twice.
+
+A direct exchange sends every element once for each replica that lacks it, all from the devices that
+hold it at first. Striped, each replica gets its own part of the cell and the replicas then share;
+chained, one replica gets the cell, and the number of those that have it doubles from hop to hop.
+Shared inside groups, each group (a process, a host) gets every element once, and its devices share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshard.algebra.layout import Cuts, Layout, balanced_cuts
+
+from .assign import best_device_order, kept_elements
+from .digits import prime_factors
+from .grid import Units
+from .hop import Hop
+from .route import Route
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["chained", "largest_sender", "refined_cuts", "shared", "striped"]
+
+
+def striped(source: Layout, destination: Layout, *, direct: Hop | None = None) -> Route | None:
+    """Return the route that cuts each cell into a stripe for each replica, then gathers them.
+
+    From devices outside of the destination it moves no more than a direct exchange, and the source
+    sends every element that is needed only once, however many replicas there are.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        direct: the direct hop, if there is one already.
+
+    Returns:
+        None where cells have one holder, where boxes form no product, where no device of the source
+        would send less than in a direct exchange, and where relays would have to send more than
+        a direct exchange has its busiest device send or receive.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8, 8), (even_cuts(8, 8), (0, 8)), np.arange(8).reshape(8, 1, 1))
+    >>> copies = Layout((8, 8), ((0, 8), (0, 8)), np.arange(8, 12).reshape(1, 1, 4))
+    >>> route = striped(rows, copies)
+    >>> [(hop.moved, hop.sent.most) for hop in route.hops]
+    [(64, 8), (192, 48)]
+    """
+    if not _replicated(destination) or not destination.ndim:
+        return None
+    straight = Hop(source, destination) if direct is None else direct
+    if not _room(straight):
+        return None
+    replicas = destination.replicas
+    stripes = _cut(destination, replicas, destination.tensor)
+    stripes = best_device_order(source, stripes, within=destination)
+    why = (
+        f"Each of {destination.piece_count:,} cells goes out in {replicas:,} stripes, one to each "
+        "of its replicas, which then gather them: the source sends every element once."
+    )
+    return _useful("striped", (source, stripes, destination), why, straight)
+
+
+def chained(source: Layout, destination: Layout, *, direct: Hop | None = None) -> Route | None:
+    """Return the route on which the number of replicas doubles from hop to hop.
+
+    The first replica of each cell is the one that holds most of it already. With ``R`` replicas no
+    device sends to more than about ``log2 R`` others, in messages of whole cells, where stripes
+    take ``R - 1`` short messages for each device.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        direct: the direct hop, if there is one already.
+
+    Returns:
+        None where cells have one holder, where boxes form no product, and where the busiest device
+        would not be less busy.
+
+    >>> one = Layout((8,), ((0, 8),), np.array([[0]]))
+    >>> all_of_them = Layout((8,), ((0, 8),), np.arange(8).reshape(1, 8))
+    >>> [hop.sent.as_dict() for hop in chained(one, all_of_them).hops]
+    [{0: 8}, {0: 8, 1: 8}, {0: 8, 1: 8, 2: 8, 3: 8}]
+    """
+    if not _replicated(destination):
+        return None
+    straight = Hop(source, destination) if direct is None else direct
+    if not _room(straight):
+        return None
+    tensor = destination.tensor.reshape(destination.piece_count, -1)
+    kept = kept_elements(source, destination).reshape(tensor.shape)
+    order = np.argsort(-kept, axis=1, kind="stable")
+    ranked = np.take_along_axis(tensor, order, axis=1)
+    layouts, count = [source], 1
+    while count < destination.replicas:
+        some = ranked[:, :count].reshape(*destination.grid, count)
+        step = Layout(destination.shape, destination.cuts, np.ascontiguousarray(some))
+        if kept_elements(layouts[-1], step).sum() < _total(step):
+            layouts.append(step)
+        count *= 2
+    why = (
+        f"Each cell goes to one of its {destination.replicas:,} replicas, and from hop to hop "
+        "twice as many have it: few messages, each of a whole cell."
+    )
+    return _useful("chained", (*layouts, destination), why, straight)
+
+
+def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
+    """Return the route on which every group of devices gets each element once, and then shares it.
+
+    Where links between groups are slow this is what attains the bound on what must enter a group:
+    the devices of a group that hold one cell take equal parts of it, and gather inside the group.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        groups: the map from device ids to their groups, such as hosts.
+
+    Returns:
+        None where no cell has several holders in a group, where cells differ in how many they have
+        in each, and where boxes form no product.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8,), (even_cuts(8, 8),), np.arange(8).reshape(8, 1))
+    >>> whole = Layout((8,), ((0, 8),), np.arange(8).reshape(1, 8))
+    >>> route = shared(rows, whole, lambda ids: ids // 2)
+    >>> route.layouts[1].grid, [hop.moved for hop in route.between(lambda ids: ids // 2)]
+    ((2,), [24, 0])
+    """
+    if not _replicated(destination) or not destination.ndim:
+        return None
+    tensor = destination.tensor.reshape(destination.piece_count, -1)
+    owner = groups(tensor)
+    order = np.argsort(owner, axis=1, kind="stable")
+    owner = np.take_along_axis(owner, order, axis=1)
+    new = np.ones(owner.shape, bool)
+    new[:, 1:] = owner[:, 1:] != owner[:, :-1]
+    runs = np.diff(np.flatnonzero(new), append=owner.size)  # rows begin with a new run
+    inside = int(runs[0])
+    if inside < 2 or (runs != inside).any() or owner.min() < 0:
+        return None
+    # Replica (group, member) becomes copy `group` of stripe `member`.
+    ranked = np.take_along_axis(tensor, order, axis=1).reshape(*destination.grid, -1, inside)
+    stripes = _cut(destination, inside, np.swapaxes(ranked, -1, -2))
+    if stripes == source:
+        return None
+    why = (
+        f"The {inside:,} devices of a group that hold one cell get a part each and share inside "
+        "the group: every element enters a group once."
+    )
+    return Route("shared inside groups", (source, stripes, destination), why)
+
+
+def largest_sender(hops: tuple[Hop, ...]) -> int:
+    """Return the most that any unit sends over several hops, in elements."""
+    units = np.concatenate([hop.sent.units for hop in hops])
+    amounts = np.concatenate([hop.sent.amounts for hop in hops])
+    _, place = np.unique(units, return_inverse=True)
+    sums = np.zeros(int(place.max(initial=-1)) + 1, np.int64)
+    np.add.at(sums, place, amounts)
+    return int(sums.max(initial=0))
+
+
+def _replicated(layout: Layout) -> bool:
+    """Whether cells have several holders, all of them alive, and elements."""
+    if not layout.regular or layout.replicas < 2:
+        return False
+    return math.prod(layout.shape) > 0 and int(layout.tensor.min()) >= 0
+
+
+def _room(direct: Hop) -> bool:
+    """Whether somebody sends more than its part of all that must move."""
+    devices = np.union1d(direct.before.held[0], direct.after.held[0])
+    return direct.sent.most > -(-direct.moved // len(devices))
+
+
+def _total(layout: Layout) -> int:
+    return math.prod(layout.shape) * layout.replicas
+
+
+def _useful(name: str, layouts: tuple[Layout, ...], why: str, direct: Hop) -> Route | None:
+    """Return a route, if it spares the devices of the source and overloads none."""
+    if len(layouts) < 3 or any(a == b for a, b in zip(layouts, layouts[1:], strict=False)):
+        return None
+    route = Route(name, layouts, why)
+    if route.hops[0].sent.most >= direct.sent.most:
+        return None
+    busiest = max(direct.sent.most, direct.received.most)
+    most = largest_sender(route.hops)
+    return route if most < busiest or (most == busiest and name == "striped") else None
+
+
+def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
+    """Return cuts that divide each cell into so many parts, which differ by at most one.
+
+    >>> refined_cuts((0, 4, 7), 2)
+    (0, 2, 4, 6, 7)
+    """
+    found = [0]
+    for a, b in zip(cuts, cuts[1:], strict=False):
+        found += [a + c for c in balanced_cuts(b - a, parts)[1:]]
+    return tuple(found)
+
+
+def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
+    """Return a layout with each cell cut into parts, and with holders ``[cell..., part, copy]``.
+
+    Dims are cut from the outermost on, so that parts are long runs in memory: first where the cut
+    is even, else where every part has an element, else where cells are longest.
+    """
+    shortest = [min((b - a for a, b in _spans(c) if b > a), default=0) for c in layout.cuts]
+    times = [1] * layout.ndim
+    factors: list[tuple[int, int]] = []  # the dim and the number of parts, the slowest first
+    for p in sorted(prime_factors(parts), reverse=True):
+        wanted = [n * p for n in times]
+        even = [
+            dim
+            for dim, n in enumerate(wanted)
+            if shortest[dim] and all((b - a) % n == 0 for a, b in _spans(layout.cuts[dim]))
+        ]
+        fits = [dim for dim, n in enumerate(wanted) if shortest[dim] >= n]
+        longest = max(range(layout.ndim), key=lambda d: shortest[d] // times[d], default=0)
+        dim = (even or fits or [longest])[0]
+        times[dim] *= p
+        factors.append((dim, p))
+    rank = layout.ndim
+    tensor = holders.reshape(*layout.grid, *(p for _, p in factors), -1)
+    order: list[int] = []
+    for dim in range(rank):
+        order += [dim, *(rank + k for k, (d, _) in enumerate(factors) if d == dim)]
+    order.append(tensor.ndim - 1)
+    grid = [n * t for n, t in zip(layout.grid, times, strict=True)]
+    tensor = tensor.transpose(order).reshape(*grid, tensor.shape[-1])
+    cuts = tuple(
+        [c if t == 1 else refined_cuts(c, t) for c, t in zip(layout.cuts, times, strict=True)]
+    )
+    return Layout(layout.shape, cuts, np.ascontiguousarray(tensor))
+
+
+def _spans(cuts: Cuts) -> list[tuple[int, int]]:
+    return list(zip(cuts, cuts[1:], strict=False))

@@ -1,0 +1,408 @@
+"""Plans as JSON: written so that another program can do what they say, and checked when read.
+
+The text is one object::
+
+    format    "meshard.plan"
+    version   1
+    checksum  SHA-256 of the rest: of the object without this entry, its keys sorted, without blanks
+    options   max_bytes, donate, alive, rounds
+    layouts   a list; arrays and routes name them by number
+    leaves    [name, source, destination, itemsize, dtype, source_text, destination_text], ...
+    choices   route (name, layouts, why, split, alive), figures, why, others, count: one for each
+              (source, destination, itemsize) among the leaves, in the order of their first leaf
+    totals    bytes_moved and devices, against which the plan is held when it is read
+    transfers [choice, hop, sender, receiver, starts, stops], ...: only if asked for
+
+A layout has a ``shape`` and, in the product form, the ``lengths`` of the shards along each dim as
+runs ``[length, count]``, its number of ``replicas``, and the ``devices`` in C order
+``[shard..., replica]``: a list of ids, or ``{"runs": [[first id, count], ...]}`` of consecutive
+ids, or ``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64. Otherwise it has
+``cuts``, ``boxes`` as ``[starts, stops]``, and for each box the ids of its ``holders``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, NoReturn, final
+
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout
+from meshard.errors import PlanError
+
+from .choice import Candidate, Choice, Figures, Leaf
+from .route import Route
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .reshard import Plan
+
+__all__ = ["VERSION", "Read", "json_text", "read_json"]
+
+FORMAT, VERSION = "meshard.plan", 1
+_LISTED = 64
+"""Devices that are written as a plain list."""
+_MOST_SHARDS = 1 << 32
+
+
+# writing
+
+
+def json_text(plan: Plan, *, transfers: bool = False) -> str:
+    """Return a plan as JSON; with ``transfers`` every box is listed with its two devices."""
+    numbers: dict[Layout, int] = {}
+
+    def number(layout: Layout) -> int:
+        return numbers.setdefault(layout, len(numbers))
+
+    leaves = [
+        (x.name, number(x.source), number(x.destination), x.itemsize, *_texts(x))
+        for x in plan.leaves
+    ]
+    choices = [
+        {
+            "route": {
+                "name": c.route.name,
+                "layouts": [number(x) for x in c.route.layouts],
+                "why": c.route.why,
+                "split": c.route.split,
+                "alive": c.route.alive,
+            },
+            "figures": asdict(c.figures),
+            "why": c.why,
+            "others": [
+                {"name": o.name, "figures": o.figures and asdict(o.figures), "why": o.why}
+                for o in c.others
+            ],
+            "count": c.count,
+        }
+        for c in plan.choices
+    ]
+    whole: dict[str, object] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "options": {
+            "max_bytes": plan.max_bytes,
+            "donate": plan.donate,
+            "alive": None if plan.alive is None else list(plan.alive),
+            "rounds": plan.given_rounds,
+        },
+        "layouts": [_layout_form(layout) for layout in numbers],
+        "leaves": leaves,
+        "choices": choices,
+        "totals": _totals(plan),
+    }
+    if transfers:
+        whole["transfers"] = [
+            [t.choice, t.hop, t.sender, t.receiver, list(t.box.starts), list(t.box.stops)]
+            for t in plan.transfers()
+        ]
+    return json.dumps({**whole, "checksum": _checksum(whole)})
+
+
+def _texts(leaf: Leaf) -> tuple[str, str, str]:
+    return leaf.dtype, leaf.source_text, leaf.destination_text
+
+
+def _totals(plan: Plan) -> dict[str, int]:
+    return {"bytes_moved": plan.bytes_moved, "devices": plan.device_count}
+
+
+def _checksum(whole: Mapping[str, object]) -> str:
+    kept = {key: value for key, value in whole.items() if key != "checksum"}
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _layout_form(layout: Layout) -> dict[str, object]:
+    shape = list(layout.shape)
+    if not layout.regular:
+        boxes = [[list(box.starts), list(box.stops)] for box in layout.boxes]
+        holders = [list(map(int, layout.holders(i))) for i in range(layout.piece_count)]
+        cuts = [list(c) for c in layout.cuts]
+        return {"shape": shape, "cuts": cuts, "boxes": boxes, "holders": holders}
+    lengths = [
+        [[length, len(list(run))] for length, run in groupby(b - a for a, b in pairwise(cuts))]
+        for cuts in layout.cuts
+    ]
+    devices = _devices_form(layout.tensor.reshape(-1))
+    return {"shape": shape, "lengths": lengths, "replicas": layout.replicas, "devices": devices}
+
+
+def _devices_form(ids: NDArray[np.int64]) -> object:
+    if len(ids) <= _LISTED:
+        return ids.tolist()
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(ids) != 1]))
+    if len(starts) <= len(ids) // 4:
+        counts = np.diff([*starts.tolist(), len(ids)])
+        return {"runs": np.stack([ids[starts], counts], axis=1).tolist()}
+    packed = zlib.compress(ids.astype("<i8").tobytes())
+    return {"zlib": base64.b64encode(packed).decode("ascii")}
+
+
+# reading
+
+
+@final
+@dataclass(frozen=True)
+class Read:
+    """What a text says of a plan, checked."""
+
+    leaves: tuple[Leaf, ...]
+    choices: tuple[Choice, ...]
+    max_bytes: int | None
+    donate: bool
+    alive: tuple[int, ...] | None
+    rounds: int | None
+    totals: Mapping[str, int]
+
+    def compare(self, plan: Plan) -> None:
+        """Refuse a text whose totals are not those of its plan."""
+        for name, found in _totals(plan).items():
+            said = self.totals.get(name)
+            if said != found:
+                _refuse(
+                    f"it says that {name} is {said}, but its layouts and routes make {found}",
+                    "It was edited, or written by a faulty program: plan anew",
+                )
+
+
+def read_json(text: str) -> Read:
+    """Return what a text says of a plan.
+
+    Raises:
+        PlanError: if it was cut, edited, or written by another version.
+    """
+    whole = _opened(text)
+    try:
+        layouts = [_layout(form, i) for i, form in enumerate(_list(whole["layouts"]))]
+        leaves = tuple([_leaf(form, i, layouts) for i, form in enumerate(_list(whole["leaves"]))])
+        choices = tuple([_choice(form, layouts) for form in _list(whole["choices"])])
+        options, totals = _mapping(whole["options"]), _mapping(whole["totals"])
+        found = Read(
+            leaves,
+            choices,
+            _number_or_none(options["max_bytes"]),
+            bool(options["donate"]),
+            _numbers_or_none(options["alive"]),
+            _number_or_none(options["rounds"]),
+            {name: _number(value) for name, value in totals.items()},
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, PlanError):
+            raise
+        what = f"has no entry {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
+        _refuse(f"a part of it {what}", "Write it with Plan.to_json")
+    _check_counts(found)
+    return found
+
+
+def _refuse(what: str, then: str) -> NoReturn:
+    raise PlanError(f"Plan.from_json: this is no plan that can be trusted: {what}. {then}.")
+
+
+def _opened(text: str) -> Mapping[str, object]:
+    """Return the object in a text whose format, version and checksum are right."""
+    again = "Read the whole file, or write it again with Plan.to_json"
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        what = "the text ends too early" if at_end else "the text is not JSON"
+        _refuse(f"{what}, at character {error.pos:,} of {len(text):,} ({error.msg})", again)
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        kind = f'an object of format "{FORMAT}"'
+        _refuse(f"the text is not {kind}", again)
+    version = whole.get("version")
+    if version != VERSION:
+        _refuse(
+            f"it is of version {version!r}, and this library reads version {VERSION}",
+            "Make the plan with this library, or read it with the one that wrote it",
+        )
+    said, found = whole.get("checksum"), _checksum(whole)
+    if said != found:
+        _refuse(
+            f"its checksum is {str(said)[:12]}…, but its text gives {found[:12]}…: it was changed "
+            "after it was written",
+            again,
+        )
+    return whole
+
+
+def _list(given: object) -> Sequence[object]:
+    if not isinstance(given, list):
+        raise TypeError(f"expected a list, got {given!r}")
+    return given
+
+
+def _mapping(given: object) -> Mapping[str, object]:
+    if not isinstance(given, dict):
+        raise TypeError(f"expected an object, got {given!r}")
+    return given
+
+
+def _number(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError(f"expected an integer, got {given!r}")
+    return given
+
+
+def _number_or_none(given: object) -> int | None:
+    return None if given is None else _number(given)
+
+
+def _numbers(given: object) -> tuple[int, ...]:
+    return tuple([_number(n) for n in _list(given)])
+
+
+def _numbers_or_none(given: object) -> tuple[int, ...] | None:
+    return None if given is None else _numbers(given)
+
+
+def _layout(form: object, number: int) -> Layout:
+    given = _mapping(form)
+    shape = _numbers(given["shape"])
+    again = "Write the plan again with Plan.to_json"
+    if "boxes" in given:
+        boxes = tuple([Box(*map(_numbers, _list(box))) for box in _list(given["boxes"])])
+        holders = tuple([_numbers(ids) for ids in _list(given["holders"])])
+        cuts = tuple([_numbers(c) for c in _list(given["cuts"])])
+        inside = all(
+            len(b.starts) == len(b.stops) == len(shape)
+            and all(0 <= a <= o <= n for a, o, n in zip(b.starts, b.stops, shape, strict=True))
+            for b in boxes
+        )
+        if len(boxes) != len(holders) or not inside or len(cuts) != len(shape):
+            _refuse(f"the boxes of layout {number} do not lie in its shape {shape}", again)
+        return Layout(shape, cuts, None, boxes=boxes, box_holders=holders)
+    pairs = zip(_list(given["lengths"]), shape, strict=True)
+    cuts = tuple([_cuts(runs, n) for runs, n in pairs])
+    for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
+        if c[-1] != n:
+            _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}", again)
+    grid, replicas = tuple([len(c) - 1 for c in cuts]), _number(given["replicas"])
+    ids = _devices(given["devices"], math.prod(grid) * replicas)
+    if len(ids) != math.prod(grid) * replicas:
+        _refuse(
+            f"layout {number} has {len(ids):,} devices for {math.prod(grid):,} shards of "
+            f"{replicas:,} replicas",
+            again,
+        )
+    if ids.min(initial=0) < 0 or len(np.unique(ids)) != len(ids):
+        _refuse(f"layout {number} names a device twice, or one below 0", again)
+    return Layout(shape, cuts, ids.reshape(*grid, replicas))
+
+
+def _cuts(runs: object, size: int) -> tuple[int, ...]:
+    found = [0]
+    for run in _list(runs):
+        length, count = _numbers(run)
+        if length < 0 or count > _MOST_SHARDS or length * count > size - found[-1]:
+            raise ValueError(f"{count} shards of {length} do not fit into a dim of {size}")
+        found += [found[-1] + length * (k + 1) for k in range(count)]
+    return tuple(found)
+
+
+def _devices(form: object, count: int) -> NDArray[np.int64]:
+    if isinstance(form, list):
+        return np.array(_numbers(form), np.int64)
+    given = _mapping(form)
+    if "runs" in given:
+        runs = [_numbers(run) for run in _list(given["runs"])]
+        if sum(n for _, n in runs) != count:
+            raise ValueError(f"its devices are not {count:,}")
+        return np.concatenate([np.arange(first, first + n) for first, n in runs])
+    try:
+        packed = base64.b64decode(str(given["zlib"]), validate=True)
+        raw = zlib.decompressobj().decompress(packed, 8 * count + 1)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"its devices cannot be unpacked: {error}") from error
+    return np.frombuffer(raw, "<i8").astype(np.int64)
+
+
+def _leaf(form: object, number: int, layouts: Sequence[Layout]) -> Leaf:
+    name, source, destination, itemsize, *texts = _list(form)
+    a, b = layouts[_number(source)], layouts[_number(destination)]
+    if a.shape != b.shape:
+        _refuse(
+            f"array {number} has shape {a.shape} before and {b.shape} afterwards",
+            "Write the plan again with Plan.to_json",
+        )
+    dtype, source_text, destination_text = map(str, texts)
+    return Leaf(str(name), a, b, _number(itemsize), dtype, source_text, destination_text)
+
+
+def _figures(form: object) -> Figures:
+    given = dict(_mapping(form))
+    exact = bool(given.pop("messages_exact"))
+    return Figures(**{k: _number(v) for k, v in given.items()}, messages_exact=exact)
+
+
+def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
+    given = _mapping(form)
+    route, others = _mapping(given["route"]), [_mapping(o) for o in _list(given["others"])]
+    passed = tuple([layouts[i] for i in _numbers(route["layouts"])])
+    if len(passed) < 2 or len({x.shape for x in passed}) > 1:
+        _refuse(
+            f"the route {route['name']} passes through {len(passed)} layouts of "
+            f"{len({x.shape for x in passed})} shapes",
+            "Write the plan again with Plan.to_json",
+        )
+    return Choice(
+        Route(
+            str(route["name"]),
+            passed,
+            str(route["why"]),
+            bool(route["split"]),
+            _numbers_or_none(route["alive"]),
+        ),
+        _figures(given["figures"]),
+        str(given["why"]),
+        tuple(
+            [
+                Candidate(
+                    str(o["name"]),
+                    None if o["figures"] is None else _figures(o["figures"]),
+                    str(o["why"]),
+                )
+                for o in others
+            ]
+        ),
+        _number(given["count"]),
+    )
+
+
+def _check_counts(read: Read) -> None:
+    """Refuse choices that are not those of the leaves."""
+    again = "Write the plan again with Plan.to_json"
+    kinds: dict[object, list[Leaf]] = {}
+    for leaf in read.leaves:
+        kinds.setdefault((leaf.source, leaf.destination, leaf.itemsize), []).append(leaf)
+    if len(kinds) != len(read.choices):
+        _refuse(
+            f"its {len(read.leaves):,} arrays need {len(kinds):,} choices, and it has "
+            f"{len(read.choices):,}",
+            again,
+        )
+    for number, (leaves, choice) in enumerate(zip(kinds.values(), read.choices, strict=True)):
+        if choice.count != len(leaves):
+            _refuse(
+                f"choice {number} counts {choice.count:,} arrays, and {len(leaves):,} share it",
+                again,
+            )
+        if choice.route.source.shape != leaves[0].shape:
+            _refuse(
+                f"choice {number} moves shape {choice.route.source.shape}, and its arrays have "
+                f"{leaves[0].shape}",
+                again,
+            )

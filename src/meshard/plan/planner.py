@@ -1,0 +1,290 @@
+"""The planner: of all routes between two layouts it keeps the best, and remembers it.
+
+In: arrays' layouts before and after, and what the move may cost. Out: a `Plan`. Routes are found
+once for each pair of layouts *up to renaming of devices*, so that all layers of a model, and the
+same layer on other devices, share a few plans.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError
+
+from .broadcast import chained, striped
+from .choice import Candidate, Choice, Figures, Leaf, figures_of
+from .intermediate import candidates
+from .reshard import Plan
+from .route import Route
+from .simulate import simulate
+from .topology import Topology
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["PlanCache", "make_plan"]
+
+_LATENCY = 5e-6
+_BANDWIDTH = 10e9
+_BETTER = 0.95
+"""A detour must take less than this part of the direct way's time."""
+
+
+@final
+@dataclass(frozen=True)
+class CacheStatistics:
+    """How often a plan was found.
+
+    Attributes:
+        hits: found for the very same layouts.
+        renamed: found for the same layouts on other devices.
+        misses: made anew.
+        size: the plans kept.
+        limit: the most that are kept.
+    """
+
+    hits: int
+    renamed: int
+    misses: int
+    size: int
+    limit: int
+
+
+@final
+class PlanCache:
+    """Choices by pairs of layouts; the least recently used is forgotten first."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._same: OrderedDict[Hashable, Choice] = OrderedDict()
+        self._alike: OrderedDict[Hashable, tuple[Choice, Ints]] = OrderedDict()
+        self._counts = [0, 0, 0]
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        """How often a plan was found, and how many are kept."""
+        hits, renamed, misses = self._counts
+        return CacheStatistics(hits, renamed, misses, len(self._alike), self._limit)
+
+    def clear(self) -> None:
+        """Forget all plans and counts."""
+        self._same.clear()
+        self._alike.clear()
+        self._counts = [0, 0, 0]
+
+    def resize(self, limit: int) -> None:
+        """Set the most plans that are kept.
+
+        Raises:
+            ArgumentError: if it is less than one.
+        """
+        if limit < 1:
+            raise ArgumentError(f"The plan cache keeps at least 1 plan; got a limit of {limit}.")
+        self._limit = limit
+        self._trim()
+
+    def find(self, leaf: Leaf, options: Hashable, make: Callable[[], Choice]) -> Choice:
+        """Return the choice for a leaf's layouts, made now if it is not known."""
+        key = (leaf.source, leaf.destination, leaf.itemsize, options)
+        found = self._same.get(key)
+        if found is not None:
+            self._counts[0] += 1
+            self._same.move_to_end(key)
+            return found
+        pattern, ids = _pattern(leaf.source, leaf.destination)
+        alike_key = (pattern, leaf.itemsize, options)
+        alike = self._alike.get(alike_key)
+        if alike is None:
+            self._counts[2] += 1
+            found = make()
+            self._alike[alike_key] = found, ids
+        else:
+            self._counts[1] += 1
+            self._alike.move_to_end(alike_key)
+            found = _renamed(alike[0], alike[1], ids, leaf)
+        self._same[key] = found
+        self._trim()
+        return found
+
+    def _trim(self) -> None:
+        for kept in (self._same, self._alike):
+            while len(kept) > self._limit:
+                kept.popitem(last=False)
+
+
+def _ids(layout: Layout) -> Ints:
+    """Return the device ids of a layout, piece by piece."""
+    if layout.regular:
+        return layout.tensor.reshape(-1)
+    return np.array([d for i in range(layout.piece_count) for d in layout.holders(i)], np.int64)
+
+
+def _pattern(source: Layout, destination: Layout) -> tuple[Hashable, Ints]:
+    """Return what two layouts are but for the names of devices, and the names in first order."""
+    both = np.concatenate([_ids(source), _ids(destination)])
+    every, first, numbers = np.unique(both, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    shapes = tuple(
+        (x.shape, x.cuts, x.grid) if x.regular else (x.shape, x.boxes, _counts(x))
+        for x in (source, destination)
+    )
+    return (shapes, rank[numbers].tobytes()), every[order]
+
+
+def _counts(layout: Layout) -> tuple[int, ...]:
+    return tuple([len(layout.holders(i)) for i in range(layout.piece_count)])
+
+
+def _renamed(choice: Choice, before: Ints, after: Ints, leaf: Leaf) -> Choice:
+    """Return a choice for the same layouts on other devices."""
+    order = np.argsort(before)
+    known, names = before[order], after[order]
+
+    def rename(layout: Layout) -> Layout:
+        ids = _ids(layout)
+        fresh = names[np.searchsorted(known, ids)]
+        if layout.regular:
+            return Layout(layout.shape, layout.cuts, fresh.reshape(layout.tensor.shape))
+        holders, at = [], 0
+        for count in _counts(layout):
+            holders.append(tuple(fresh[at : at + count].tolist()))
+            at += count
+        return Layout(
+            layout.shape, layout.cuts, None, boxes=layout.boxes, box_holders=tuple(holders)
+        )
+
+    route = choice.route
+    middle = [rename(x) for x in route.layouts[1:-1]]
+    return replace(choice, route=replace(route, layouts=(leaf.source, *middle, leaf.destination)))
+
+
+def make_plan(
+    leaves: Sequence[Leaf],
+    *,
+    cache: PlanCache | None = None,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    alive: Collection[int] | None = None,
+    topology: Topology | None = None,
+    split: bool = True,
+) -> Plan:
+    """Choose how each leaf gets to its destination.
+
+    Args:
+        leaves: the arrays.
+        cache: plans that are known already; None plans anew.
+        max_bytes: the most extra memory on any device, besides source and destination: what lies
+            between two hops, and what is in flight. None for no limit.
+        donate: whether the sources may be given up as they are read.
+        alive: the ids of the devices that still have their data; None for all.
+        topology: what links cost; by default all devices are equally far from each other.
+        split: whether a box may be cut between two senders.
+
+    Raises:
+        DataLoss: if no live device holds a part that is needed.
+        ArgumentError: if ``max_bytes`` does not hold the least that can be in flight.
+    """
+    known = cache if cache is not None else PlanCache()
+    living = None if alive is None else tuple(sorted(set(alive)))
+    options = (max_bytes, donate, living, topology, split)
+    choices: dict[Hashable, Choice] = {}
+    for leaf in leaves:
+        key = (leaf.source, leaf.destination, leaf.itemsize)
+        found = choices.get(key)
+        if found is None:
+            make = functools.partial(_choice, leaf, max_bytes, donate, living, topology, split)
+            found = known.find(leaf, options, make)
+            choices[key] = replace(found, count=1)
+        else:
+            choices[key] = replace(found, count=found.count + 1)
+    return Plan(
+        tuple(leaves),
+        tuple(choices.values()),
+        max_bytes=max_bytes,
+        donate=donate,
+        alive=living,
+    )
+
+
+def _choice(
+    leaf: Leaf,
+    max_bytes: int | None,
+    donate: bool,
+    alive: tuple[int, ...] | None,
+    topology: Topology | None,
+    split: bool,
+) -> Choice:
+    """Return the best of all routes for one leaf."""
+    direct = Route("direct", (leaf.source, leaf.destination), split=split, alive=alive)
+    routes = [direct]
+    reason = _no_detour(direct, leaf.itemsize, donate) if topology is None else None
+    if reason is None:
+        for make in (striped, chained):
+            found = make(leaf.source, leaf.destination, direct=direct.hops[0])
+            if found is not None:
+                routes.append(found)
+        routes += candidates(
+            leaf.source, leaf.destination, max_bytes=max_bytes, itemsize=leaf.itemsize
+        )
+        routes[1:] = [replace(r, split=split, alive=alive) for r in routes[1:]]
+    costed = [(route, figures_of(route, leaf.itemsize, donate=donate)) for route in routes]
+    times = [_time(route, figures, leaf.itemsize, topology) for route, figures in costed]
+    best = 0
+    for number in range(1, len(costed)):
+        extra = costed[number][1].peak_bytes - costed[0][1].peak_bytes
+        within = max_bytes is None or extra <= max_bytes
+        if within and times[number] < _BETTER * min(times[0], times[best]):
+            best = number
+    route, figures = costed[best]
+    others = tuple(
+        Candidate(r.name, f, _compared(times[number], times[best], r.why))
+        for number, (r, f) in enumerate(costed)
+        if number != best
+    )
+    if reason is not None:
+        others = (Candidate("any detour", None, reason),)
+    why = route.why if best else "every byte goes once, straight to where it is needed"
+    return Choice(route, figures, why, others, 1)
+
+
+def _compared(time: float, best: float, why: str) -> str:
+    ratio = time / best if best else 1.0
+    return f"{ratio:.2f}x the time; {why}" if why else f"{ratio:.2f}x the time"
+
+
+def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
+    """Return why no detour can be better than the direct way; None where one might be."""
+    (hop,) = direct.hops
+    if not hop.moved:
+        return "nothing moves"
+    if hop.sent.most > hop.received.most:
+        return None
+    figures = figures_of(direct, itemsize, donate=donate)
+    time = _time(direct, figures, itemsize, None)
+    least = hop.received.most * itemsize / _BANDWIDTH
+    if least < _BETTER * time:
+        return None
+    return (
+        f"what one device receives takes {least / time:.0%} of the direct way's time, and a detour "
+        "brings it no less"
+    )
+
+
+def _time(route: Route, figures: Figures, itemsize: int, topology: Topology | None) -> float:
+    """Return the predicted seconds of a route."""
+    if topology is not None:
+        return simulate(route, itemsize, topology).seconds
+    most = sum(max(hop.sent.most, hop.received.most) for hop in route.hops) * itemsize
+    devices = max(1, len(route.destination.device_ids))
+    return most / _BANDWIDTH + _LATENCY * figures.messages / devices

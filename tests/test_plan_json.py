@@ -1,0 +1,275 @@
+"""Plans as JSON: what is written is read again, and what is damaged is refused."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from meshard.algebra.layout import Layout, even_cuts
+from meshard.errors import PlanError
+from meshard.plan.json_form import VERSION, _checksum
+from meshard.plan.reshard import Choice, Leaf, Plan, figures_of
+from meshard.plan.route import Route
+from tests.plans import PLANS, SMALL, laid
+
+
+def figures(plan):
+    return (
+        plan.bytes_moved,
+        plan.lower_bound_bytes,
+        plan.sent,
+        plan.received,
+        plan.peak_bytes,
+        plan.rounds,
+        plan.send_bound_bytes,
+        plan.device_count,
+    )
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_written_is_read(name):
+    plan = PLANS[name]()
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert figures(again) == figures(plan)
+    assert str(again) == str(plan)
+
+
+def test_options_and_dead_devices_are_kept():
+    a, b = laid((8,), (2,), range(4)), laid((8,), (4,), range(4))
+    way = Route("direct", (a, b), "it is short", split=False, alive=(0, 2, 3))
+    plan = Plan(
+        [Leaf("x", a, b, 4)],
+        [Choice(way, figures_of(way, 4), "chosen")],
+        max_bytes=7,
+        donate=True,
+        alive=[3, 2, 0],
+        rounds=9,
+    )
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert (again.max_bytes, again.donate, again.alive, again.rounds) == (7, True, (0, 2, 3), 9)
+    assert again.routes[0].alive == (0, 2, 3)
+    assert not again.routes[0].split
+    assert Plan.from_json(Plan([]).to_json()) == Plan([])
+
+
+def test_a_plan_is_read_in_a_fresh_process(tmp_path):
+    plan, path = PLANS["model"](), tmp_path / "plan.json"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    code = """
+        import sys
+        from pathlib import Path
+        from meshard.plan.reshard import Plan
+        plan = Plan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        plan.check()
+        print(plan)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(plan)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_another_program_can_do_what_the_transfers_say(name):
+    plan = SMALL[name]()
+    if plan.nbytes > 1 << 20:
+        plan = Plan([leaf for leaf in plan.leaves if len(leaf.shape) == 1])
+    whole = json.loads(plan.to_json(transfers=True))
+    assert Plan.from_json(json.dumps(whole)) == plan
+
+    # With nothing but the text: a dict of devices' memories, filled by the listed boxes.
+    def cells(form):
+        if "boxes" in form:
+            for (starts, stops), ids in zip(form["boxes"], form["holders"], strict=True):
+                for device in ids:
+                    yield device, tuple(map(slice, starts, stops))
+            return
+        cuts = [
+            np.cumsum([0] + [n for n, count in runs for _ in range(count)])
+            for runs in form["lengths"]
+        ]
+        ids = form["devices"]
+        assert isinstance(ids, list)
+        grid = [len(c) - 1 for c in cuts]
+        for number, device in enumerate(ids):
+            place = np.unravel_index(number // form["replicas"], grid)
+            yield device, tuple(slice(c[i], c[i + 1]) for c, i in zip(cuts, place, strict=True))
+
+    for number, choice in enumerate(whole["choices"]):
+        forms = [whole["layouts"][i] for i in choice["route"]["layouts"]]
+        labels = np.arange(np.prod(forms[0]["shape"])).reshape(forms[0]["shape"])
+        memory = {}
+        for device, box in cells(forms[0]):
+            memory.setdefault(device, np.full(labels.shape, -1))[box] = labels[box]
+        moved = 0
+        for hop, form in enumerate(forms[1:]):
+            new = {}
+            for device, box in cells(form):
+                new.setdefault(device, np.full(labels.shape, -1))
+                if device in memory:
+                    new[device][box] = memory[device][box]
+            for which, stage, sender, receiver, starts, stops in whole["transfers"]:
+                if (which, stage) == (number, hop):
+                    box = tuple(map(slice, starts, stops))
+                    new[receiver][box] = memory[sender][box]
+                    moved += labels[box].size
+            for device, box in cells(form):
+                assert (new[device][box] == labels[box]).all()
+            memory = new
+        assert moved * plan.groups[number][0].itemsize == choice["figures"]["bytes_moved"]
+
+
+def test_transfers_are_boxes_of_the_array():
+    found = list(PLANS["striped"]().transfers())
+    assert len(found) == 8 + 12
+    assert {t.hop for t in found} == {0, 1}
+    assert sum(t.box.volume for t in found) == 4 * 16 + 4 * 48
+    assert found[0]._fields == ("choice", "hop", "sender", "receiver", "box")
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [np.arange(300), np.arange(300)[::-1], np.random.default_rng(0).permutation(300) + (1 << 40)],
+)
+def test_many_devices_take_little_room(ids):
+    layout = Layout((600,), (even_cuts(600, 300),), np.ascontiguousarray(ids).reshape(300, 1))
+    plan = Plan([Leaf("x", layout, layout, 1)])
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert len(text) < 3500
+
+
+# damage
+
+
+def edited(change, *, signed=True):
+    """The JSON of a plan after a change, with or without a new checksum."""
+    whole = json.loads(PLANS["striped"]().to_json())
+    change(whole)
+    if signed:
+        whole["checksum"] = _checksum(whole)
+    return json.dumps(whole)
+
+
+def refused(text):
+    with pytest.raises(PlanError) as error:
+        Plan.from_json(text)
+    assert str(error.value).startswith("Plan.from_json: this is no plan that can be trusted: ")
+    return str(error.value)
+
+
+def test_a_cut_text_is_refused_wherever_it_was_cut():
+    text = PLANS["striped"]().to_json()
+    for stop in range(0, len(text) - 1, 7):
+        said = refused(text[:stop])
+        assert "ends too early" in said, said
+        assert f"of {stop:,}" in said
+    assert "is not JSON" in refused(f"{text[:40]}?{text[40:]}")
+
+
+def test_an_edited_text_is_refused():
+    def more(whole):
+        whole["choices"][0]["figures"]["bytes_moved"] += 1
+
+    assert "it was changed after it was written" in refused(edited(more, signed=False))
+
+
+def test_another_version_is_refused():
+    def newer(whole):
+        whole["version"] = VERSION + 1
+
+    for signed in (True, False):
+        said = refused(edited(newer, signed=signed))
+        assert f"of version {VERSION + 1}, and this library reads version {VERSION}" in said
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", '{"format": "other"}'])
+def test_another_format_is_refused(text):
+    assert 'is not an object of format "meshard.plan"' in refused(text)
+
+
+def put(*path, to):
+    def change(whole):
+        at = whole
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = to
+
+    return change
+
+
+def without(*path):
+    def change(whole):
+        at = whole
+        for step in path[:-1]:
+            at = at[step]
+        del at[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("layouts"), "has no entry 'layouts'"),
+        (without("choices", 0, "route", "why"), "has no entry 'why'"),
+        (without("choices", 0), "its 1 arrays need 1 choices, and it has 0"),
+        (put("layouts", to=3), "is malformed: expected a list, got 3"),
+        (put("options", to=[]), "is malformed: expected an object, got []"),
+        (put("options", "max_bytes", to="x"), "is malformed: expected an integer, got 'x'"),
+        (put("leaves", 0, 1, to=77), "is malformed: list index out of range"),
+        (put("choices", 0, "count", to=2), "choice 0 counts 2 arrays, and 1 share it"),
+        (put("totals", "bytes_moved", to=3), "bytes_moved is 3, but its layouts and routes make"),
+        (put("layouts", 0, "devices", to=[1, 2]), "has 2 devices for 8 shards of 1 replicas"),
+        (put("layouts", 0, "devices", 0, to=1), "layout 0 names a device twice"),
+        (put("layouts", 0, "devices", 0, to=-1), "or one below 0"),
+        (put("layouts", 0, "lengths", 0, to=[[1, 7]]), "make 7, not 8"),
+        (put("layouts", 0, "lengths", 0, to=[[1, 1 << 60]]), "do not fit into a dim of 8"),
+        (put("layouts", 0, "lengths", 0, to=[[-1, 2]]), "do not fit into a dim of 8"),
+        (put("layouts", 0, "devices", to={"runs": [[0, 1 << 60]]}), "its devices are not 8"),
+        (put("layouts", 0, "devices", to={"zlib": "?"}), "cannot be unpacked"),
+        (put("layouts", 0, "devices", to={"zlib": "AAAA"}), "cannot be unpacked"),
+        (put("choices", 0, "route", "layouts", to=[0]), "passes through 1 layouts"),
+        (
+            put("layouts", 0, to={"shape": [4], "lengths": [[[4, 1]]], "replicas": 1}),
+            "has no entry 'devices'",
+        ),
+        (
+            put(
+                "layouts",
+                0,
+                to={"shape": [4], "lengths": [[[4, 1]]], "replicas": 1, "devices": [0]},
+            ),
+            "array 0 has shape (4,) before and (8, 8) afterwards",
+        ),
+        (
+            put(
+                "layouts",
+                0,
+                to={"shape": [8, 8], "cuts": [[0, 8]] * 2, "boxes": [[[0, 0], [9, 8]]]}
+                | {"holders": [[0]]},
+            ),
+            "the boxes of layout 0 do not lie in its shape (8, 8)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_even_if_it_is_signed(change, words):
+    assert words in refused(edited(change))
+
+
+def test_choices_of_other_shapes_are_refused():
+    def change(whole):
+        a = {"shape": [4], "lengths": [[[4, 1]]], "replicas": 1, "devices": [0]}
+        whole["layouts"].append(a)
+        whole["choices"][0]["route"]["layouts"] = [3, 3]
+
+    assert "choice 0 moves shape (4,), and its arrays have (8, 8)" in refused(edited(change))
