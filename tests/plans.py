@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.plan.reshard import Candidate, Choice, Leaf, Plan, figures_of
 from meshard.plan.route import Route
 

@@ -226,6 +226,8 @@ def without(*path):
         (put("layouts", to=3), "is malformed: expected a list, got 3"),
         (put("options", to=[]), "is malformed: expected an object, got []"),
         (put("options", "max_bytes", to="x"), "is malformed: expected an integer, got 'x'"),
+        (put("leaves", 0, 3, to=-4), "array 0 has -4 bytes per element"),
+        (put("layouts", 0, "devices", 0, to=1 << 70), "is malformed"),
         (put("leaves", 0, 1, to=77), "is malformed: list index out of range"),
         (put("choices", 0, "count", to=2), "choice 0 counts 2 arrays, and 1 share it"),
         (put("totals", "bytes_moved", to=3), "bytes_moved is 3, but its layouts and routes make"),

@@ -13,19 +13,9 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from meshard import (
-    config,
-    debug,
-    errors,
-    experimental,
-    lax,
-    nn,
-    numpy,
-    random,
-    resharding,
-    sharding,
-    tree,
-)
+from typing import TYPE_CHECKING, Any
+
+from meshard import config, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -50,11 +40,26 @@ from meshard.runtime.make import (
 )
 from meshard.runtime.place import default_device
 from meshard.runtime.process_local import make_array_from_process_local_data
-from meshard.runtime.reshard import plan_reshard, reshard
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
-from meshard.transforms import install as _install_more  # noqa: F401  (likewise)
-from meshard.transforms.abstract import eval_shape
-from meshard.transforms.shard_map import shard_map
+
+if TYPE_CHECKING:
+    from meshard import debug, experimental, lax, random, resharding
+    from meshard.runtime.reshard import plan_reshard, reshard
+    from meshard.transforms.abstract import eval_shape
+    from meshard.transforms.shard_map import shard_map
+
+# Loaded when they are first asked for: a module, and the name in it, or None for the module.
+_LATE: dict[str, tuple[str, str | None]] = {
+    "debug": ("meshard.debug", None),
+    "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
+    "experimental": ("meshard.experimental", None),
+    "lax": ("meshard.lax", None),
+    "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
+    "random": ("meshard.random", None),
+    "reshard": ("meshard.runtime.reshard", "reshard"),
+    "resharding": ("meshard.resharding", None),
+    "shard_map": ("meshard.transforms.shard_map", "shard_map"),
+}
 
 __all__ = [
     "Array",
@@ -98,3 +103,16 @@ __all__ = [
     "tree",
     "typeof",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'meshard' has no attribute {name!r}")
+    import importlib
+
+    module, inside = _LATE[name]
+    found = importlib.import_module(module)
+    if inside is not None:
+        found = getattr(found, inside)
+    globals()[name] = found
+    return found

@@ -6,11 +6,14 @@ from meshard.compat.reference_reshard import (
 )
 from meshard.compat.split_concatenate import concatenate_by_mesh_axis, split_by_mesh_axis
 from meshard.errors import NoIntermediateShardingError, NoIntermediateShardingNeededError
+from meshard.plan.reshard import Leaf, Plan
 from meshard.runtime.reshard import plan_reshard, reshard
 
 __all__ = [
+    "Leaf",
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
+    "Plan",
     "concatenate_by_mesh_axis",
     "find_intermediate_sharding",
     "plan_reshard",

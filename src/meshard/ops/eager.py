@@ -77,6 +77,8 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     for i, x in enumerate(operands):
         if type(x) is Array or type(x) in _WEAK:
             accepted.append(x)
+        elif isinstance(x, int):  # a Python number of a kind of its own
+            accepted.append(int(x))
         elif isinstance(x, Traced):
             raise ConcretizationError(
                 f"{name}: operand {i}, {x.aval!r}, is a value inside a transformation that is not "

@@ -12,6 +12,7 @@ never worse than it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["DENSE_EDGES", "best_device_order", "device_boxes", "kept_elements"]
+__all__ = ["DENSE_EDGES", "best_device_order", "device_boxes", "kept_elements", "living"]
 
 DENSE_EDGES = 1 << 19
 """Pairs of a device and a slot beyond which the graph is thinned."""
@@ -64,7 +65,8 @@ def _pieces(layout: Layout, ids: Ints) -> Ints:
     place = np.minimum(np.searchsorted(flat, ids, sorter=order), max(len(flat) - 1, 0))
     at = order[place]
     there = (flat[at] == ids) & (ids >= 0)
-    return np.where(there, _piece_of_slot(layout)[at], -1)
+    found: Ints = np.where(there, _piece_of_slot(layout)[at], -1)
+    return found
 
 
 def _holders(layout: Layout) -> Ints:
@@ -77,9 +79,27 @@ def _holders(layout: Layout) -> Ints:
 def _piece_of_slot(layout: Layout) -> Ints:
     """Return the piece that each slot belongs to."""
     if layout.regular:
-        return np.arange(layout.tensor.size) // max(layout.tensor.shape[-1], 1)
+        width = max(layout.tensor.shape[-1], 1)
+        return np.repeat(np.arange(layout.piece_count), width)
     counts = [len(layout.holders(p)) for p in range(layout.piece_count)]
     return np.repeat(np.arange(layout.piece_count), counts)
+
+
+def living(layout: Layout, alive: Collection[int] | None) -> Layout:
+    """Return a layout with -1 for devices that are not alive.
+
+    Where boxes form no product the layout is returned as it is.
+
+    >>> pair = Layout((4,), ((0, 4),), np.array([[5, 6]]))
+    >>> living(pair, {6}).tensor.tolist()
+    [[-1, 6]]
+    """
+    if alive is None or not layout.regular:
+        return layout
+    there = np.isin(layout.tensor, np.array(sorted(alive), np.int64))
+    if there.all():
+        return layout
+    return Layout(layout.shape, layout.cuts, np.where(there, layout.tensor, -1))
 
 
 def kept_elements(source: Layout, destination: Layout) -> Ints:
@@ -97,7 +117,8 @@ def kept_elements(source: Layout, destination: Layout) -> Ints:
     have, want = device_boxes(source, ids), device_boxes(destination, ids)
     common = np.maximum(np.minimum(have[1], want[1]) - np.maximum(have[0], want[0]), 0)
     kept: Ints = np.prod(common, axis=0, dtype=np.int64)
-    return np.where(_pieces(source, ids) >= 0, kept, 0)
+    kept[_pieces(source, ids) < 0] = 0
+    return kept
 
 
 def best_device_order(
@@ -123,6 +144,8 @@ def best_device_order(
     """
     ids = _holders(destination)
     if len(ids) < 2 or ids.min() < 0 or destination.ndim == 0:
+        return destination
+    if (_pieces(source, ids) < 0).all():
         return destination
     slots = _Slots(source, destination, ids, within)
     if not slots.may_improve:
@@ -195,8 +218,10 @@ class _Slots:
         gain = np.concatenate([gain, self.kept[given]])
         some = (gain > 0) & (self.group[rows] == self.group[column])
         rows, column, gain = rows[some], column[some], gain[some]
-        _, once = np.unique(rows * self.count + column, return_index=True)
-        return rows[once], column[once], gain[once]
+        keys = rows * self.count + column
+        order = np.argsort(keys, kind="stable")
+        order = order[np.diff(keys[order], prepend=-1) != 0]
+        return rows[order], column[order], gain[order]
 
     def _ranges(self) -> tuple[Ints, Ints]:
         """Return for each dim and device the first cell that its box overlaps, and how many do."""
@@ -286,7 +311,7 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     if open_parts.any():
         edges = np.flatnonzero(open_parts[label[row]])
         edges = edges[np.argsort(label[row[edges]], kind="stable")]
-        chosen[np.unique(row[edges])] = -1
+        chosen[row[edges]] = -1
         ends = np.flatnonzero(np.diff(label[row[edges]], append=-1)) + 1
         begin = 0
         for end in ends.tolist():

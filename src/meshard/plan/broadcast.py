@@ -9,13 +9,15 @@ Shared inside groups, each group (a process, a host) gets every element once, an
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshard.algebra.layout import Cuts, Layout, balanced_cuts
+from meshard.algebra.layout import Cuts, Layout
 
-from .assign import best_device_order, kept_elements
+from .assign import best_device_order, kept_elements, living
 from .digits import prime_factors
 from .grid import Units
 from .hop import Hop
@@ -29,7 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["chained", "largest_sender", "refined_cuts", "shared", "striped"]
 
 
-def striped(source: Layout, destination: Layout, *, direct: Hop | None = None) -> Route | None:
+def striped(
+    source: Layout,
+    destination: Layout,
+    *,
+    direct: Hop | None = None,
+    split: bool = True,
+    alive: Collection[int] | None = None,
+) -> Route | None:
     """Return the route that cuts each cell into a stripe for each replica, then gathers them.
 
     From devices outside of the destination it moves no more than a direct exchange, and the source
@@ -39,6 +48,8 @@ def striped(source: Layout, destination: Layout, *, direct: Hop | None = None) -
         source: where the elements are.
         destination: where they are to be.
         direct: the direct hop, if there is one already.
+        split: whether a box may be cut between two senders.
+        alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
         None where cells have one holder, where boxes form no product, where no device of the source
@@ -54,20 +65,27 @@ def striped(source: Layout, destination: Layout, *, direct: Hop | None = None) -
     """
     if not _replicated(destination) or not destination.ndim:
         return None
-    straight = Hop(source, destination) if direct is None else direct
+    straight = _straight(source, destination, direct, split, alive)
     if not _room(straight):
         return None
     replicas = destination.replicas
     stripes = _cut(destination, replicas, destination.tensor)
-    stripes = best_device_order(source, stripes, within=destination)
+    stripes = best_device_order(living(source, alive), stripes, within=destination)
     why = (
         f"Each of {destination.piece_count:,} cells goes out in {replicas:,} stripes, one to each "
         "of its replicas, which then gather them: the source sends every element once."
     )
-    return _useful("striped", (source, stripes, destination), why, straight)
+    return _useful("striped", (source, stripes, destination), why, straight, alive)
 
 
-def chained(source: Layout, destination: Layout, *, direct: Hop | None = None) -> Route | None:
+def chained(
+    source: Layout,
+    destination: Layout,
+    *,
+    direct: Hop | None = None,
+    split: bool = True,
+    alive: Collection[int] | None = None,
+) -> Route | None:
     """Return the route on which the number of replicas doubles from hop to hop.
 
     The first replica of each cell is the one that holds most of it already. With ``R`` replicas no
@@ -78,6 +96,8 @@ def chained(source: Layout, destination: Layout, *, direct: Hop | None = None) -
         source: where the elements are.
         destination: where they are to be.
         direct: the direct hop, if there is one already.
+        split: whether a box may be cut between two senders.
+        alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
         None where cells have one holder, where boxes form no product, and where the busiest device
@@ -90,25 +110,30 @@ def chained(source: Layout, destination: Layout, *, direct: Hop | None = None) -
     """
     if not _replicated(destination):
         return None
-    straight = Hop(source, destination) if direct is None else direct
+    straight = _straight(source, destination, direct, split, alive)
     if not _room(straight):
         return None
     tensor = destination.tensor.reshape(destination.piece_count, -1)
-    kept = kept_elements(source, destination).reshape(tensor.shape)
+    kept = kept_elements(living(source, alive), destination).reshape(tensor.shape)
+    # From afar the first replica sends whole cells as often as their number doubles.
+    sends = (destination.replicas.bit_length() - 1) * math.prod(destination.largest_piece)
+    if not kept.any() and sends >= max(straight.sent.most, straight.received.most):
+        return None
     order = np.argsort(-kept, axis=1, kind="stable")
     ranked = np.take_along_axis(tensor, order, axis=1)
-    layouts, count = [source], 1
+    layouts, count, before = [source], 1, living(source, alive)
     while count < destination.replicas:
         some = ranked[:, :count].reshape(*destination.grid, count)
         step = Layout(destination.shape, destination.cuts, np.ascontiguousarray(some))
-        if kept_elements(layouts[-1], step).sum() < _total(step):
+        if kept_elements(before, step).sum() < _total(step):
             layouts.append(step)
+            before = step
         count *= 2
     why = (
         f"Each cell goes to one of its {destination.replicas:,} replicas, and from hop to hop "
         "twice as many have it: few messages, each of a whole cell."
     )
-    return _useful("chained", (*layouts, destination), why, straight)
+    return _useful("chained", (*layouts, destination), why, straight, alive)
 
 
 def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
@@ -161,10 +186,11 @@ def largest_sender(hops: tuple[Hop, ...]) -> int:
     """Return the most that any unit sends over several hops, in elements."""
     units = np.concatenate([hop.sent.units for hop in hops])
     amounts = np.concatenate([hop.sent.amounts for hop in hops])
-    _, place = np.unique(units, return_inverse=True)
-    sums = np.zeros(int(place.max(initial=-1)) + 1, np.int64)
-    np.add.at(sums, place, amounts)
-    return int(sums.max(initial=0))
+    if not len(units):
+        return 0
+    order = np.argsort(units, kind="stable")
+    begins = np.flatnonzero(np.diff(units[order], prepend=-1))
+    return int(np.add.reduceat(amounts[order], begins).max())
 
 
 def _replicated(layout: Layout) -> bool:
@@ -176,19 +202,38 @@ def _replicated(layout: Layout) -> bool:
 
 def _room(direct: Hop) -> bool:
     """Whether somebody sends more than its part of all that must move."""
-    devices = np.union1d(direct.before.held[0], direct.after.held[0])
-    return direct.sent.most > -(-direct.moved // len(devices))
+    # Sorting takes less time than the hash table of np.unique.
+    devices = np.sort(np.concatenate([direct.sent.units, direct.received.units]), kind="stable")
+    count = 1 + int(np.count_nonzero(np.diff(devices)))
+    return direct.sent.most > -(-direct.moved // count)
 
 
 def _total(layout: Layout) -> int:
     return math.prod(layout.shape) * layout.replicas
 
 
-def _useful(name: str, layouts: tuple[Layout, ...], why: str, direct: Hop) -> Route | None:
+def _straight(
+    source: Layout,
+    destination: Layout,
+    direct: Hop | None,
+    split: bool,
+    alive: Collection[int] | None,
+) -> Hop:
+    return Hop(source, destination, alive=alive, split=split) if direct is None else direct
+
+
+def _useful(
+    name: str,
+    layouts: tuple[Layout, ...],
+    why: str,
+    direct: Hop,
+    alive: Collection[int] | None,
+) -> Route | None:
     """Return a route, if it spares the devices of the source and overloads none."""
-    if len(layouts) < 3 or any(a == b for a, b in zip(layouts, layouts[1:], strict=False)):
+    if len(layouts) < 3 or any(a == b for a, b in pairwise(layouts)):
         return None
-    route = Route(name, layouts, why)
+    living_ids = None if alive is None else tuple(sorted(alive))
+    route = Route(name, layouts, why, split=direct.split, alive=living_ids)
     if route.hops[0].sent.most >= direct.sent.most:
         return None
     busiest = max(direct.sent.most, direct.received.most)
@@ -202,10 +247,11 @@ def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
     >>> refined_cuts((0, 4, 7), 2)
     (0, 2, 4, 6, 7)
     """
-    found = [0]
-    for a, b in zip(cuts, cuts[1:], strict=False):
-        found += [a + c for c in balanced_cuts(b - a, parts)[1:]]
-    return tuple(found)
+    points = np.asarray(cuts, np.int64)
+    low, more = np.divmod(np.diff(points)[:, None], parts)
+    part = np.arange(parts)
+    inner = points[:-1, None] + part * low + np.minimum(part, more)
+    return (*inner.reshape(-1).tolist(), cuts[-1])
 
 
 def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
@@ -214,7 +260,7 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
     Dims are cut from the outermost on, so that parts are long runs in memory: first where the cut
     is even, else where every part has an element, else where cells are longest.
     """
-    shortest = [min((b - a for a, b in _spans(c) if b > a), default=0) for c in layout.cuts]
+    shortest = [min((b - a for a, b in pairwise(c) if b > a), default=0) for c in layout.cuts]
     times = [1] * layout.ndim
     factors: list[tuple[int, int]] = []  # the dim and the number of parts, the slowest first
     for p in sorted(prime_factors(parts), reverse=True):
@@ -222,7 +268,7 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
         even = [
             dim
             for dim, n in enumerate(wanted)
-            if shortest[dim] and all((b - a) % n == 0 for a, b in _spans(layout.cuts[dim]))
+            if shortest[dim] and all((b - a) % n == 0 for a, b in pairwise(layout.cuts[dim]))
         ]
         fits = [dim for dim, n in enumerate(wanted) if shortest[dim] >= n]
         longest = max(range(layout.ndim), key=lambda d: shortest[d] // times[d], default=0)
@@ -241,7 +287,3 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
         [c if t == 1 else refined_cuts(c, t) for c, t in zip(layout.cuts, times, strict=True)]
     )
     return Layout(layout.shape, cuts, np.ascontiguousarray(tensor))
-
-
-def _spans(cuts: Cuts) -> list[tuple[int, int]]:
-    return list(zip(cuts, cuts[1:], strict=False))

@@ -56,7 +56,9 @@ class Leaf:
 
     def received(self) -> dict[int, int]:
         """Return for each destination device the bytes that it lacks."""
-        return added([(Hop(self.source, self.destination).received, self.itemsize)]).as_dict()
+        hop = Hop(self.source, self.destination)
+        nothing = dict.fromkeys(sorted(self.destination.device_ids), 0)
+        return nothing | added([(hop.received, self.itemsize)]).as_dict()
 
 
 @final

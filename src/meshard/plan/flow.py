@@ -14,7 +14,7 @@ from .jobs import Jobs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .reshard import Plan
+    from .planned import Planned
 
     Ints = NDArray[np.int64]
 
@@ -39,12 +39,12 @@ class Flow:
     estimated: bool
 
 
-def stages(plan: Plan) -> int:
+def stages(plan: Planned) -> int:
     """Return the most hops that any array of a plan takes."""
     return max([len(r.layouts) - 1 for r in plan.routes], default=0)
 
 
-def flow_of(plan: Plan, stage: int, *, most: int = 64, most_jobs: int = MOST_JOBS) -> Flow:
+def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = MOST_JOBS) -> Flow:
     """Return what passes between devices in one stage of a plan.
 
     Args:

@@ -17,7 +17,7 @@ from .svg import drawing_svg, xml_text
 from .table import array_text, facts, figures_text, layout_text, names_text, size_text, steps_of
 
 if TYPE_CHECKING:
-    from .reshard import Plan
+    from .planned import Planned
 
 __all__ = ["flow_svg", "page", "plan_html"]
 
@@ -46,7 +46,7 @@ SHEET = (
 )
 
 
-def page(plan: Plan) -> str:
+def page(plan: Planned) -> str:
     """Return a plan as a whole HTML page."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
@@ -58,7 +58,7 @@ def page(plan: Plan) -> str:
     )
 
 
-def plan_html(plan: Plan) -> str:
+def plan_html(plan: Planned) -> str:
     """Return a plan as one HTML element, for a notebook or a page."""
     parts = [f"<style>{SHEET}</style><h2>{_text(_headline(plan))}</h2>"]
     if plan.leaves:
@@ -71,7 +71,7 @@ def plan_html(plan: Plan) -> str:
     return f'<div class="meshard-plan">{"".join(parts)}</div>'
 
 
-def _headline(plan: Plan) -> str:
+def _headline(plan: Planned) -> str:
     many = "s" * (len(plan.leaves) != 1)
     return (
         f"Plan: {len(plan.leaves):,} array{many}, {size_text(plan.nbytes)}, "
@@ -104,7 +104,7 @@ def _more(rest: int, what: str) -> str:
     return f"<p>and {rest:,} more {what}</p>" if rest > 0 else ""
 
 
-def _totals(plan: Plan) -> Iterator[str]:
+def _totals(plan: Planned) -> Iterator[str]:
     rows = [(name, value, remark) for name, value, remark in facts(plan)]
     cells = "".join(
         f'<tr><td>{_text(name)}</td><td class="n">{_text(value)}</td><td>{_text(remark)}</td></tr>'
@@ -113,7 +113,7 @@ def _totals(plan: Plan) -> Iterator[str]:
     yield f'<div class="wide"><table><tbody>{cells}</tbody></table></div>'
 
 
-def _arrays(plan: Plan) -> Iterator[str]:
+def _arrays(plan: Planned) -> Iterator[str]:
     yield "<h3>What moves where</h3>"
     rows = [
         (
@@ -131,7 +131,7 @@ def _arrays(plan: Plan) -> Iterator[str]:
     yield _more(len(plan.groups) - MOST_ROWS, "groups of arrays")
 
 
-def _tilings(plan: Plan) -> Iterator[str]:
+def _tilings(plan: Planned) -> Iterator[str]:
     yield "<h3>Before and after</h3>"
     largest = sorted(range(len(plan.groups)), key=lambda i: -sum(x.nbytes for x in plan.groups[i]))
     for number in largest[:MOST_DRAWN]:
@@ -150,7 +150,7 @@ def _tilings(plan: Plan) -> Iterator[str]:
     yield _more(len(largest) - MOST_DRAWN, "groups of arrays lie otherwise")
 
 
-def _flows(plan: Plan) -> Iterator[str]:
+def _flows(plan: Planned) -> Iterator[str]:
     count = stages(plan)
     for stage in range(count):
         which = "" if count == 1 else f", hop {stage + 1} of {count}"
@@ -159,7 +159,7 @@ def _flows(plan: Plan) -> Iterator[str]:
         yield f'<div class="wide">{flow_svg(few)}</div>'
 
 
-def _steps(plan: Plan) -> Iterator[str]:
+def _steps(plan: Planned) -> Iterator[str]:
     yield "<h3>Steps</h3>"
     steps = list(steps_of(plan))
     rows = [
@@ -181,7 +181,7 @@ def _steps(plan: Plan) -> Iterator[str]:
     yield _more(len(steps) - MOST_ROWS, "steps")
 
 
-def _routes(plan: Plan) -> Iterator[str]:
+def _routes(plan: Planned) -> Iterator[str]:
     yield "<h3>Why so</h3>"
     told: set[tuple[str, str, tuple[str, ...]]] = set()
     for choice, group in zip(plan.choices, plan.groups, strict=True):

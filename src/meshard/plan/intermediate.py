@@ -11,7 +11,7 @@ go (`plan/digits`). Only the few best become layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from meshard.algebra.layout import Cuts, Layout
 
-from .assign import best_device_order, kept_elements
+from .assign import best_device_order, kept_elements, living
 from .broadcast import refined_cuts
 from .digits import Digits, closed_form_moved, digits_of
 from .route import Route
@@ -48,6 +48,8 @@ def candidates(
     limit: int = 16,
     max_bytes: int | None = None,
     itemsize: int = 1,
+    split: bool = True,
+    alive: Collection[int] | None = None,
 ) -> list[Route]:
     """Return routes of two hops that may be better than one, the most promising of each kind first.
 
@@ -63,6 +65,9 @@ def candidates(
         max_bytes: what a device may hold of the intermediate layout; by default as much as it holds
             of the source or the destination, whichever is more.
         itemsize: the bytes of one element.
+        split: whether a box may be cut between two senders.
+        alive: the ids of the devices that still have their part of the source; None for all. Where
+            some do not, the source's devices are left as they are.
 
     Returns:
         Nothing where there are no elements or a layout's boxes form no product.
@@ -81,16 +86,18 @@ def candidates(
     most = max(math.prod(source.largest_piece), math.prod(destination.largest_piece))
     if max_bytes is not None:
         most = max_bytes // itemsize
-    alive = int(source.tensor.min()) >= 0
-    if alive and _same_devices(source, destination):
+    complete = int(living(source, alive).tensor.min()) >= 0
+    if complete and _same_devices(source, destination):
         found = _two_phase(source, destination, most)
     else:
-        found = _first(source, destination, most) if alive else []
+        found = _first(source, destination, most) if complete else []
         found += _last(source, destination, most)
     distinct: dict[Layout, Route] = {source: _none(source), destination: _none(destination)}
     for route in found:
         distinct.setdefault(route.layouts[1], route)
-    return list(distinct.values())[2:][:limit]
+    own = None if alive is None else tuple(sorted(alive))
+    kept = list(distinct.values())[2 : 2 + limit]
+    return [replace(route, split=split, alive=own) for route in kept]
 
 
 def _none(layout: Layout) -> Route:
@@ -250,12 +257,15 @@ def _grids(
     shape = np.array(source.shape, np.int64)
     piece = np.prod(-(-shape // grids).astype(float), axis=1)
     fits = (devices % np.prod(grids, axis=1) == 0) & (piece <= most)
-    return grids[fits & (grids <= np.maximum(shape, _ends(source, destination))).all(axis=1)]
+    real = (grids <= np.maximum(shape, _ends(source, destination))).all(axis=1)
+    found: Ints = grids[fits & real]
+    return found
 
 
 def _ends(source: Layout, destination: Layout) -> Ints:
     """Return for each dim the most cells of either; only they may be more than its elements."""
-    return np.maximum(_one(source), _one(destination))[0]
+    found: Ints = np.maximum(_one(source), _one(destination))[0]
+    return found
 
 
 def _divisors(number: int) -> list[int]:
@@ -288,7 +298,8 @@ def _direct_messages(source: Layout, destination: Layout) -> int:
 def _overlapping(one: Ints, other: Ints) -> NDArray[np.float64]:
     """Return how many cells of one grid a cell of the other overlaps along each dim, at most."""
     nested = (one % other == 0) | (other % one == 0)
-    return np.minimum(-(-one // other) + np.where(nested, 0, 1), one).astype(float)
+    found: NDArray[np.float64] = np.minimum(-(-one // other) + np.where(nested, 0, 1), one) * 1.0
+    return found
 
 
 # layouts

@@ -45,7 +45,7 @@ from .route import Route
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .reshard import Plan
+    from .planned import Planned
 
 __all__ = ["VERSION", "Read", "json_text", "read_json"]
 
@@ -58,7 +58,7 @@ _MOST_SHARDS = 1 << 32
 # writing
 
 
-def json_text(plan: Plan, *, transfers: bool = False) -> str:
+def json_text(plan: Planned, *, transfers: bool = False) -> str:
     """Return a plan as JSON; with ``transfers`` every box is listed with its two devices."""
     numbers: dict[Layout, int] = {}
 
@@ -114,7 +114,7 @@ def _texts(leaf: Leaf) -> tuple[str, str, str]:
     return leaf.dtype, leaf.source_text, leaf.destination_text
 
 
-def _totals(plan: Plan) -> dict[str, int]:
+def _totals(plan: Planned) -> dict[str, int]:
     return {"bytes_moved": plan.bytes_moved, "devices": plan.device_count}
 
 
@@ -166,7 +166,7 @@ class Read:
     rounds: int | None
     totals: Mapping[str, int]
 
-    def compare(self, plan: Plan) -> None:
+    def compare(self, plan: Planned) -> None:
         """Refuse a text whose totals are not those of its plan."""
         for name, found in _totals(plan).items():
             said = self.totals.get(name)
@@ -198,7 +198,7 @@ def read_json(text: str) -> Read:
             _number_or_none(options["rounds"]),
             {name: _number(value) for name, value in totals.items()},
         )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, PlanError):
             raise
         what = f"has no entry {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
@@ -217,7 +217,8 @@ def _opened(text: str) -> Mapping[str, object]:
     try:
         whole = json.loads(text)
     except json.JSONDecodeError as error:
-        at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        end = text.rstrip()
+        at_end = error.pos >= len(end) or not end.endswith("}")
         what = "the text ends too early" if at_end else "the text is not JSON"
         _refuse(f"{what}, at character {error.pos:,} of {len(text):,} ({error.msg})", again)
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
@@ -339,6 +340,8 @@ def _leaf(form: object, number: int, layouts: Sequence[Layout]) -> Leaf:
             "Write the plan again with Plan.to_json",
         )
     dtype, source_text, destination_text = map(str, texts)
+    if _number(itemsize) < 0:
+        raise ValueError(f"array {number} has {itemsize} bytes per element")
     return Leaf(str(name), a, b, _number(itemsize), dtype, source_text, destination_text)
 
 

@@ -18,7 +18,7 @@ from .hop import Hop
 from .record import aligned
 
 if TYPE_CHECKING:
-    from .reshard import Plan
+    from .planned import Planned
 
 __all__ = [
     "Step",
@@ -173,7 +173,7 @@ class Step(NamedTuple):
     rounds: int
 
 
-def steps_of(plan: Plan) -> Iterator[Step]:
+def steps_of(plan: Planned) -> Iterator[Step]:
     """Yield the steps of a plan, choice by choice."""
     for number, (route, weight) in enumerate(zip(plan.routes, plan.weights, strict=True)):
         for stage, hop in enumerate(route.hops):
@@ -193,7 +193,7 @@ def steps_of(plan: Plan) -> Iterator[Step]:
 # the table
 
 
-def plan_table(plan: Plan) -> str:
+def plan_table(plan: Planned) -> str:
     """Return a plan as text of at most 100 columns."""
     many = len(plan.leaves) != 1
     head = f"Plan: {len(plan.leaves):,} array{'s' * many}, {size_text(plan.nbytes)}"
@@ -204,7 +204,7 @@ def plan_table(plan: Plan) -> str:
     return "\n".join([*parts, *(["", told] if told else [])])
 
 
-def _arrays(plan: Plan) -> str:
+def _arrays(plan: Planned) -> str:
     """Return the table of what moves where."""
     first = plan.leaves[0]
     ends = [_devices_text(x) for x in (first.source, first.destination)]
@@ -259,7 +259,7 @@ def _end_text(text: str, layout: Layout, *, devices: bool) -> str:
     return f"{text} on {_devices_text(layout)}" if devices else text
 
 
-def _steps(plan: Plan) -> str:
+def _steps(plan: Planned) -> str:
     """Return the table of the steps."""
     steps = list(steps_of(plan))
     through = any(len(r.hops) > 1 for r in plan.routes)
@@ -275,7 +275,7 @@ def _steps(plan: Plan) -> str:
 
 
 def _step_rows(
-    plan: Plan, steps: Sequence[Step], amount: Callable[[int], str], *, through: bool
+    plan: Planned, steps: Sequence[Step], amount: Callable[[int], str], *, through: bool
 ) -> list[tuple[str, ...]]:
     head = ("bytes", "most sent", "received", "peers", "messages", "rounds")
     rows: list[tuple[str, ...]] = [("step", "operation", *["to"] * through, *head)]
@@ -312,7 +312,7 @@ def _ratio(amount: int, bound: int, condition: str = "") -> str:
     return f"{amount / bound:.3f} x the least{condition}, {bound:,}"
 
 
-def facts(plan: Plan) -> list[tuple[str, str, str]]:
+def facts(plan: Planned) -> list[tuple[str, str, str]]:
     """Return the totals of a plan: what, how much, and a remark."""
     relayed = any(len(r.hops) > 1 for r in plan.routes)
     memory = "sources freed as they go" if plan.donate else "sources stay"
@@ -336,7 +336,7 @@ def facts(plan: Plan) -> list[tuple[str, str, str]]:
     return found
 
 
-def _totals(plan: Plan) -> str:
+def _totals(plan: Planned) -> str:
     rows = facts(plan)
     wide = max(len(name) for name, _, _ in rows)
     number = max(len(value) for _, value, _ in rows)
@@ -344,7 +344,7 @@ def _totals(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def reasons(plan: Plan) -> Iterator[str]:
+def reasons(plan: Planned) -> Iterator[str]:
     """Yield lines on why each route was taken, and what the others would have cost."""
     told: dict[tuple[object, ...], list[int]] = {}
     for number, choice in enumerate(plan.choices):

@@ -39,6 +39,8 @@ class _Abstract:
         for x in operands:
             if type(x) in WEAK:
                 types.append((type(x), number_type(x)))
+            elif isinstance(x, int):  # a Python number of a kind of its own
+                types.append((int, int))
             else:
                 types.append((as_array(x)._type, weak_type(x)))
         if not any(isinstance(t, ArrayType) for t, _ in types):

@@ -106,6 +106,9 @@ class Body:
             kind = type(x)
             if kind in _WEAK:
                 key.append(kind)
+            elif isinstance(x, int):  # a Python number of a kind of its own
+                x = int(x)
+                key.append(int)
             else:
                 if kind is not Grid or x.body is not self:
                     x = self.lift(x)

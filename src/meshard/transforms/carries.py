@@ -20,6 +20,7 @@ from meshard.runtime.place import as_array
 from .abstract import types_only, weak_type
 from .body import Body
 from .branches import ghost, widened
+from .count import Count
 from .grid import Grid
 from .infer import WEAK, Ghost, Weak
 
@@ -45,6 +46,7 @@ def arrays_of(leaves: Sequence[Any], told: str) -> list[Any]:
     found = []
     for x in leaves:
         try:
+            x = int(x) if type(x) is Count else x
             found.append(x if type(x) in WEAK else as_array(x))
         except MeshardError as error:
             raise ArgumentError(

@@ -23,6 +23,7 @@ from .abstract import abstractly, is_abstract, types_only
 from .body import Body
 from .branches import alike, choices, common, idle, merged, narrowed, widened
 from .carries import Carry, outputs_alike, settled
+from .count import Count
 from .grid import Grid
 from .infer import Ghost
 
@@ -363,7 +364,8 @@ def fori_loop(
     Args:
         lower: the first integer.
         upper: the end. Inside `shard_map` both may differ between devices.
-        body_fun: from the integer and the carry to the next carry, of the same structure, shapes
+        body_fun: from the integer (a `Count`, which with arrays is a Python number) and the carry
+            to the next carry, of the same structure, shapes
             and dtypes.
         init_val: the first carry: a tree of arrays. A Python number in it takes the dtype that
             ``body_fun`` gives it.
@@ -392,9 +394,9 @@ def fori_loop(
         return _while(carry, lambda state: state[0] < end, step)[1]
     carry = Carry.of("fori_loop", init_val, body)
     if body is not None or is_abstract() or any(carry.weak) or first >= end:
-        carry = settled(carry, lambda value: body_fun(first, value))
+        carry = settled(carry, lambda value: body_fun(Count(first), value))
     if is_abstract() or (body is not None and idle(body)):
         return carry.ghosts().value
     for i in range(first, end):
-        carry = carry.after(lambda value, i=i: body_fun(i, value))  # type: ignore[misc]
+        carry = carry.after(lambda value, i=i: body_fun(Count(i), value))  # type: ignore[misc]
     return carry.value

@@ -32,6 +32,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost, interpreting
 from meshard.runtime.world import here
 
+from . import install as _install  # noqa: F401  (it adds the collectives)
 from .abstract import is_abstract
 from .body import Body
 from .boundary import entered, left
