@@ -304,5 +304,6 @@ def test_examples_are_short_and_say_how_to_run(name: str) -> None:
 
 def test_every_example_is_tested() -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert files == {*PROGRAMS, "minilm"}  # that one by tests/test_demo.py
+    others = {"minilm", "weight_sync"}  # by tests/test_demo.py and tests/test_weight_sync.py
+    assert files == {*PROGRAMS, *others}
     assert set(ANSWERS) == set(PRINTS) == set(PROGRAMS)

@@ -46,7 +46,10 @@ def test_a_plan_adds_up_its_leaves():
     assert plan.received == {0: 8, 1: 16 + 16}
     assert plan.bytes_moved == plan.lower_bound_bytes == 40
     assert plan.nbytes == 40 + 32
-    assert Plan([]).bytes_moved == Plan([]).lower_bound_bytes == 0
+    nothing = Plan([])
+    assert nothing.bytes_moved == nothing.lower_bound_bytes == nothing.peak_bytes == 0
+    assert nothing.sent == nothing.received == {}
+    assert nothing.device_count == nothing.send_bound_bytes == 0
 
 
 def test_a_plan_prints_as_a_table():

@@ -45,6 +45,17 @@ def test_many_kinds_of_arrays_are_added_up_below():
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
+def test_of_many_reasons_some_are_told():
+    leaves, choices = [], []
+    for n in range(20):
+        a, b = laid((n + 8,), (1,), [0]), laid((n + 8,), (1,), [1])
+        way = Route("direct", (a, b))
+        leaves.append(Leaf(f"x{n}", a, b, 1))
+        choices.append(Choice(way, figures_of(way, 1), f"reason {n}"))
+    text = str(Plan(leaves, choices))
+    assert "why direct (12): reason 11\nand 8 more reasons" in text
+
+
 def test_wide_numbers_are_said_shortly():
     n = 1 << 21
     rows, columns = laid((n, n), (2, 1), [0, 1]), laid((n, n), (1, 2), [2, 3])

@@ -5,19 +5,39 @@ from meshard.compat.reference_reshard import (
     reshard_with_intermediate_sharding,
 )
 from meshard.compat.split_concatenate import concatenate_by_mesh_axis, split_by_mesh_axis
-from meshard.errors import NoIntermediateShardingError, NoIntermediateShardingNeededError
-from meshard.plan.reshard import Leaf, Plan
-from meshard.runtime.reshard import plan_reshard, reshard
+from meshard.errors import (
+    DataLoss,
+    NoIntermediateShardingError,
+    NoIntermediateShardingNeededError,
+    PlanError,
+)
+from meshard.plan.bounds import Bounds, bounds_of
+from meshard.plan.planner import PlanCache
+from meshard.plan.presets import presets, topology
+from meshard.plan.reshard import Plan
+from meshard.plan.simulate import Simulation
+from meshard.plan.topology import Level, Topology
+from meshard.runtime.reshard import plan_cache, plan_reshard, reshard
 
 __all__ = [
-    "Leaf",
+    "Bounds",
+    "DataLoss",
+    "Level",
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
     "Plan",
+    "PlanCache",
+    "PlanError",
+    "Simulation",
+    "Topology",
+    "bounds_of",
     "concatenate_by_mesh_axis",
     "find_intermediate_sharding",
+    "plan_cache",
     "plan_reshard",
+    "presets",
     "reshard",
     "reshard_with_intermediate_sharding",
     "split_by_mesh_axis",
+    "topology",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from .footprint import MOST_JOBS, jobs_at_most
+from .footprint import MOST_JOBS, distinct, jobs_at_most, union
 from .hop import Hop
 from .jobs import Jobs
 
@@ -59,7 +59,7 @@ def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = MOST_
         if stage < len(r.hops)
     ]
     ends = [
-        np.unique(np.concatenate([g.held[0] for g in grids])) if grids else np.empty(0, np.int64)
+        union([g.held[0] for g in grids]) if grids else np.empty(0, np.int64)
         for grids in ([h.before for h, _ in hops], [h.after for h, _ in hops])
     ]
     bins = [_bins(units, most) for units in ends]
@@ -87,7 +87,7 @@ def _listed(
     hop: Hop, bins: tuple[tuple[int, int], ...], most_jobs: int
 ) -> tuple[Jobs, NDArray[np.float64], bool]:
     """Return jobs, for each column how many times they stand for themselves, and if any do."""
-    units = np.unique(hop.after.held[0])
+    units = distinct(hop.after.held[0])
     rows = jobs_at_most(hop)
     if rows <= most_jobs:
         return hop.jobs(), np.ones(len(bins)), False

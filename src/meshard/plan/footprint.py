@@ -26,9 +26,11 @@ __all__ = [
     "Footprint",
     "Traffic",
     "added",
+    "distinct",
     "footprint",
     "held",
     "jobs_at_most",
+    "places",
     "traffic_of",
     "union",
     "windows",
@@ -62,15 +64,31 @@ def added(parts: Iterable[tuple[Tally, int]]) -> Tally:
     units = union([t.units for t, _ in listed])
     amounts = np.zeros(len(units), np.int64)
     for tally, n in listed:
-        amounts[np.searchsorted(units, tally.units)] += tally.amounts * n
+        amounts[places(units, tally.units)] += tally.amounts * n
     return Tally(units, amounts)
+
+
+def distinct(ascending: Ints) -> Ints:
+    """Return each value of an ascending array once.
+
+    >>> distinct(np.array([1, 1, 4])).tolist()
+    [1, 4]
+    """
+    new = np.ones(len(ascending), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    return ascending if new.all() else ascending[new]
 
 
 def union(units: Sequence[Ints]) -> Ints:
     """Return all that occur in some ascending arrays, ascending."""
     if all(np.array_equal(u, units[0]) for u in units[1:]):
-        return units[0]
-    return np.unique(np.concatenate(units))
+        return distinct(units[0])
+    return distinct(np.sort(np.concatenate(units), kind="stable"))
+
+
+def places(units: Ints, some: Ints) -> Ints | slice:
+    """Return where some units stand among all; both ascend."""
+    return slice(None) if len(units) == len(some) else np.searchsorted(units, some)
 
 
 def held(grid: Grid) -> Tally:
@@ -111,7 +129,7 @@ class Footprint:
     def over(self, units: Ints) -> Ints:
         """Return the three amounts, one per row, for units among which all of these are."""
         found = np.zeros((3, len(units)), np.int64)
-        found[:, np.searchsorted(units, self.units)] = self.before, self.peak, self.after
+        found[:, places(units, self.units)] = self.before, self.peak, self.after
         return found
 
 
@@ -121,7 +139,7 @@ def footprint(route: Route, *, donate: bool = False) -> Footprint:
     units = union([s.units for s in stages])
     amounts = np.zeros((len(stages), len(units)), np.int64)
     for row, stage in zip(amounts, stages, strict=True):
-        row[np.searchsorted(units, stage.units)] = stage.amounts
+        row[places(units, stage.units)] = stage.amounts
     first, last = amounts[0], amounts[-1]
     if donate:
         peak, after = amounts.max(axis=0), last
@@ -131,7 +149,7 @@ def footprint(route: Route, *, donate: bool = False) -> Footprint:
     if len(route.hops) == 1:
         received = route.hops[0].received
         lacks = np.zeros(len(units), np.int64)
-        lacks[np.searchsorted(units, received.units)] = received.amounts
+        lacks[places(units, received.units)] = received.amounts
         view = (lacks == 0) & (2 * last >= first)
         peak, after = np.where(view, first, peak), np.where(view, first, after)
     return Footprint(units, first, peak, after)
@@ -189,7 +207,7 @@ def traffic_of(hop: Hop, *, most_jobs: int = MOST_JOBS) -> Traffic:
         peers = [np.unique(x, return_counts=True)[1].max(initial=0) for x in (senders, receivers)]
         return Traffic(len(pairs), int(max(peers)), exact=True, peers_exact=True)
     grids = (hop.before, hop.after)
-    units: list[int] = [len(np.unique(grid.held[0])) for grid in grids]
+    units: list[int] = [len(distinct(grid.held[0])) for grid in grids]
     alone = all(len(grid.held[0]) == n for grid, n in zip(grids, units, strict=True))
     exact = alone and int(copies.max(initial=0)) <= 1
     messages = rows - len(hop.stays[0]) if exact else min(rows + shares, units[0] * units[1])

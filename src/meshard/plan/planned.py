@@ -273,7 +273,7 @@ class Planned:
     def device_count(self) -> int:
         """The number of devices that hold a part before, between or afterwards."""
         ends = [g.held[0] for r in self.routes for h in r.hops for g in (h.before, h.after)]
-        return len(reduce(lambda a, b: union([np.unique(a), np.unique(b)]), ends)) if ends else 0
+        return len(reduce(lambda a, b: union([a, b]), ends, np.empty(0, np.int64)))
 
     @property
     def alternatives(self) -> tuple[Candidate, ...]:

@@ -242,15 +242,22 @@ def _choice(
     times = [_time(route, figures, leaf.itemsize, topology) for route, figures in costed]
     best = 0
     for number in range(1, len(costed)):
-        extra = costed[number][1].peak_bytes - costed[0][1].peak_bytes
+        figures, straight = costed[number][1], costed[0][1]
+        extra = figures.peak_bytes - straight.peak_bytes
         within = max_bytes is None or extra <= max_bytes
+        if topology is None:  # nobody said that messages cost more than bytes
+            within = within and figures.bytes_moved <= straight.bytes_moved
         if within and times[number] < _BETTER * min(times[0], times[best]):
             best = number
     route, figures = costed[best]
+    rest = sorted((n for n in range(len(costed)) if n != best), key=lambda n: times[n])
     others = tuple(
-        Candidate(r.name, f, _compared(times[number], times[best], r.why))
-        for number, (r, f) in enumerate(costed)
-        if number != best
+        Candidate(
+            costed[n][0].name,
+            costed[n][1],
+            _compared(times[n], times[best], costed[n][0].why),
+        )
+        for n in rest
     )
     if reason is not None:
         others = (Candidate("any detour", None, reason),)

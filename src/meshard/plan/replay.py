@@ -15,7 +15,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
 
-from .footprint import MOST_JOBS, jobs_at_most
+from .footprint import MOST_JOBS, distinct, jobs_at_most
 from .grid import Grid
 from .hop import Hop
 from .jobs import Jobs, flat_boxes
@@ -86,7 +86,7 @@ def check_route(route: Route) -> Report:
 
 
 def _check_hop(hop: Hop, where: str) -> Report:
-    receivers = np.unique(hop.after.held[0])
+    receivers = distinct(hop.after.held[0])
     rows = jobs_at_most(hop)
     if rows <= MOST_JOBS:
         jobs = hop.jobs()

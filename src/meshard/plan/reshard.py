@@ -20,10 +20,10 @@ from .html import page, plan_html
 from .json_form import json_text, read_json
 from .planned import Planned, Transfer
 from .replay import Report, check_route
+from .simulate import Simulation, simulate_many
 from .table import plan_table
 
 if TYPE_CHECKING:
-    from .simulate import Simulation
     from .topology import Topology
 
 __all__ = [
@@ -103,8 +103,6 @@ class Plan(Planned):
 
     def simulate(self, topology: Topology) -> Simulation:
         """Return the time and the traffic of each level that a topology predicts."""
-        from .simulate import simulate_many
-
         pairs = zip(self.choices, self.groups, strict=True)
         return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
 

@@ -13,7 +13,7 @@ from meshard.algebra.layout import Layout
 
 from .captions import device_label, wrap
 from .choice import Candidate, Figures, Leaf
-from .footprint import Traffic, traffic_of, windows
+from .footprint import Traffic, distinct, traffic_of, windows
 from .hop import Hop
 from .record import aligned
 
@@ -129,7 +129,7 @@ def kind_of_hop(hop: Hop) -> str:
         return "broadcast" if more else "permute"
     coarser = [np.isin(b, a).all() for a, b in zip(before.cuts, after.cuts, strict=True)]
     finer = [np.isin(a, b).all() for a, b in zip(before.cuts, after.cuts, strict=True)]
-    same = np.array_equal(np.unique(before.held[0]), np.unique(after.held[0]))
+    same = np.array_equal(distinct(before.held[0]), distinct(after.held[0]))
     if all(coarser):
         if not same:
             return "gather"

@@ -81,9 +81,9 @@ def only_view(blocks: Sequence[Block | None], number: int) -> bool:
     root: Any = None if block is None else block.base
     # All views share one array that sees the whole lease. The block holds it, and it stands here
     # twice; the block is held by the tuple, and stands here twice.
+    base: Any = getattr(root, "base", None)
     return (
-        isinstance(root, np.ndarray)
-        and isinstance(root.base, Lease)
+        isinstance(base, Lease)
         and sys.getrefcount(root) == _ONCE
         and sys.getrefcount(block) == _ONCE
     )

@@ -1,0 +1,211 @@
+"""Resharding trees: all together, donated, under a window, with progress, and what is refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import meshard
+from meshard.errors import ArgumentError, DeletedArrayError, IndivisibleError, TreeError
+from meshard.resharding import plan_cache, plan_reshard, reshard
+from meshard.runtime.world import here
+from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
+from tests.watch import watched
+from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
+
+GRID = np.arange(48 * 32, dtype=np.float32).reshape(48, 32)
+
+
+def named(*spec, on=None, **more):
+    return NamedSharding(on or mesh(), P(*spec), **more)
+
+
+def test_a_tree_moves_together_and_keeps_its_bits() -> None:
+    def body():
+        tree = {
+            "a": put(GRID, "i", "j"),
+            "b": [put(GRID.astype(np.int8), ("i", "j")), put(np.float64(3))],
+            "host": GRID[:4],
+            "none": None,
+        }
+        moved = reshard(tree, named())
+        assert moved["none"] is None
+        assert all(x.committed for x in (moved["a"], *moved["b"], moved["host"]))
+        again = reshard(
+            moved, {"a": named("j", "i"), "b": named(), "host": named("i"), "none": None}
+        )
+        assert again["a"].sharding == named("j", "i")
+        return [whole(x) for x in (moved["a"], *moved["b"], again["a"], again["host"])]
+
+    a, b, c, d, e = everywhere(body)
+    assert a.tobytes() == d.tobytes() == GRID.tobytes()
+    assert (b == GRID.astype(np.int8)).all()
+    assert c == 3
+    assert e.tobytes() == GRID[:4].tobytes()
+
+
+@in_worlds
+def test_what_is_refused_is_refused_before_anything_moves() -> None:
+    x = put(GRID, "i", "j")
+    tree = [x, put(GRID[:6], None, "j")]
+    with pytest.raises(IndivisibleError):
+        reshard(tree, named(("i", "j")), donate=True)
+    assert not x.is_deleted()
+    with pytest.raises(TreeError, match="prefix"):
+        reshard(tree, [named()])
+    with pytest.raises(ArgumentError, match=r"donate and may_alias"):
+        reshard(x, named(), donate=True, may_alias=True)
+    gone = put(GRID, "i")
+    gone.delete()
+    with pytest.raises(DeletedArrayError, match=r"test_reshard\.py"):
+        reshard([x, gone], named())
+    assert (whole(x) == GRID).all()
+
+
+@in_worlds
+def test_donated_sources_say_who_took_them() -> None:
+    x, y = put(GRID, "i", "j"), put(GRID, "i")
+    moved = reshard([x, y], named("j", "i"), donate=True)
+    assert x.is_deleted()
+    assert y.is_deleted()
+    with pytest.raises(DeletedArrayError, match=r"donated to reshard at .*test_reshard.py"):
+        x + 1
+    assert (whole(moved[0]) == GRID).all()
+    assert (whole(moved[1]) == GRID).all()
+
+
+def test_a_donated_transpose_takes_little_more_than_the_array() -> None:
+    big = np.arange(4096 * 2048, dtype=np.float32).reshape(4096, 2048)
+
+    def body():
+        line = Mesh(meshard.devices(), "x")
+        x = put(big, "x", on=line)
+        pages = here().pages
+        pages.trim()
+        pages.reset_peak()
+        before = pages.used
+        moved = reshard(x, NamedSharding(line, P(None, "x")), donate=True)
+        peak = pages.peak - (before - big.nbytes)
+        assert (whole(moved) == big).all()
+        return peak / big.nbytes
+
+    assert alone(body) <= 1.3  # one slab of 8 MiB beside 32 MiB
+
+
+def test_a_view_of_a_donated_array_keeps_its_values() -> None:
+    big = np.arange(4096 * 2048, dtype=np.float32).reshape(4096, 2048)
+
+    def body():
+        line = Mesh(meshard.devices(), "x")
+        x = put(big, "x", on=line)
+        view = np.asarray(x.addressable_shards[0].data)
+        other = put(big, "x", on=line)
+        twin = other.copy()
+        reshard([x, other], NamedSharding(line, P(None, "x")), donate=True)
+        assert (view == big[:512]).all()
+        assert (whole(twin) == big).all()
+
+    alone(body)
+
+
+def test_a_window_bounds_what_is_on_its_way() -> None:
+    def body():
+        x = put(GRID, "i", "j")
+        before = whole(reshard(x, named("j", "i")))
+        small = whole(reshard(x, named("j", "i"), max_bytes=1 << 10))
+        return [before, small]
+
+    for found in everywhere(body):
+        assert found.tobytes() == GRID.tobytes()
+
+
+@in_worlds
+def test_a_window_too_small_for_a_row_is_refused() -> None:
+    x = put(GRID, "i", "j")
+    with pytest.raises(ArgumentError, match="from 1 on"):
+        reshard(x, named("j", "i"), max_bytes=0)
+    if meshard.process_count() > 1:
+        with pytest.raises(ArgumentError, match=r"one row of a box of float32\[48,32\] takes 32"):
+            reshard(x, named("j", "i"), max_bytes=8)
+    assert (whole(x) == GRID).all()
+
+
+def test_progress_reaches_the_end() -> None:
+    def body():
+        seen = []
+        tree = [put(GRID, "i", "j"), put(GRID, "i")]
+        reshard(tree, named("j"), progress=lambda done, total: seen.append((done, total)))
+        return seen[-1], all(a[0] <= b[0] for a, b in itertools.pairwise(seen))
+
+    (done, total), rising = alone(body)
+    assert done == total == 2 * GRID.nbytes
+    assert rising
+
+
+def test_a_bar_is_drawn_when_asked_for(capsys) -> None:
+    alone(lambda: reshard(put(GRID, "i"), named(None, "j"), progress=True))
+    assert "resharding" in capsys.readouterr().out
+
+
+def test_between_device_sets_and_boxes() -> None:
+    def body():
+        devices = meshard.devices()
+        left = Mesh(np.array(devices[:4]).reshape(2, 2), ("a", "b"))
+        right = Mesh(np.array(devices[3:6]), "c")
+        x = meshard.device_put(GRID, NamedSharding(left, P("a", "b")))
+        y = reshard(x, NamedSharding(right, P("c"), uneven=((0, 1, 40, 48), None)))
+        boxes = BoxSharding(
+            (48, 32),
+            {devices[7]: (slice(0, 30), slice(0, 32)), devices[0]: (slice(20, 48), slice(0, 32))},
+        )
+        z = reshard(y, boxes)
+        return [whole(reshard(v, named())) for v in (y, z)]
+
+    for found in everywhere(body):
+        assert found.tobytes() == GRID.tobytes()
+
+
+@in_worlds
+def test_a_plan_runs() -> None:
+    x = {"w": put(GRID, "i", "j"), "b": put(GRID[0], "j")}
+    target = {"w": named("j"), "b": named()}
+    plan = plan_reshard(x, target)
+    moved = plan.run(x)
+    assert moved["w"].sharding == target["w"]
+    assert (whole(moved["w"]) == GRID).all()
+    assert (whole(moved["b"]) == GRID[0]).all()
+    with pytest.raises(ArgumentError, match="does not lie as the plan says"):
+        plan.run({"w": put(GRID, "j"), "b": x["b"]})
+    with pytest.raises(ArgumentError, match="for 2 arrays"):
+        plan.run([x["w"]])
+
+
+def test_the_cache_finds_plans_and_their_like() -> None:
+    def body():
+        cache = plan_cache()
+        devices = meshard.devices()
+        for k in range(4):
+            four = Mesh(np.array(devices[k : k + 4]), "x")
+            x = meshard.device_put(GRID, NamedSharding(four, P("x")))
+            plan_reshard(x, NamedSharding(four, P(None, "x")))
+            plan_reshard(x, NamedSharding(four, P(None, "x")))
+        found = cache.statistics
+        cache.clear()
+        return found, cache.statistics.size
+
+    found, size = alone(body)
+    assert (found.misses, found.renamed, found.hits, found.size) == (1, 3, 4, 1)
+    assert size == 0
+
+
+def test_only_what_is_lacking_crosses_between_processes() -> None:
+    def body():
+        x = put(GRID, "i", "j")
+        with watched() as seen:
+            reshard(x, named("i"))
+        return seen
+
+    from meshard.runtime.simulated import simulate
+
+    for seen in simulate(8, 1, body, deadline=30):
+        assert seen.sent <= GRID.nbytes // 8
