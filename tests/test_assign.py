@@ -189,12 +189,22 @@ def test_a_thinned_graph_is_no_worse_than_the_given_order(edges, monkeypatch):
         found = best_device_order(before, after)
         assert kept(before, found) >= kept(before, after)
         assert sorted(holders(found)) == list(range(64))
+    boxes = layout_of_boxes((64,), [(i, Box((i,), (i + 2,))) for i in range(63)])
+    assert best_device_order(laid((64,), (64,), np.roll(range(64), 9)), boxes) is boxes
     # Cells that lie in one another are matched in full all the same.
     before, after = laid((64,), (2,), range(64)), laid((64,), (64,), order)
     assert kept(before, best_device_order(before, after)) == 64
     boxes = layout_of_boxes((8,), [(i, Box((max(i - 1, 0),), (i + 2,))) for i in range(7)])
     some = laid((8,), (4,), range(4))
     assert kept(some, best_device_order(some, boxes)) >= kept(some, boxes)
+
+
+def test_gains_beyond_what_floats_tell_apart_are_still_matched():
+    n = 1 << 58
+    source = Layout((n,), ((0, 3, n - 1, n),), np.array([[1], [0], [2]]))
+    destination = Layout((n,), ((0, n - 2, n - 1, n),), np.array([[1], [0], [2]]))
+    assert kept(source, destination) == 3 + 1 + 1
+    assert kept(source, best_device_order(source, destination)) == n - 5 + 1
 
 
 def test_65536_devices_take_well_under_a_second():

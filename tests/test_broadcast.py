@@ -51,7 +51,7 @@ def test_stripes_by_hand():
     assert [hop.received.most for hop in route.hops] == [16, 48]
     assert moved(route) == receive_bound(EIGHT_ROWS, FOUR_COPIES) == 256
     assert route.layouts[1] == laid((8, 8), (4, 1), range(8, 12))
-    assert "1 cells goes out in 4 stripes" in route.why
+    assert "goes out in 4 stripes" in route.why
     delivered(route)
 
 
@@ -63,18 +63,18 @@ def test_stripes_meet_both_bounds(data, cells, copies, replicas):
     rows = data.draw(st.integers(1, 4)) * cells * copies * 2
     ids = data.draw(st.permutations(range(40)))
     shards = data.draw(st.sampled_from([k for k in (1, 2, 4, 8) if rows % k == 0]))
-    source = laid((rows, 6), (shards, 1), ids[: shards * replicas])
-    destination = laid((rows, 6), (cells, 1), ids[len(ids) - cells * copies :])
+    source = laid((rows, 24), (shards, 1), ids[: shards * replicas])
+    destination = laid((rows, 24), (cells, 1), ids[len(ids) - cells * copies :])
     route = striped(source, destination)
     first, second = route.hops
-    assert first.moved == rows * 6
-    assert first.sent.most == -(-rows * 6 // (shards * replicas))
-    assert second.sent.most == second.received.most == rows * 6 // cells // copies * (copies - 1)
+    assert first.moved == rows * 24
+    assert first.sent.most == -(-rows * 24 // (shards * replicas))
+    assert second.sent.most == second.received.most == rows * 24 // cells // copies * (copies - 1)
     assert moved(route) == receive_bound(source, destination)
 
 
 def test_stripes_land_where_their_elements_are():
-    # Devices 4 and 5 have the upper half already, so that they take its stripes.
+    # Device 4 has the first half already, so that it takes a stripe of it, though it comes last.
     source = laid((8,), (2,), [4, 0])
     destination = laid((8,), (1,), [9, 8, 7, 4])
     route = striped(source, destination)
@@ -150,6 +150,15 @@ def test_there_is_no_route_where_none_helps(make, source, destination):
 
 def test_chains_are_left_where_relays_would_be_the_busiest():
     assert chained(EIGHT_ROWS, FOUR_COPIES) is None
+
+
+def test_chains_are_left_where_the_source_would_send_as_much():
+    # Three replicas have to send to two devices first instead of to three at once.
+    source, destination = laid((2,), (1,), [0, 6, 5]), laid((2,), (1,), [4, 3, 1, 6, 0])
+    assert Hop(source, destination).sent.most == 2
+    assert chained(source, destination) is None
+    # Two of three have it already, so that there is no step between.
+    assert chained(laid((8,), (1,), [0, 1]), laid((8,), (1,), [0, 1, 2])) is None
 
 
 def test_the_dead_neither_send_nor_count():

@@ -142,6 +142,16 @@ def test_replicas_are_split_so_that_each_sends_its_part():
     assert unsplit.hops[1].sent.most == 8 < Hop(source, destination, split=False).sent.most
 
 
+def test_replicas_are_split_inside_their_own_cells():
+    # The destination's cuts, by another rule, do not refine the source's.
+    source = laid((10,), (2,), range(4), balanced_cuts)
+    destination = laid((10,), (4,), range(4, 8), ceil_cuts)
+    first = candidates(source, destination)[0]
+    assert named([first]) == [("split replicas first", (4,), 1)]
+    assert first.layouts[1].cuts == ((0, 3, 5, 8, 10),)
+    assert first.hops[0].moved == 0
+
+
 def test_elements_cross_once_where_the_other_mesh_has_replicas():
     source, destination = laid((16, 16), (8, 1), range(8)), laid((16, 16), (1, 2), range(8, 16))
     last = [r for r in candidates(source, destination) if r.name == "retile last"]

@@ -93,7 +93,7 @@ def test_a_reshard_moves_what_devices_lack():
     assert seen(log) == [
         ("device_put", "all-to-all", ("i", "j"), "float64[8,8]", 48 * 8, 64),
         ("device_put", "all-gather", ("i",), "float64[8,8]", 8 * 3 * 64, 192),
-        ("device_put", "all-gather", ("i", "j"), "float64[8,8]", 8 * 448, 448),
+        ("reshard", "all-gather", ("i", "j"), "float64[8,8]", 8 * 448, 448),
     ]
     assert log.records[0].received == {0: 32, 1: 64, 2: 32, 3: 64, 4: 64, 5: 32, 6: 64, 7: 32}
 

@@ -7,12 +7,15 @@ import pytest
 
 import meshard
 from meshard.errors import ArgumentError, DeletedArrayError, IndivisibleError, TreeError
-from meshard.resharding import plan_cache, plan_reshard, reshard
+from meshard.plan.broadcast import striped
+from meshard.plan.choice import Choice, figures_of
+from meshard.resharding import Plan, plan_cache, plan_reshard, reshard
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from tests.watch import watched
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
+BIG = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 GRID = np.arange(48 * 32, dtype=np.float32).reshape(48, 32)
 
 
@@ -178,6 +181,30 @@ def test_a_plan_runs() -> None:
         plan.run({"w": put(GRID, "j"), "b": x["b"]})
     with pytest.raises(ArgumentError, match="for 2 arrays"):
         plan.run([x["w"]])
+
+
+def test_a_plan_of_several_hops_runs_hop_by_hop() -> None:
+    """Stripes to each replica, which then gather: every process sends the array's bytes once."""
+
+    def body():
+        devices = meshard.devices()
+        left = Mesh(devices[:4], "f")
+        right = Mesh(devices[4:], "t")
+        x = meshard.device_put(BIG, NamedSharding(left, P("f")))
+        (leaf,) = plan_reshard(x, NamedSharding(right, P())).leaves
+        route = striped(leaf.source, leaf.destination)
+        choice = Choice(route, figures_of(route, leaf.itemsize))
+        with watched() as seen:
+            moved = Plan([leaf], [choice]).run(x)
+        return route.name, seen.sent, whole(reshard(moved, named()))
+
+    from meshard.runtime.simulated import simulate
+
+    found = simulate(8, 1, body, deadline=30)
+    assert {name for name, _, _ in found} == {"striped"}
+    assert [sent for _, sent, _ in found[:4]] == [BIG.nbytes // 4] * 4
+    assert all(value.tobytes() == BIG.tobytes() for _, _, value in found)
+    assert alone(body)[2].tobytes() == BIG.tobytes()
 
 
 def test_the_cache_finds_plans_and_their_like() -> None:

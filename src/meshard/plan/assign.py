@@ -342,9 +342,9 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
         most = most * (n + 1) + 1
     rows = np.concatenate([i, np.arange(n), n + np.arange(m), n + j])
     columns = np.concatenate([j, m + np.arange(n), np.arange(m), m + i])
-    costs = np.full(len(rows), most + 1, np.float64)
+    costs = np.full(len(rows), most + 1)
     costs[: len(i)] -= gain
-    graph = csr_array((costs, (rows, columns)), shape=(n + m, n + m))
+    graph = csr_array((costs.astype(np.float64), (rows, columns)), shape=(n + m, n + m))
     matched, partner = min_weight_full_bipartite_matching(graph)
     real = (matched < n) & (partner < m)
     return devices[matched[real]], slots[partner[real]]

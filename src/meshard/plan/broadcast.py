@@ -72,8 +72,8 @@ def striped(
     stripes = _cut(destination, replicas, destination.tensor)
     stripes = best_device_order(living(source, alive), stripes, within=destination)
     why = (
-        f"Each of {destination.piece_count:,} cells goes out in {replicas:,} stripes, one to each "
-        "of its replicas, which then gather them: the source sends every element once."
+        f"Each cell goes out in {replicas:,} stripes, one to each of its replicas, which then "
+        "gather them: the source sends every element once."
     )
     return _useful("striped", (source, stripes, destination), why, straight, alive)
 
@@ -186,11 +186,9 @@ def largest_sender(hops: tuple[Hop, ...]) -> int:
     """Return the most that any unit sends over several hops, in elements."""
     units = np.concatenate([hop.sent.units for hop in hops])
     amounts = np.concatenate([hop.sent.amounts for hop in hops])
-    if not len(units):
-        return 0
     order = np.argsort(units, kind="stable")
     begins = np.flatnonzero(np.diff(units[order], prepend=-1))
-    return int(np.add.reduceat(amounts[order], begins).max())
+    return int(np.add.reduceat(amounts[order], begins).max(initial=0))
 
 
 def _replicated(layout: Layout) -> bool:

@@ -326,18 +326,19 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
 
 
 def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
-    """Return the cuts of a grid: some of one side's, else of the other's, else finer ones."""
+    """Return the cuts of a grid: one side's, else the other's, else finer than the side's own.
+
+    Cells that are parts of the side's have cuts that refine its own.
+    """
     found = []
     for mine, yours, m in zip(side.cuts, other.cuts, grid, strict=True):
         n, k = len(mine) - 1, len(yours) - 1
         if n % m == 0:
             found.append(mine[:: n // m])
-        elif k % m == 0:
+        elif k % m == 0 and (m % n or yours[:: k // n] == mine):
             found.append(yours[:: k // m])
-        elif m % n == 0:
-            found.append(refined_cuts(mine, m // n))
         else:
-            found.append(refined_cuts(yours, m // k))
+            found.append(refined_cuts(mine, m // n))
     return tuple(found)
 
 
@@ -365,7 +366,7 @@ def _placed_by_digits(
 def _dealt(near: Digits, far: Digits, grid: tuple[int, ...]) -> Digits | None:
     """Return a map for a grid: digits stay where one layout has them, else where the other does.
 
-    Others go to any digit of the devices that is free. None if sizes do not fit.
+    Others go to the first digit of the devices that is free. None if the grid is no prefix.
     """
     sizes = near.sizes
     wanted: list[list[int]] = []  # for each dim the sizes of its digits
@@ -385,8 +386,7 @@ def _dealt(near: Digits, far: Digits, grid: tuple[int, ...]) -> Digits | None:
     for row, chain in zip(places, wanted, strict=True):
         for k, size in enumerate(chain):
             if row[k] < 0:
-                found = [p for p, n in enumerate(sizes) if free[p] and n == size]
-                if not found:
-                    return None
-                row[k], free[found[0]] = found[0], False
+                # There is one, since the number of cells divides the number of devices.
+                row[k] = next(p for p, n in enumerate(sizes) if free[p] and n == size)
+                free[row[k]] = False
     return replace(near, dims=tuple(map(tuple, places)))

@@ -213,7 +213,7 @@ class Planned:
             groups, place = np.unique(kinds, axis=0, return_inverse=True)
             totals = np.zeros(len(groups), np.int64)
             np.add.at(totals, place.reshape(-1), wanted)
-            copies = np.maximum((groups.reshape(-1, width) >= 0).sum(axis=1), 1)
+            copies = np.maximum((groups.reshape(len(groups), width) >= 0).sum(axis=1), 1)
             most = max(most, int((-(-totals // (copies * step)) * step).max(initial=0)))
         return most
 

@@ -35,6 +35,8 @@ __all__ = ["PlanCache", "make_plan"]
 
 _LATENCY = 5e-6
 _BANDWIDTH = 10e9
+_MOST, _VAST = 16, 1 << 14
+"""Detours that are costed, and the devices from which only two are."""
 _BETTER = 0.95
 """A detour must take less than this part of the direct way's time."""
 
@@ -230,14 +232,19 @@ def _choice(
     routes = [direct]
     reason = _no_detour(direct, leaf.itemsize, donate) if topology is None else None
     if reason is None:
+        ends = leaf.source, leaf.destination
         for make in (striped, chained):
-            found = make(leaf.source, leaf.destination, direct=direct.hops[0])
+            found = make(*ends, direct=direct.hops[0], split=split, alive=alive)
             if found is not None:
                 routes.append(found)
         routes += candidates(
-            leaf.source, leaf.destination, max_bytes=max_bytes, itemsize=leaf.itemsize
+            *ends,
+            limit=_MOST if len(leaf.source.device_ids) < _VAST else 2,
+            max_bytes=max_bytes,
+            itemsize=leaf.itemsize,
+            split=split,
+            alive=alive,
         )
-        routes[1:] = [replace(r, split=split, alive=alive) for r in routes[1:]]
     costed = [(route, figures_of(route, leaf.itemsize, donate=donate)) for route in routes]
     times = [_time(route, figures, leaf.itemsize, topology) for route, figures in costed]
     best = 0
@@ -250,7 +257,7 @@ def _choice(
         if within and times[number] < _BETTER * min(times[0], times[best]):
             best = number
     route, figures = costed[best]
-    rest = sorted((n for n in range(len(costed)) if n != best), key=lambda n: times[n])
+    rest = sorted((n for n in range(len(costed)) if n != best), key=lambda n: (n > 0, times[n]))
     others = tuple(
         Candidate(
             costed[n][0].name,

@@ -35,6 +35,8 @@ __all__ = [
 
 _WIDTH = 100
 _ROWS = 24
+_OTHERS = 3
+
 """Rows of arrays and of steps; the rest is added up in one line."""
 
 
@@ -357,13 +359,18 @@ def reasons(plan: Planned) -> Iterator[str]:
         yield from _wrapped(f"why {choice.route.name} ({which}): {choice.why or 'as asked'}", "  ")
         if choice.others:
             yield from _wrapped(f"  {choice.route.name}: {figures_text(choice.figures)}", "    ")
-        for other in choice.others:
+        for other in choice.others[:_OTHERS]:
             yield from _wrapped(_other_text(other), "    ")
+        rest = len(choice.others) - _OTHERS
+        if rest > 0:
+            yield f"  nor {rest} more; plan.choices[{numbers[0]}].others lists them"
     if spoken[_ROWS // 2 :]:
         yield f"and {len(spoken) - _ROWS // 2:,} more reasons"
 
 
 def _other_text(other: Candidate) -> str:
+    if other.figures is None and other.why:
+        return f"  not {other.name}: {other.why}"
     why = f"; {other.why}" if other.why else ""
     return f"  not {other.name}: {figures_text(other.figures)}{why}"
 

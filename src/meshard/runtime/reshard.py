@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import optree
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.errors import ArgumentError, ShapeError
+from meshard.plan.assemble import Source, assemble
 from meshard.plan.planner import PlanCache, make_plan
 from meshard.plan.progress import progress_bar
 from meshard.plan.reshard import Leaf, Plan, install_runner
+from meshard.plan.route import Route
 from meshard.plan.topology import Topology
 
 from .array import Array
@@ -99,14 +102,30 @@ def reshard(
     >>> x.committed
     True
     """
-    what, world = "reshard", here()
     if donate and may_alias:
         raise ArgumentError(
-            f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
+            "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
     leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
-    targets = [as_sharding(d, what) for d in prefix_leaves(sharding, x, what, "shardings")]
+    given = prefix_leaves(sharding, x, "reshard", "shardings")
+    targets = [as_sharding(d, "reshard") for d in given]
+    routes = [None] * len(leaves)
+    return optree.tree_unflatten(
+        structure, _moved(leaves, targets, routes, donate, max_bytes, progress)
+    )
+
+
+def _moved(
+    leaves: Sequence[Any],
+    targets: Sequence[Sharding | None],
+    routes: Sequence[Route | None],
+    donate: bool,
+    max_bytes: int | None,
+    progress: Progress = None,
+) -> list[Any]:
+    """Return the leaves, each moved to its target, by its route where one is given."""
+    what, world = "reshard", here()
     kinds: list[Any] = [
         _kind(world, leaf, target) for leaf, target in zip(leaves, targets, strict=True)
     ]
@@ -132,6 +151,12 @@ def reshard(
     with _told(progress, total) as tell:
         together: list[tuple[int, Move]] = []
         for number, part, (_, kind) in zip(moving, parts, types, strict=True):
+            route = routes[number]
+            if route is not None and len(route.layouts) > 2 and world.process_count > 1:
+                found = _by_hops(world, leaves[number], kind, route, max_bytes)
+                results[number] = Array(kind, found)
+                tell(kind.nbytes)
+                continue
             if donate and kind.nbytes >= 2 * SLAB and world.process_count == 1:
                 blocks = _given_up(leaves[number])
                 if can_donate(part, blocks):
@@ -150,7 +175,20 @@ def reshard(
         for leaf in leaves:
             if isinstance(leaf, Array) and id(leaf) not in kept:
                 leaf._discard("donated to reshard")
-    return optree.tree_unflatten(structure, results)
+    return results
+
+
+def _by_hops(
+    world: RuntimeWorld, x: Array, kind: ArrayType, route: Route, window: int | None
+) -> Blocks:
+    """Bring an array to its destination hop by hop, as its route says."""
+    known = {d.id: d.process_index for d in world.devices}
+    blocks = x._live()
+    for before, after in pairwise(route.layouts):
+        ids = before.device_ids | after.device_ids
+        part = assemble(after, [Source(before)], {i: known[i] for i in ids}, world.process_index)
+        (blocks,) = run_moves(world, [Move(part, blocks, kind.dtype)], window)
+    return blocks
 
 
 def _kind(world: RuntimeWorld, leaf: Any, target: Sharding | None) -> ArrayType | None:
@@ -341,7 +379,8 @@ def _run(plan: Plan, x: Any) -> Any:
         else:
             order = [(d, i) for i in range(layout.piece_count) for d in layout.holders(i)]
             targets.append(BoxSharding(shape, {by_id[d]: layout.box(i) for d, i in order}))
-    moved = reshard(leaves, targets, donate=plan.donate, max_bytes=plan.max_bytes)
+    routes = [plan.routes[n] for n in plan.choice_of]
+    moved = _moved(leaves, targets, routes, plan.donate, plan.max_bytes)
     return optree.tree_unflatten(structure, moved)
 
 
