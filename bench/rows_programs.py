@@ -92,7 +92,7 @@ def _collective(
         title=f"{title}, 1 KiB",
         claims=[Within(60e-6)],
         inputs=lambda: (normal(SMALL, SMALL),),
-        batch=10,
+        batch=20,
         **common,
     )
     return large, small

@@ -29,7 +29,7 @@ def test_it_calculates_as_python_does_and_compares_as_numpy_does() -> None:
 
 def test_arrays_keep_their_dtype_beside_it() -> None:
     x = mnp.ones(3, "float32")
-    for found in (x + Count(2), Count(2) * x, x**Count(2), mnp.where(Count(0) == 0, x, 0)):
+    for found in (x + Count(2), Count(2) * x, x ** Count(2), mnp.where(Count(0) == 0, x, 0)):
         assert found.dtype == np.float32
     assert x[Count(1)].shape == ()
     assert x.at[Count(2)].set(Count(7)).tolist() == [1, 1, 7]

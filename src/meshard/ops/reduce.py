@@ -187,6 +187,8 @@ def _position(
             )
             nothing = np.full(out, neutral(x.dtype), x.dtype), np.full(out, _NOWHERE)
             return nothing[1] if whole else nothing
+        if whole:  # no other cell has positions before these
+            return np.asarray(find(x, axis=dim, keepdims=keepdims), np.int64)
         at = find(x, axis=dim, keepdims=True)
         if over_all:
             value = x.reshape(-1)[at.reshape(())].reshape(at.shape)
@@ -199,7 +201,7 @@ def _position(
             at = at + (starts[axis[0]] if starts else 0)
         if not keepdims:
             value, at = np.squeeze(value, axis=axis), np.squeeze(at, axis=axis)
-        return np.asarray(at, np.int64) if whole else (value, np.asarray(at, np.int64))
+        return value, np.asarray(at, np.int64)
 
     return kernel
 

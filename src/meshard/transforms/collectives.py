@@ -102,8 +102,17 @@ class _Planned:
     count: int
     rest: Axes
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether one plan takes the cells as they come, and gives them so."""
+        (_, inputs, outputs), *more = self.parts
+        natural = tuple((i,) for i in range(len(outputs)))
+        return not more and inputs == tuple(range(len(inputs))) and outputs == natural
+
     def run(self, cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
         """Return the cells of the result."""
+        if self.in_order:
+            return tuple(self.parts[0][0].run(cells, active))
         found: list[Any] = [None] * self.count
         for plan, inputs, outputs in self.parts:
             for cell, places in zip(
@@ -216,7 +225,8 @@ def _row(
                 made = planned(over)
                 plans[over] = *made, Wire([(p[0], m.rest) for m in made[1] for p in m.parts])
             extent, pieces, out, inner, wire = plans[over]
-            cells = [x.cells[i] for i in scope.onto(kind.extent, extent)]
+            held = x.cells
+            cells = [held[i] for i in scope.onto(kind.extent, extent)]
             active: Active = None
             if mask is not None:
                 active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
