@@ -15,7 +15,7 @@ The tower; imports point down only::
 
 from typing import TYPE_CHECKING, Any
 
-from meshard import config, errors, nn, numpy, sharding, tree
+from meshard import config, distributed, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -78,6 +78,7 @@ __all__ = [
     "device_get",
     "device_put",
     "devices",
+    "distributed",
     "errors",
     "eval_shape",
     "experimental",

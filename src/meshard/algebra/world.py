@@ -16,7 +16,16 @@ from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
 
-__all__ = ["Config", "Device", "World", "config", "current", "entered", "install_world_factory"]
+__all__ = [
+    "Config",
+    "Device",
+    "World",
+    "config",
+    "current",
+    "entered",
+    "install_world_factory",
+    "known_world",
+]
 
 
 @final
@@ -185,6 +194,12 @@ class Config:
         return os.cpu_count() or 1
 
     @property
+    def num_devices_given(self) -> int | None:
+        """How many devices this process was told to have; None if nobody said."""
+        value = self._values["num_devices"]
+        return value if isinstance(value, int) else None
+
+    @property
     def default_device(self) -> Device | None:
         """Where new arrays lie that nobody placed; None for this process's first device."""
         value = self._values["default_device"]
@@ -230,6 +245,11 @@ def current() -> World:
             if _process.world is None:
                 _process.world = _process.factory()
     return _process.world
+
+
+def known_world() -> World | None:
+    """Return the current world if there is one already; none is made."""
+    return _current.get() or _process.world
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from .transport import Transport
 from .types import ArrayType
 from .workers import Workers
 
-__all__ = ["RuntimeWorld", "here"]
+__all__ = ["RuntimeWorld", "alone", "here"]
 
 _MOST_DECISIONS = 1 << 15
 
@@ -95,11 +95,13 @@ class RuntimeWorld(World):
         self.pages.close()
 
 
-def _alone() -> World:
-    return RuntimeWorld(0, 1, [Device(i) for i in range(config.num_devices)], LocalTransport())
+def alone(devices: int | None = None) -> RuntimeWorld:
+    """Return the world of a process that is alone, with so many devices or as configured."""
+    count = config.num_devices if devices is None else devices
+    return RuntimeWorld(0, 1, [Device(i) for i in range(count)], LocalTransport())
 
 
-install_world_factory(_alone)
+install_world_factory(alone)
 
 
 def here() -> RuntimeWorld:

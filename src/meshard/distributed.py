@@ -1,0 +1,5 @@
+"""Programs of several processes: started by ``mpiexec`` or ``meshard run``, joined at first use."""
+
+from meshard.mpi.launch import initialize, is_initialized, shutdown
+
+__all__ = ["initialize", "is_initialized", "shutdown"]

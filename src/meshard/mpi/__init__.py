@@ -1,0 +1,1 @@
+"""Processes joined by MPI; the only folder that imports mpi4py."""

@@ -1,0 +1,143 @@
+"""Joining a job: the world of a process that was started by mpiexec.
+
+Importing this neither needs nor starts MPI. The first use of meshard in a process that mpiexec has
+started does: it makes a world whose devices are those of all processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from meshard.algebra.world import Device, World, config, current, install_world_factory, known_world
+from meshard.errors import ConfigError
+from meshard.runtime.workers import Workers
+from meshard.runtime.world import RuntimeWorld, alone
+
+__all__ = ["initialize", "is_initialized", "job_size", "shutdown"]
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+_LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def job_size() -> int | None:
+    """Return how many processes mpiexec has started; None if it has not started this one."""
+    return _first_number(_SIZES)
+
+
+def _first_number(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def _made() -> World:
+    """Return the world of this process: the job's if there is one."""
+    size = job_size()
+    if size is None:
+        return alone()
+    devices = config.num_devices_given or 1
+    if size == 1:
+        return alone(devices)
+    return _joined(size, devices)
+
+
+def _joined(size: int, devices: int) -> RuntimeWorld:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"This process is one of {size} that mpiexec started, but mpi4py is not installed, "
+            'which joins them. Install it with pip install "meshard[mpi]", or start the program '
+            "without mpiexec."
+        ) from error
+    from .transport import MpiTransport
+
+    if not MPI.Is_initialized():  # mpi4py does so when it is imported, unless it was told not to
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    communicator = MPI.COMM_WORLD
+    if communicator.Get_size() != size:
+        raise ConfigError(
+            f"mpiexec says that it started {size} processes, but MPI joins "
+            f"{communicator.Get_size()}: mpiexec and mpi4py belong to different MPI libraries. Use "
+            "the mpiexec that is installed beside mpi4py (`meshard run` finds it)."
+        )
+    transport = MpiTransport(communicator, float(os.environ.get("MESHARD_TIMEOUT") or 300))
+    everybody = range(size)
+    counts = transport.all_gather(devices, everybody)
+    owners = [p for p in everybody for _ in range(int(str(counts[p])))]
+    world = RuntimeWorld(
+        transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport
+    )
+    neighbours = _first_number(_LOCAL) or size
+    world.workers = Workers(max(1, world.workers.threads // neighbours))
+    _abort_on_errors(MPI)
+    return world
+
+
+def _abort_on_errors(mpi: Any) -> None:
+    """End the whole job when this process fails, since the others would wait for it."""
+    before = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        rank = mpi.COMM_WORLD.Get_rank()
+        print(f"meshard: process {rank} has failed; the job is ended.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+    sys.excepthook = report
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: Any = None,
+    **more: Any,
+) -> None:
+    """Join the processes that mpiexec has started; without it nothing happens.
+
+    It is implied by the first use of meshard.
+
+    Args:
+        coordinator_address: accepted as in JAX; mpiexec has arranged it.
+        num_processes: if given, it must be the number that mpiexec has started.
+        process_id: if given, it must be this process's number.
+        local_device_ids: accepted as in JAX; ``MESHARD_NUM_DEVICES`` says how many there are.
+        more: further arguments of JAX's function, which mean nothing here.
+
+    Raises:
+        ConfigError: if the job is another than the arguments say.
+    """
+    world = current()
+    for name, given, found in (
+        ("num_processes", num_processes, world.process_count),
+        ("process_id", process_id, world.process_index),
+    ):
+        if given is not None and given != found:
+            raise ConfigError(
+                f"distributed.initialize: {name}={given}, but it is {found}. Processes are started "
+                "by mpiexec, as in `meshard run -n 4 script.py`."
+            )
+
+
+def is_initialized() -> bool:
+    """Return whether this process has joined others, or is known to be alone."""
+    return known_world() is not None
+
+
+def shutdown() -> None:
+    """Wait until all processes have come here; MPI itself ends with the process."""
+    world = known_world()
+    if isinstance(world, RuntimeWorld) and world.process_count > 1:
+        world.transport.barrier(range(world.process_count))
+
+
+install_world_factory(_made)
