@@ -17,6 +17,7 @@ from meshard.plan.presets import presets, topology
 from meshard.plan.reshard import Plan
 from meshard.plan.simulate import Simulation
 from meshard.plan.topology import Level, Topology
+from meshard.runtime.ordering import best_device_order
 from meshard.runtime.reshard import plan_cache, plan_reshard, reshard
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PlanError",
     "Simulation",
     "Topology",
+    "best_device_order",
     "bounds_of",
     "concatenate_by_mesh_axis",
     "find_intermediate_sharding",
