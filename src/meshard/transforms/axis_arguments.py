@@ -68,7 +68,7 @@ def check_numbers(array: Any, what: str) -> None:
     Raises:
         DtypeError: for typed keys.
     """
-    if array.dtype.kind == KEY.kind:
+    if array.dtype.kind == KEY.kind and array.dtype == KEY:
         raise DtypeError(
             f"{what}: typed random keys are no numbers. Gather or permute them, or draw numbers "
             "with meshard.random first."

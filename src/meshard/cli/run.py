@@ -1,0 +1,153 @@
+"""`meshard run`: a program in several processes, by the mpiexec that belongs to mpi4py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from meshard.cli.errors import CommandError
+
+__all__ = ["RunError", "command", "environment", "find_mpiexec", "physical_cores", "run"]
+
+_INSTALL = 'install them with\n    pip install "meshard[mpi]"'
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+class RunError(CommandError, RuntimeError):
+    """The program cannot be started in several processes; the message says what is missing."""
+
+
+def run(
+    program: Sequence[str],
+    *,
+    processes: int,
+    devices_per_process: int | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Become an mpiexec that runs a Python program; its exit code is the command's.
+
+    Args:
+        program: What follows ``python``: a script and its arguments, or ``-m``, a module and its
+            arguments.
+        processes: How many processes to start.
+        devices_per_process: How many devices each has; None leaves ``MESHARD_NUM_DEVICES`` as it
+            is, and 1 where it is not set.
+        timeout: Seconds that a process waits for the others before it fails; None leaves
+            ``MESHARD_TIMEOUT`` as it is.
+
+    Raises:
+        RunError: There is no program, its file is missing, or mpi4py or mpiexec is missing.
+    """
+    if not program:
+        raise RunError(
+            "there is no program to run; name a script, `meshard run -n 4 script.py`, or a module, "
+            "`meshard run -n 4 -- -m package.module`"
+        )
+    if not program[0].startswith("-") and not Path(program[0]).exists():
+        raise RunError(f"{program[0]}: there is no such file")
+    if find_spec("mpi4py") is None:
+        raise RunError(
+            f"mpi4py joins the processes, and {sys.executable} does not have it; mpi4py and an "
+            f"MPI library: {_INSTALL}"
+        )
+    mpiexec = find_mpiexec()
+    settings = environment(os.environ, devices_per_process=devices_per_process, timeout=timeout)
+    line = command(mpiexec, _version(mpiexec), program, processes=processes, settings=settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # In place of this process: signals reach mpiexec, and its exit code reaches whoever waits.
+    os.execve(line[0], line, settings)
+
+
+def find_mpiexec() -> Path:
+    """Return the mpiexec beside this Python, where wheels put theirs, or the first on the PATH.
+
+    Raises:
+        RunError: There is none.
+    """
+    folders = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
+    for folder in folders:
+        found = shutil.which("mpiexec", path=folder)
+        if found is not None:
+            return Path(found)
+    found = shutil.which("mpiexec")
+    if found is None:
+        raise RunError(
+            f"no mpiexec is beside {sys.executable} or on the PATH, and it starts the processes; "
+            f"mpi4py and an MPI library that brings it: {_INSTALL}"
+        )
+    return Path(found)
+
+
+def environment(
+    inherited: Mapping[str, str], *, devices_per_process: int | None, timeout: float | None
+) -> dict[str, str]:
+    """Return the environment of the processes: the inherited one and what was asked for."""
+    settings = dict(inherited)
+    if devices_per_process is not None:
+        settings["MESHARD_NUM_DEVICES"] = str(devices_per_process)
+    if timeout is not None:
+        settings["MESHARD_TIMEOUT"] = f"{timeout:g}"
+    if os.geteuid() == 0:  # Open MPI refuses root unless both say that it is meant
+        settings.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        settings.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    return settings
+
+
+def command(
+    mpiexec: Path,
+    version: str,
+    program: Sequence[str],
+    *,
+    processes: int,
+    settings: Mapping[str, str],
+) -> list[str]:
+    """Return the command line of mpiexec for a Python program.
+
+    Args:
+        mpiexec: The launcher.
+        version: What ``mpiexec --version`` says, by which Open MPI is told from MPICH.
+        program: What follows ``python``.
+        processes: How many processes to start.
+        settings: The environment, whose ``MESHARD_`` variables reach other hosts too.
+    """
+    line = [str(mpiexec), "-n", str(processes)]
+    if "Open MPI" in version or "OpenRTE" in version:
+        # The workers are threads: bound to one core, they would share it.
+        line += ["--bind-to", "none"]
+        if processes > physical_cores():  # Open MPI's own count of what fits
+            line.append("--oversubscribe")
+        for name in sorted(n for n in settings if n.startswith("MESHARD_")):
+            line += ["-x", name]  # MPICH's mpiexec passes the whole environment on
+    return [*line, sys.executable, *program]
+
+
+def physical_cores() -> int:
+    """Return the number of cores that this process may use, each counted once for its threads."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in allowed:
+        siblings = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        try:
+            cores.add(siblings.read_text(encoding="ascii").strip())
+        except OSError:
+            return len(allowed)
+    return len(cores)
+
+
+def _version(mpiexec: Path) -> str:
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, encoding="utf-8", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"{mpiexec} --version does not answer ({error})") from error
+    return done.stdout
