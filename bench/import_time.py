@@ -1,6 +1,7 @@
 """The row that times importing: wall clock of the import in fresh interpreters."""
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,11 @@ class Import:
         Raises:
             ImportError: the import failed.
         """
+        # Bytecode is kept, as it is wherever a package is installed.
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         told = subprocess.run(
             [sys.executable, "-c", PROBE.format(self.module)],
+            env=environment,
             capture_output=True,
             text=True,
             check=False,

@@ -2,12 +2,13 @@
 
 from fnmatch import fnmatchcase
 
-from bench import rows_foundation, rows_interop, rows_programs, rows_random
+from bench import rows_foundation, rows_interop, rows_planning, rows_programs, rows_random
 from bench.harness import Row
 
 ROWS: tuple[Row, ...] = (
     *rows_foundation.ROWS,
     *rows_interop.ROWS,
+    *rows_planning.ROWS,
     *rows_programs.ROWS,
     *rows_random.ROWS,
 )

@@ -3,18 +3,33 @@
 import os
 from types import ModuleType
 
-os.environ["MESHARD_NUM_DEVICES"] = "8"
+from tests.ranks import shares
+
+RANKS = shares.processes()
+os.environ["MESHARD_NUM_DEVICES"] = "8" if RANKS is None else str(shares.mine())
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No deadline: the first example pays for imports and caches, and CI machines stall.
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+# In a job all processes must draw the same, however fast they are.
+settings.register_profile(
+    "ranks",
+    settings.get_profile("ci"),
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("ranks" if RANKS else os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if RANKS:
+    from meshard.runtime import simulated
+
+    simulated.simulate = shares.simulate_by_job  # before the tests' modules import it
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +40,11 @@ def jax() -> ModuleType:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "jax" in getattr(item, "fixturenames", ()):
             item.add_marker("oracle")
+    if RANKS:
+        kept = [item for item in items if shares.meant_for_jobs(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept

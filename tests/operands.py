@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 import meshard
 import meshard.numpy as mnp
 from meshard.algebra.box import Box
-from meshard.runtime.simulated import simulate
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, Sharding
 from meshard.testing import box_shardings, specs, virtual_devices
-from tests.worlds import _same, alone
+from tests.worlds import in_processes
 
 DEVICES = virtual_devices(8)
 TEAMS = (
@@ -62,11 +61,7 @@ def here_and_now(sharding: Sharding) -> Sharding:
 
 def in_all_worlds(body: Callable[[], Any]) -> Any:
     """Run a body in 1, 2, 4 and 8 processes; check that all return the same bits; return them."""
-    expected = alone(body)
-    for processes in (2, 4, 8):
-        for found in simulate(processes, 8 // processes, body, deadline=30):
-            _same(found, expected)
-    return expected
+    return in_processes(body, (2, 4, 8))
 
 
 @st.composite

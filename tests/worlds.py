@@ -1,10 +1,13 @@
-"""The two worlds of every test: one process of 8 devices, and 2 simulated processes of 4."""
+"""The two worlds of every test: one process of 8 devices, and 2 simulated processes of 4.
+
+In a job (`tests/ranks`) there is one world, that of the real processes, which have 8 devices too.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,9 @@ from meshard.runtime.local import LocalTransport
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import RuntimeWorld
 from meshard.sharding import Mesh, NamedSharding, P
+from tests.ranks import shares
+
+KINDS = ["1 x 8", "2 x 4"] if shares.processes() is None else ["ranks"]
 
 
 def alone(body: Callable[[], Any], devices: int = 8) -> Any:
@@ -30,9 +36,21 @@ def alone(body: Callable[[], Any], devices: int = 8) -> Any:
 
 def everywhere(body: Callable[[], Any]) -> Any:
     """Run a body in both worlds, check that all processes return the same bits, return them."""
+    return in_processes(body, (2,))
+
+
+def in_processes(body: Callable[[], Any], counts: Sequence[int]) -> Any:
+    """Run a body in one process, and in each of these numbers of them; compare and return.
+
+    In a job it runs in its processes instead, however many they are.
+    """
     expected = alone(body)
-    for found in simulate(2, 4, body, deadline=30):
-        _same(found, expected)
+    if shares.processes() is not None:
+        _same(body(), expected)
+        return expected
+    for count in counts:
+        for found in simulate(count, 8 // count, body, deadline=30):
+            _same(found, expected)
     return expected
 
 
@@ -59,7 +77,9 @@ def in_worlds(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, world_kind: str, **kwargs: Any) -> None:
         body = functools.partial(test, *args, **kwargs)
-        if world_kind == "1 x 8":
+        if world_kind == "ranks":
+            body()
+        elif world_kind == "1 x 8":
             alone(body)
         else:
             simulate(2, 4, body, deadline=30)
@@ -67,7 +87,7 @@ def in_worlds(test: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(test)
     extra = inspect.Parameter("world_kind", inspect.Parameter.KEYWORD_ONLY)
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), extra])
-    return pytest.mark.parametrize("world_kind", ["1 x 8", "2 x 4"])(run)
+    return pytest.mark.parametrize("world_kind", KINDS)(run)
 
 
 def whole(x: Any) -> np.ndarray:

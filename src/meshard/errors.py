@@ -27,7 +27,8 @@ catches ``ValueError`` goes on working::
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
-    └── TransportError       RuntimeError  processes that cannot be reached or are out of step
+    ├── TransportError       RuntimeError  processes that cannot be reached or are out of step
+    └── UnequalError         ValueError, AssertionError  values that differ between processes
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ __all__ = [
     "SpecError",
     "TransportError",
     "TreeError",
+    "UnequalError",
 ]
 
 
@@ -171,3 +173,7 @@ class ConfigError(MeshardError, RuntimeError):
 
 class TransportError(MeshardError, RuntimeError):
     """Processes that cannot be reached or have come out of step."""
+
+
+class UnequalError(MeshardError, ValueError, AssertionError):
+    """Values that were said to be the same on all processes, and are not."""

@@ -156,18 +156,25 @@ class Mesh(contextlib.ContextDecorator):
         Raises:
             ShardingError: if those devices do not form a contiguous block of the mesh.
         """
-        me = current().process_index
-        local = np.array([d.process_index == me for d in self.flat_devices], bool)
+        return self.part_of(current().process_index)
+
+    def part_of(self, process: int) -> Mesh:
+        """Return the part of the mesh on one process's devices.
+
+        Raises:
+            ShardingError: if those devices do not form a contiguous block of the mesh.
+        """
+        local = np.array([d.process_index == process for d in self.flat_devices], bool)
         local = local.reshape(self.axis_sizes)
         if local.all():
             return self
         if not local.any():
-            raise ShardingError(f"Mesh.local_mesh: {self!r} has no devices of process {me}.")
+            raise ShardingError(f"Mesh.local_mesh: {self!r} has no devices of process {process}.")
         hull = tuple(slice(where.min(), where.max() + 1) for where in np.nonzero(local))
         if not local[hull].all():
             raise ShardingError(
-                f"Mesh.local_mesh: the {int(local.sum())} devices of process {me} do not form a "
-                f"contiguous block of {self!r}: the least block around them has "
+                f"Mesh.local_mesh: the {int(local.sum())} devices of process {process} do not form "
+                f"a contiguous block of {self!r}: the least block around them has "
                 f"{local[hull].size}."
             )
         return Mesh(self.devices[hull], self.axis_names, self.axis_types)

@@ -262,7 +262,11 @@ def _choice(
         Candidate(
             costed[n][0].name,
             costed[n][1],
-            _compared(times[n], times[best], costed[n][0].why),
+            _compared(
+                times[n] / times[best] if times[best] else 1.0,
+                costed[n][1].bytes_moved > costed[best][1].bytes_moved,
+                costed[n][0].why,
+            ),
         )
         for n in rest
     )
@@ -272,9 +276,10 @@ def _choice(
     return Choice(route, figures, why, others, 1)
 
 
-def _compared(time: float, best: float, why: str) -> str:
-    ratio = time / best if best else 1.0
-    return f"{ratio:.2f}x the time; {why}" if why else f"{ratio:.2f}x the time"
+def _compared(ratio: float, more_bytes: bool, why: str) -> str:
+    """Return why a route was not taken: its time beside the best one's, and its bytes."""
+    parts = [f"{ratio:.2f}x the time", "but more bytes" if ratio < 1 and more_bytes else "", why]
+    return "; ".join([p for p in parts if p])
 
 
 def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:

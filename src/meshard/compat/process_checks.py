@@ -1,0 +1,181 @@
+"""Do all processes have the same, and are they at the same place?
+
+Digests are compared, not values, so that what a check sends does not grow with the values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, UnequalError
+from meshard.runtime.array import Array, to_numpy
+from meshard.runtime.place import as_host
+from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.types import KEY, Block, dtype_name
+from meshard.runtime.world import RuntimeWorld, here
+
+from .survey import by_answer, listed
+
+__all__ = ["assert_equal", "sync_global_devices"]
+
+_SHOWN = 160
+"""How many characters of a value that differs are shown."""
+
+
+def sync_global_devices(name: str) -> None:
+    """Wait until all processes have come here.
+
+    Args:
+        name: what this place is called; the same on all processes.
+
+    Raises:
+        UnequalError: if the processes wait at places of different names.
+        ArgumentError: if the name is no string.
+
+    >>> sync_global_devices("the data is loaded")
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"sync_global_devices: name is {name!r} of type {type(name).__name__}, not a string."
+        )
+    world = here()
+    told = _told(world, ("sync_global_devices", name))
+    if len(set(told)) > 1:
+        peers = range(world.process_count)
+        places = [repr(one[1]) if one[0] == "sync_global_devices" else one[0] for one in told]
+        raise UnequalError(
+            f"sync_global_devices name mismatch ({name!r}): the processes wait at different places, "
+            f"{listed(peers, places)}."
+        )
+
+
+def assert_equal(in_tree: Any, fail_message: str = "") -> None:
+    """Check that all processes have the same tree of values.
+
+    Of an array that spans processes, the pieces that several of them hold are compared. NaN equals
+    nothing, itself included, and -0.0 equals 0.0, as in NumPy and JAX.
+
+    Args:
+        in_tree: a tree of arrays, NumPy arrays, numbers and strings.
+        fail_message: what the refusal begins with.
+
+    Raises:
+        UnequalError: if a leaf or the structure differs. It is also an AssertionError; all processes
+            raise it, and it names the leaf and the processes that differ from most.
+        DtypeError: if a leaf holds neither numbers nor strings.
+
+    >>> assert_equal({"step": 3, "rates": np.full(2, 0.1)}, "the states have diverged")
+    """
+    what, world = "assert_equal", here()
+    peers = range(world.process_count)
+    pairs, structure = flatten_with_path(in_tree)
+    names = [".".join(map(str, path)) or "the value" for path, _ in pairs]
+    mine = [_digests(world, leaf) for _, leaf in pairs]
+    told = _told(world, (what, (str(structure), tuple(names)), tuple(mine)))
+    start = f"{fail_message}. {what}" if fail_message else what
+    if len({one[0] for one in told}) > 1:
+        calls = listed(peers, [one[0] for one in told])
+        raise UnequalError(f"{start}: the processes call different functions: {calls}.")
+    if len({one[1] for one in told}) > 1:
+        trees = listed(peers, [f"{one[1][0]} with leaves {list(one[1][1])}" for one in told])
+        raise UnequalError(f"{start}: the trees differ: {trees}.")
+    for number, name in enumerate(names):
+        answers = [one[2][number] for one in told]
+        wrong = _differing(peers, answers)
+        if wrong is None:
+            continue
+        # All have heard the same digests, so that all come here for the same leaf.
+        shown = _told(world, _text(pairs[number][1]))
+        raise UnequalError(f"{start}: {name} {wrong}. It is {listed(peers, shown)}.")
+
+
+def _told(world: RuntimeWorld, value: Hashable) -> list[Any]:
+    """Return a small value of every process."""
+    if world.process_count == 1:
+        return [value]
+    return world.transport.all_gather(value, range(world.process_count))
+
+
+def _digests(world: RuntimeWorld, leaf: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return what a leaf is, and a digest of each piece of it that this process holds."""
+    if type(leaf) is not Array or leaf.is_fully_addressable:
+        value = _host(leaf)
+        return f"{_name(value)}{list(value.shape)}", ((-1, _digest(value)),)
+    kind, blocks = leaf._type, leaf._live()
+    held = []
+    for piece in kind.local:
+        block = blocks[piece]
+        assert block is not None
+        held.append((piece, _digest(block)))
+    return f"{kind.str_short()} with {kind.sharding!r}", tuple(held)
+
+
+def _host(leaf: Any) -> Block:
+    if isinstance(leaf, (str, bytes, np.str_, np.bytes_)):
+        return np.asarray(leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US":
+        return leaf
+    return to_numpy(leaf) if type(leaf) is Array else as_host(leaf, "assert_equal")
+
+
+def _name(value: Block) -> str:
+    return "string" if value.dtype.kind in "US" else dtype_name(value.dtype)
+
+
+def _digest(value: Block) -> str:
+    """Return a text that is the same for equal values; ``"nan"`` if there is one among them."""
+    if value.dtype != KEY and value.dtype.kind not in "biuUS":
+        if np.isnan(value).any():
+            return "nan"
+        value = value + value.dtype.type(0)  # -0.0 becomes 0.0
+    if value.dtype.kind in "US":
+        data = repr(value.tolist()).encode()
+    else:
+        data = np.ascontiguousarray(value).tobytes()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _differing(
+    peers: Sequence[int], answers: Sequence[tuple[str, tuple[tuple[int, str], ...]]]
+) -> str | None:
+    """Return how the processes' values of a leaf differ; None if they do not."""
+    if len({kind for kind, _ in answers}) == 1:
+        pieces: dict[int, dict[int, str]] = {}
+        for peer, (_, held) in zip(peers, answers, strict=True):
+            for piece, digest in held:
+                pieces.setdefault(piece, {})[peer] = digest
+        for holders in pieces.values():
+            bad = [p for p, digest in holders.items() if digest == "nan"]
+            if bad:
+                return f"holds NaN, which equals nothing, on {_processes(bad)}"
+            most, *others = by_answer(list(holders), list(holders.values()))
+            if others:
+                return _differs(most, others)
+        return None
+    most, *others = by_answer(peers, [kind for kind, _ in answers])
+    return _differs(most, others)
+
+
+def _differs(most: Sequence[int], others: Sequence[Sequence[int]]) -> str:
+    wrong = sorted(p for group in others for p in group)
+    return f"of {_processes(wrong)} differs from that of {_processes(most)}"
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _text(leaf: Any) -> str:
+    """Return a value as a message shows it."""
+    if type(leaf) is Array and not leaf.is_fully_addressable:
+        first = leaf.addressable_shards
+        seen = repr(to_numpy(first[0].data).tolist()) if first else "nothing"
+        text = f"{leaf.aval.str_short()}, here {seen}"
+    else:
+        value = _host(leaf)
+        text = f"{_name(value)}{list(value.shape)} {value.reshape(-1)[:_SHOWN].tolist()}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."

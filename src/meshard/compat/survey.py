@@ -1,0 +1,175 @@
+"""What each process brings to a call that all of them make: told, compared, refused together.
+
+A process says of each leaf of its tree what it is like, and hears what the others' leaves are like.
+So all of them refuse alike, or none does, and nobody waits for one that has stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.errors import ArgumentError, ShapeError, ShardingError, TreeError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_host
+from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.types import dtype_name
+from meshard.runtime.world import RuntimeWorld
+
+__all__ = ["Brought", "Leaf", "by_answer", "listed", "surveyed"]
+
+
+@final
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of this process's tree.
+
+    Attributes:
+        name: how messages call it.
+        value: an `Array`, or a NumPy array of anything else that was given.
+        given: whether it was an `Array`.
+        processes: those that hold parts of it; this one alone for what is no array.
+    """
+
+    name: str
+    value: Any
+    given: bool
+    processes: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        """Dtype and shape, as messages write them."""
+        return _kind(dtype_name(self.value.dtype), self.value.shape)
+
+
+@final
+@dataclass(frozen=True)
+class Brought:
+    """What all processes bring.
+
+    Attributes:
+        leaves: this process's leaves.
+        structure: the tree without its leaves.
+        shapes: for each leaf the shape of each process's, in the order of the peers.
+        whole: for each leaf whether it is one array of several processes, and not one of each.
+        answers: what each process said besides.
+    """
+
+    leaves: list[Leaf]
+    structure: Any
+    shapes: list[list[tuple[int, ...]]]
+    whole: list[bool]
+    answers: list[Any]
+
+
+def surveyed(
+    world: RuntimeWorld,
+    what: str,
+    tree: Any,
+    peers: Sequence[int],
+    *,
+    said: Hashable = None,
+    one_shape: bool = True,
+) -> Brought:
+    """Tell the peers what this process's tree is like, and hear what theirs are.
+
+    Args:
+        world: this process's world.
+        what: the function that was called.
+        tree: the tree.
+        peers: the processes that call it, this one included.
+        said: what else the others should hear.
+        one_shape: whether a leaf must have one shape on all processes, or only one rank.
+
+    Raises:
+        ArgumentError: if the processes have called different functions.
+        TreeError: if their trees differ.
+        ShapeError: if a leaf's shape or dtype differs.
+        ShardingError: if a leaf is one array of several processes here and a local one there.
+    """
+    pairs, structure = flatten_with_path(tree)
+    leaves = [_leaf(world, what, ".".join(map(str, path)), value) for path, value in pairs]
+    mine = (
+        what,
+        [leaf.name for leaf in leaves],
+        [(dtype_name(x.value.dtype), tuple(x.value.shape), x.processes) for x in leaves],
+        said,
+    )
+    told: list[Any] = [mine]
+    if list(peers) != [world.process_index]:
+        told = world.transport.all_gather(mine, peers)
+    if len({one[0] for one in told}) > 1:
+        calls = listed(peers, [one[0] for one in told])
+        raise ArgumentError(f"{what}: the processes call different functions: {calls}.")
+    names = [one[1] for one in told]
+    if any(n != names[0] for n in names):
+        texts = [f"[{', '.join(n)}]" for n in names]
+        raise TreeError(
+            f"{what}: the trees of the processes differ; their leaves are "
+            f"{listed(peers, texts)}. All processes must give the same tree."
+        )
+    shapes, whole = [], []
+    for number, leaf in enumerate(leaves):
+        kinds = [one[2][number] for one in told]
+        law = "shape and dtype" if one_shape else "rank and dtype"
+        alike = [(dtype, shape if one_shape else len(shape)) for dtype, shape, _ in kinds]
+        if len(set(alike)) > 1:
+            raise ShapeError(
+                f"{what}: {leaf.name} must have one {law} on all processes; it is "
+                f"{listed(peers, [_kind(dtype, shape) for dtype, shape, _ in kinds])}."
+            )
+        shapes.append([shape for _, shape, _ in kinds])
+        whole.append(_is_whole(what, leaf.name, peers, [on for *_, on in kinds]))
+    return Brought(leaves, structure, shapes, whole, [one[3] for one in told])
+
+
+def _leaf(world: RuntimeWorld, what: str, name: str, value: Any) -> Leaf:
+    name = name or "the value"
+    if type(value) is Array:
+        value._live()
+        processes = sorted({d.process_index for d in value.sharding.device_order})
+        return Leaf(name, value, True, tuple(processes))
+    return Leaf(name, as_host(value, what), False, (world.process_index,))
+
+
+def _kind(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _is_whole(
+    what: str, name: str, peers: Sequence[int], processes: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether all processes mean one array, and not each its own."""
+    if all(on == (p,) for p, on in zip(peers, processes, strict=True)):
+        return False
+    if all(on == processes[0] for on in processes):
+        return True
+    texts = [
+        "its own" if on == (p,) else f"one on processes {on}"
+        for p, on in zip(peers, processes, strict=True)
+    ]
+    raise ShardingError(
+        f"{what}: {name} is a host-local array of some processes where others pass a global one: "
+        f"{listed(peers, texts)}. All must pass the same global array, or each its own local one."
+    )
+
+
+def by_answer(peers: Sequence[int], answers: Sequence[Hashable]) -> list[list[int]]:
+    """Return the processes grouped by what they said, the most first.
+
+    Of equally large groups that of the lowest process is first.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for peer, answer in zip(peers, answers, strict=True):
+        groups.setdefault(answer, []).append(peer)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+
+
+def listed(peers: Sequence[int], texts: Sequence[str]) -> str:
+    """Return ``A on processes 0, 1; B on process 2``."""
+    said = dict(zip(peers, texts, strict=True))
+    return "; ".join(
+        f"{said[group[0]]} on process{'es' if len(group) > 1 else ''} {', '.join(map(str, group))}"
+        for group in by_answer(peers, texts)
+    )
