@@ -43,7 +43,7 @@ from meshard.runtime.process_local import make_array_from_process_local_data
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 
 if TYPE_CHECKING:
-    from meshard import debug, experimental, lax, random, resharding
+    from meshard import debug, experimental, lax, multihost_utils, random, resharding
     from meshard.runtime.reshard import plan_reshard, reshard
     from meshard.transforms.abstract import eval_shape
     from meshard.transforms.shard_map import shard_map
@@ -54,6 +54,7 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
     "lax": ("meshard.lax", None),
+    "multihost_utils": ("meshard.multihost_utils", None),
     "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
     "random": ("meshard.random", None),
     "reshard": ("meshard.runtime.reshard", "reshard"),
@@ -90,6 +91,7 @@ __all__ = [
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",
     "make_mesh",
+    "multihost_utils",
     "nn",
     "numpy",
     "plan_reshard",

@@ -141,6 +141,7 @@ from meshard.ops.lax_table import (
     tanh,
 )
 from meshard.ops.shape import broadcast_shapes
+from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.control_flow import cond, fori_loop, switch, while_loop
 from meshard.transforms.named_axes import (
     all_gather,
@@ -178,13 +179,12 @@ __all__ = [
     "index_take", "integer_pow", "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic",
     "lt", "map", "max", "min", "mul", "ne", "neg", "nextafter", "optimization_barrier", "pad",
     "pbroadcast", "pcast", "pmax", "pmean", "pmin", "population_count", "pow", "ppermute",
-    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "ragged_all_to_all",
-    "real", "reciprocal", "reduce",
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_prod",
-    "reduce_sum", "reduce_xor", "rem", "reshape", "rev", "round", "rsqrt", "scan", "select",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
-    "sinh", "slice", "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze",
-    "stack", "stop_gradient", "sub", "switch", "tan", "tanh", "tile", "top_k", "transpose",
-    "unstack", "while_loop",
+    "pshuffle", "psum", "psum_scatter", "pswapaxes", "pvary", "ragged_all_to_all", "real",
+    "reciprocal", "reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
+    "reduce_precision", "reduce_prod", "reduce_sum", "reduce_xor", "rem", "reshape", "rev", "round",
+    "rsqrt", "scan", "select", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val",
+    "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "switch", "tan", "tanh",
+    "tile", "top_k", "transpose", "unstack", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

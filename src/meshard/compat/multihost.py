@@ -24,7 +24,7 @@ from meshard.runtime.trees import unflatten
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
-from .survey import Leaf, listed, surveyed
+from .survey import Brought, Leaf, listed, surveyed
 
 __all__ = [
     "broadcast_one_to_all",
@@ -41,8 +41,8 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     """Make global arrays of a tree of values, of which each process has its own.
 
     A dim that is split over axes along which the processes lie grows by the number of processes
-    there: a local shape (4,) under ``P("x")`` becomes (4 n,) on a mesh ``x`` of n processes. Nothing
-    is sent but the shapes.
+    there: under ``P("x")`` a local shape (4,) becomes (4 n,) on a mesh ``x`` of n processes.
+    Nothing is sent but the shapes.
 
     Args:
         local_inputs: a tree of NumPy arrays, numbers, or arrays on this process's devices. Arrays
@@ -70,12 +70,12 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     """
     what, world = "host_local_array_to_global_array", here()
     part = _own_part(world, global_mesh, what)
-    specs = _specs(pspecs, local_inputs, what)
+    specs = _specs(pspecs, local_inputs, global_mesh, what)
     peers = global_mesh.processes
     brought = surveyed(
         world, what, local_inputs, peers, said=tuple(map(repr, specs)), one_shape=False
     )
-    _check_same_specs(what, peers, brought.answers)
+    _check_specs(what, brought, specs, peers)
     results = []
     for leaf, spec, shapes, whole in zip(
         brought.leaves, specs, brought.shapes, brought.whole, strict=True
@@ -120,10 +120,10 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
     what, world = "global_array_to_host_local_array", here()
     part = _own_part(world, global_mesh, what)
-    specs = _specs(pspecs, global_inputs, what)
+    specs = _specs(pspecs, global_inputs, global_mesh, what)
     peers = global_mesh.processes
     brought = surveyed(world, what, global_inputs, peers, said=tuple(map(repr, specs)))
-    _check_same_specs(what, peers, brought.answers)
+    _check_specs(what, brought, specs, peers)
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         outside = sorted(set(leaf.processes) - set(peers))
         if outside:
@@ -324,7 +324,7 @@ def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
         ) from None
 
 
-def _specs(pspecs: Any, tree: Any, what: str) -> list[PartitionSpec]:
+def _specs(pspecs: Any, tree: Any, mesh: Mesh, what: str) -> list[PartitionSpec]:
     """Return the spec of each leaf of a tree."""
     given = prefix_leaves(pspecs, tree, what, "pspecs")
     leaves = prefix_leaves(tree, tree, what)
@@ -340,12 +340,23 @@ def _specs(pspecs: Any, tree: Any, what: str) -> list[PartitionSpec]:
                 f"{what}: pspecs holds {spec!r} of type {type(spec).__name__}, not a "
                 "PartitionSpec. Write P(...)."
             )
+        NamedSharding(mesh, spec)  # refuses unknown and repeated axes
     return specs
 
 
-def _check_same_specs(what: str, peers: tuple[int, ...], said: list[Any]) -> None:
-    for specs in zip(*said, strict=True):
-        _check_said(what, "pspecs", peers, specs)
+def _check_specs(
+    what: str, brought: Brought, specs: list[PartitionSpec], peers: tuple[int, ...]
+) -> None:
+    """Refuse specs that differ between processes, or are longer than their leaf's rank."""
+    for said in zip(*brought.answers, strict=True):
+        _check_said(what, "pspecs", peers, said)
+    for leaf, spec in zip(brought.leaves, specs, strict=True):
+        rank = leaf.value.ndim
+        if len(spec) > rank:
+            raise SpecError(
+                f"{what}: the spec {spec} has {len(spec)} entries, but {leaf.name}, {leaf.kind}, "
+                f"has rank {rank}. Remove entries from the spec."
+            )
 
 
 def _check_said(what: str, name: str, peers: Any, said: Any) -> None:
@@ -361,18 +372,11 @@ def _joined_shape(
     what: str, leaf: Leaf, mesh: Mesh, spec: PartitionSpec, shapes: list[Shape]
 ) -> Shape:
     """Return the global shape that local ones make; every process checks those of all."""
-    NamedSharding(mesh, spec)  # refuses unknown and repeated axes
-    rank = leaf.value.ndim
-    if len(spec) > rank:
-        raise SpecError(
-            f"{what}: the spec {spec} has {len(spec)} entries, but {leaf.name}, {leaf.kind}, has "
-            f"rank {rank}. Remove entries from the spec."
-        )
     made: list[Shape] = []
     for process, shape in zip(mesh.processes, shapes, strict=True):
         part = mesh.part_of(process)
         sizes = []
-        for dim, (size, axes) in enumerate(zip(shape, spec.axes(rank), strict=True)):
+        for dim, (size, axes) in enumerate(zip(shape, spec.axes(len(shape)), strict=True)):
             shards = math.prod(part.shape[a] for a in axes)
             if size % shards:
                 raise IndivisibleError(

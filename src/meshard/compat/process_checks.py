@@ -48,8 +48,8 @@ def sync_global_devices(name: str) -> None:
         peers = range(world.process_count)
         places = [repr(one[1]) if one[0] == "sync_global_devices" else one[0] for one in told]
         raise UnequalError(
-            f"sync_global_devices name mismatch ({name!r}): the processes wait at different places, "
-            f"{listed(peers, places)}."
+            f"sync_global_devices name mismatch ({name!r}): the processes wait at different "
+            f"places, {listed(peers, places)}."
         )
 
 
@@ -64,8 +64,8 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         fail_message: what the refusal begins with.
 
     Raises:
-        UnequalError: if a leaf or the structure differs. It is also an AssertionError; all processes
-            raise it, and it names the leaf and the processes that differ from most.
+        UnequalError: if a leaf or the structure differs. It is also an AssertionError; all
+            processes raise it, and it names the leaf and the processes that differ from most.
         DtypeError: if a leaf holds neither numbers nor strings.
 
     >>> assert_equal({"step": 3, "rates": np.full(2, 0.1)}, "the states have diverged")
