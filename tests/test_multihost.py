@@ -685,23 +685,29 @@ def test_a_leaf_that_differs_is_named_with_the_processes():
 def test_kinds_structures_and_replicas_that_differ_are_named():
     message = refusal(2, UnequalError, lambda: assert_equal(np.zeros(2, ["f4", "f8"][me()])))
     assert "the value of process 1 differs from that of process 0" in message
-    assert "float32[2] [0.0, 0.0] on process 0; float64[2] [0.0, 0.0] on process 1" in message
+    assert "It is float32[2] on process 0; float64[2] on process 1" in message
     message = refusal(2, UnequalError, lambda: assert_equal({"ab"[me()]: 1}))
     assert "the trees differ" in message
     message = refusal(2, UnequalError, lambda: assert_equal(["x"] * (1 + me())))
     assert "with leaves ['0'] on process 0" in message
     message = refusal(2, UnequalError, lambda: assert_equal({"mode": ["run", "test"][me()]}))
     assert "mode of process 1 differs from that of process 0" in message
-    assert "['run'] on process 0" in message
+    assert "It is string[] 'run' on process 0; string[] 'test' on process 1" in message
 
     def replicas() -> None:
         x = host_local_array_to_global_array(np.arange(4.0) + me() // 3, hosts(), P())
         assert_equal({"x": x})
 
     message = refusal(4, UnequalError, replicas)
-    assert "x of process 3 differs from that of processes 0, 1, 2" in message
+    assert (
+        "x of process 3 differs from that of processes 0, 1, 2. It is float64[4], here" in message
+    )
+    assert "here [1.0, 2.0, 3.0, 4.0] on process 3" in message
     message = refusal(2, UnequalError, lambda: assert_equal(spread(GRID, *["x"][: me()])))
-    assert "spec=P('x')" in message or "differs" in message
+    assert (
+        "the value of process 1 differs from that of process 0. It is float64[8,8] with" in message
+    )
+    assert "spec=P('x',)" in message
 
 
 @WORLDS

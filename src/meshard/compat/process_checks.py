@@ -88,8 +88,10 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         wrong = _differing(peers, answers)
         if wrong is None:
             continue
-        # All have heard the same digests, so that all come here for the same leaf.
-        shown = _told(world, _text(pairs[number][1]))
+        shown = [kind for kind, _ in answers]
+        if len(set(shown)) == 1:
+            # All have heard the same digests, so that all come here for the same leaf.
+            shown = _told(world, _text(pairs[number][1]))
         raise UnequalError(f"{start}: {name} {wrong}. It is {listed(peers, shown)}.")
 
 
@@ -173,9 +175,13 @@ def _text(leaf: Any) -> str:
     """Return a value as a message shows it."""
     if type(leaf) is Array and not leaf.is_fully_addressable:
         first = leaf.addressable_shards
-        seen = repr(to_numpy(first[0].data).tolist()) if first else "nothing"
-        text = f"{leaf.aval.str_short()}, here {seen}"
+        value = to_numpy(first[0].data) if first else np.empty(0, leaf.dtype)
+        text = f"{leaf.aval.str_short()}, here {_elements(value)}"
     else:
         value = _host(leaf)
-        text = f"{_name(value)}{list(value.shape)} {value.reshape(-1)[:_SHOWN].tolist()}"
+        text = f"{_name(value)}{list(value.shape)} {_elements(value)}"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
+
+
+def _elements(value: Block) -> str:
+    return str(value.reshape(-1)[:_SHOWN].tolist()) if value.ndim else repr(value.item())
