@@ -5,13 +5,14 @@ from types import ModuleType
 
 from tests.ranks import shares
 
-RANKS = shares.processes()
-os.environ["MESHARD_NUM_DEVICES"] = "8" if RANKS is None else str(shares.mine())
+os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+RANKS = shares.processes()
 
 # No deadline: the first example pays for imports and caches, and CI machines stall.
 settings.register_profile("default", deadline=None, print_blob=True)

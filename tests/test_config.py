@@ -13,7 +13,7 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, ConfigError
 from meshard.runtime.simulated import simulate
 
-NAMES = ("num_devices", "default_float", "default_device")
+NAMES = ("num_devices", "default_float", "default_device", "parallel_functions_output_gda")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,17 @@ def test_the_docstring_lists_every_setting():
         assert f"``MESHARD_{name.upper()}``" in meshard.config.__doc__
     with pytest.raises(ConfigError, match=f"the settings are {', '.join(sorted(NAMES))}"):
         meshard.config.read("nothing")
+
+
+def test_whether_jit_returns_global_device_arrays_is_true_or_false():
+    name = "parallel_functions_output_gda"
+    assert meshard.config.read(name) is False
+    for given, expected in ((True, True), ("0", False), ("True", True), (False, False)):
+        meshard.config.update(name, given)
+        assert meshard.config.read(name) is expected
+    for wrong in (1, None, "yes", 0.0):
+        with pytest.raises(ArgumentError, match=f"{name} is True or False .*, not {wrong!r}"):
+            meshard.config.update(name, wrong)
 
 
 def test_floats_that_nothing_else_decides_take_the_default():

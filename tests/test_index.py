@@ -383,6 +383,7 @@ def test_nonzero_and_where_are_numpys(data, shape, dtype):
     same(everywhere(body), [expected, expected, value[value != 0]])
 
 
+@pytest.mark.halves
 def test_nonzero_of_boxes_that_span_processes():
     def body():
         a, b = meshard.devices()[1], meshard.devices()[6]

@@ -283,6 +283,7 @@ class Halves(Sharding):
         return {first: (slice(0, half), *rest), second: (slice(half, None), *rest)}
 
 
+@pytest.mark.halves
 def test_a_sharding_of_the_users_own_works_in_all_ways():
     def body() -> dict[str, np.ndarray]:
         sharding = Halves()

@@ -301,6 +301,7 @@ def test_a_replicated_array_is_one_block_per_process():
         assert shard.data._live()[0] is twin.data._live()[0]
 
 
+@pytest.mark.halves
 @in_worlds
 def test_views_where_they_are_worth_it():
     x = put(np.arange(1 << 14))

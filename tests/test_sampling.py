@@ -241,6 +241,7 @@ def test_a_shape_that_does_not_divide_is_refused() -> None:
         random.normal(random.key(0), (9,), out_sharding=NamedSharding(mesh(), P("i")))
 
 
+@pytest.mark.halves
 @in_worlds
 def test_a_key_that_others_hold_is_refused() -> None:
     keys = meshard.device_put(random.split(random.key(0), 8), NamedSharding(mesh(), P(("i", "j"))))

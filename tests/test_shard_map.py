@@ -200,6 +200,7 @@ def test_older_names_of_options():
 # replication that is claimed and not checked: the first device's value
 
 
+@pytest.mark.halves
 @in_worlds
 def test_unchecked_the_first_device_speaks():
     found = over(lambda x: x, P("i"), P(), check_vma=False)(np.arange(8.0))

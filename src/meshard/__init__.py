@@ -43,7 +43,7 @@ from meshard.runtime.process_local import make_array_from_process_local_data
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 
 if TYPE_CHECKING:
-    from meshard import debug, experimental, lax, multihost_utils, random, resharding
+    from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
     from meshard.runtime.reshard import plan_reshard, reshard
     from meshard.transforms.abstract import eval_shape
     from meshard.transforms.shard_map import shard_map
@@ -53,6 +53,7 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "debug": ("meshard.debug", None),
     "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
+    "gda": ("meshard.gda", None),
     "lax": ("meshard.lax", None),
     "multihost_utils": ("meshard.multihost_utils", None),
     "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
@@ -83,6 +84,7 @@ __all__ = [
     "errors",
     "eval_shape",
     "experimental",
+    "gda",
     "lax",
     "live_arrays",
     "local_device_count",

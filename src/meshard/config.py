@@ -1,15 +1,20 @@
 """Settings of this process: ``meshard.config.update(name, value)``.
 
-==================  ==========================  =================================================
-name                environment                 meaning
-==================  ==========================  =================================================
-``num_devices``     ``MESHARD_NUM_DEVICES``     devices of this process, before first use; by
-                                                default one per core that the process may use
-``default_float``   ``MESHARD_DEFAULT_FLOAT``   ``"float64"`` (default) or ``"float32"``: the
-                                                dtype of floats that nothing else decides
-``default_device``  ``MESHARD_DEFAULT_DEVICE``  the device of this process that new arrays lie
-                                                on; ``"cpu"`` or None (default): the first one
-==================  ==========================  =================================================
+=================================  =============================================================
+name                               meaning
+=================================  =============================================================
+``num_devices``                    devices of this process, before first use; by default one per
+                                   core that the process may use
+``default_float``                  ``"float64"`` (default) or ``"float32"``: the dtype of floats
+                                   that nothing else decides
+``default_device``                 the device of this process that new arrays lie on; ``"cpu"``
+                                   or None (default): the first one
+``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;
+                                   False by default
+=================================  =============================================================
+
+The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAULT_FLOAT``,
+``MESHARD_DEFAULT_DEVICE``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
 """
 
 from meshard.algebra.world import config as _config

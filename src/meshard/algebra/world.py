@@ -120,10 +120,23 @@ def _device(value: object) -> Device | None:
     return value
 
 
+def _switch(value: object) -> bool:
+    known = {"1": True, "true": True, "0": False, "false": False}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value.lower() not in known:
+        raise ArgumentError(
+            "config: parallel_functions_output_gda is True or False ('1', 'true', '0' or 'false' "
+            f"in the environment), not {value!r}."
+        )
+    return known[value.lower()]
+
+
 _READERS: dict[str, Callable[[object], object]] = {
     "default_device": _device,
     "num_devices": _count,
     "default_float": _flag_float,
+    "parallel_functions_output_gda": _switch,
 }
 
 
@@ -131,13 +144,16 @@ _READERS: dict[str, Callable[[object], object]] = {
 class Config:
     """The process's settings, read from the environment at birth.
 
-    ==================  ==========================  =============================================
-    name                environment                 meaning
-    ==================  ==========================  =============================================
-    ``num_devices``     ``MESHARD_NUM_DEVICES``     devices of this process; None: one per core
-    ``default_float``   ``MESHARD_DEFAULT_FLOAT``   dtype of floats that nothing else decides
-    ``default_device``  ``MESHARD_DEFAULT_DEVICE``  where new arrays lie; None: the first device
-    ==================  ==========================  =============================================
+    =================================  ========================================================
+    name                               meaning
+    =================================  ========================================================
+    ``num_devices``                    devices of this process; None: one per core
+    ``default_float``                  dtype of floats that nothing else decides
+    ``default_device``                 where new arrays lie; None: the first device
+    ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array
+    =================================  ========================================================
+
+    The environment variable is the name in capitals after ``MESHARD_``: ``MESHARD_NUM_DEVICES``.
     """
 
     def __init__(self) -> None:
@@ -146,6 +162,7 @@ class Config:
             "default_device": None,
             "default_float": "float64",
             "num_devices": None,
+            "parallel_functions_output_gda": False,
         }
         for name, read in _READERS.items():
             given = os.environ.get(f"MESHARD_{name.upper()}")
@@ -209,6 +226,11 @@ class Config:
     def default_float(self) -> str:
         """The dtype of floats that nothing else decides: ``"float64"`` or ``"float32"``."""
         return str(self._values["default_float"])
+
+    @property
+    def parallel_functions_output_gda(self) -> bool:
+        """Whether jit returns a `GlobalDeviceArray` for each array."""
+        return bool(self._values["parallel_functions_output_gda"])
 
 
 @final

@@ -26,6 +26,7 @@ from . import (
     take,
     update,
 )
+from . import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
 from .eager import EAGER
 
 __all__ = ["array_namespace"]

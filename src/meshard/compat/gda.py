@@ -1,0 +1,476 @@
+"""`GlobalDeviceArray`: one logical array as the shards of its devices, as JAX had it before Array.
+
+A view of the same blocks that an `Array` holds: `to_array` and `from_array` go between the two
+without copying. Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from meshard.algebra.box import Index
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, ShardingError
+from meshard.runtime.array import Array, Shard
+from meshard.runtime.make import make_array_from_single_device_arrays
+from meshard.runtime.types import dtype_name
+
+from .shard_buffers import checked_buffers, listed, put_shards
+from .shard_places import MeshAxes, Places, index_key, kept_axes, places_of, real_places
+
+__all__ = ["GlobalDeviceArray"]
+
+
+@final
+class GlobalDeviceArray:
+    """A logical array as its shards: one buffer for each device of a mesh.
+
+    Each process holds the buffers of its own devices. New programs need no such type: an `Array`
+    is all of it, and `to_array` makes one of the same blocks.
+
+    Args:
+        global_shape: the shape of the whole array.
+        global_mesh: the mesh, of the devices of all processes.
+        mesh_axes: a `PartitionSpec`, or a sequence of its entries, no more than there are dims:
+            for each dim an axis name, a tuple of names (split over their product, the first the
+            slowest) or None.
+        device_buffers: an Array on each of ``global_mesh.local_devices``, in that order. Buffers of
+            one index should be equal.
+        dtype: the buffers' dtype; needed by a process that has no device of the mesh.
+
+    Raises:
+        ShardingError: if there are too few or too many buffers, one lies on another device than
+            its place in the order, or their dtypes differ; if a device does not exist.
+        ShapeError: if a buffer has another shape than its shard, or ``global_shape`` is none.
+        SpecError: if an axis is unknown or repeated, or there are more entries than dims.
+        IndivisibleError: if a dim does not divide by its axes.
+        ArgumentError: if an argument is of another kind, or ``dtype`` is needed and not given.
+        DeletedArrayError: if a buffer was deleted.
+
+    >>> import meshard
+    >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+    >>> buffers = [meshard.device_put(np.ones((2, 3)), d) for d in mesh.local_devices]
+    >>> whole = GlobalDeviceArray((2 * mesh.size, 3), mesh, meshard.P("x"), buffers)
+    >>> whole.ndim, whole.dtype, whole.local_data(0).shape
+    (2, dtype('float64'), (2, 3))
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_dtype",
+        "_global_shards",
+        "_local_shards",
+        "_mesh_axes",
+        "_places",
+        "_sharding",
+    )
+    _buffers: tuple[Array, ...]
+    _dtype: np.dtype[Any]
+    _global_shards: tuple[Shard, ...] | None
+    _local_shards: tuple[Shard, ...] | None
+    _mesh_axes: MeshAxes
+    _places: Places
+    _sharding: NamedSharding
+
+    def __init__(
+        self,
+        global_shape: Sequence[int],
+        global_mesh: Mesh,
+        mesh_axes: MeshAxes,
+        device_buffers: Sequence[Array],
+        *,
+        dtype: Any = None,
+    ) -> None:
+        what = "GlobalDeviceArray"
+        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        if not isinstance(device_buffers, (list, tuple)):
+            raise ArgumentError(
+                f"{what}: device_buffers is a {type(device_buffers).__name__}; give a list or "
+                "tuple of Arrays, one for each of global_mesh.local_devices."
+            )
+        if len(device_buffers) != len(places.local_devices):
+            raise ShardingError(
+                f"{what}: device_buffers has {len(device_buffers)} buffers, but this process has "
+                f"{len(places.local_devices)} devices of {global_mesh!r}. Give one buffer for each "
+                "of global_mesh.local_devices, in that order."
+            )
+        order = (
+            "the `global_mesh.local_devices` and `device_buffers` device order doesn't match. Put "
+            "the buffers on the devices of global_mesh.local_devices, in that order; that of "
+            "meshard.local_devices() may be another"
+        )
+        known = dict(zip(places.local_devices, device_buffers, strict=True))
+        found = checked_buffers(what, "device_buffers[{}]", places, known, dtype, order)
+        self._fill(places, mesh_axes, tuple(device_buffers), found)
+
+    def _fill(
+        self,
+        places: Places,
+        mesh_axes: MeshAxes,
+        buffers: tuple[Array, ...],
+        dtype: np.dtype[Any],
+        sharding: NamedSharding | None = None,
+    ) -> GlobalDeviceArray:
+        """Take what has been checked; ``sharding`` is another that lays out alike."""
+        self._places = places
+        self._sharding = sharding or places.sharding
+        self._mesh_axes = kept_axes(mesh_axes)
+        self._buffers = buffers
+        self._dtype = dtype
+        self._local_shards = None
+        self._global_shards = None
+        return self
+
+    # what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self._places.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self._places.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole array."""
+        return math.prod(self._places.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return self._dtype
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self._places.sharding.mesh
+
+    @property
+    def mesh_axes(self) -> MeshAxes:
+        """The entries that say which axes split each dim, as they were given."""
+        return kept_axes(self._mesh_axes)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self._places.shard_shape == self._places.shape
+
+    # its pieces
+
+    @property
+    def local_shards(self) -> list[Shard]:
+        """The shards of this process's devices, with their data, in mesh order."""
+        if self._local_shards is None:
+            places = self._places.indices_replica_ids
+            self._local_shards = tuple(
+                Shard(device, *places[device], data)
+                for device, data in zip(self._places.local_devices, self._buffers, strict=True)
+            )
+        return list(self._local_shards)
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The same as `local_shards`."""
+        return self.local_shards
+
+    @property
+    def global_shards(self) -> list[Shard]:
+        """The shards of all devices; ``data`` is None where another process holds it."""
+        if self._global_shards is None:
+            local = {shard.device: shard for shard in self.local_shards}
+            self._global_shards = tuple(
+                local.get(device) or Shard(device, index, replica_id)
+                for device, (index, replica_id) in self._places.indices_replica_ids.items()
+            )
+        return list(self._global_shards)
+
+    def local_data(self, index: int) -> Array:
+        """Return the data of one of this process's shards, an array on its device.
+
+        Raises:
+            IndexError: if this process holds no such shard.
+        """
+        return self._data("local_data", index)
+
+    def addressable_data(self, index: int) -> Array:
+        """Return the data of one of this process's shards: the same as `local_data`.
+
+        Raises:
+            IndexError: if this process holds no such shard.
+        """
+        return self._data("addressable_data", index)
+
+    def _data(self, what: str, index: int) -> Array:
+        if not -len(self._buffers) <= index < len(self._buffers):
+            raise IndexError(f"{what}({index}): this process holds {len(self._buffers)} shards.")
+        return self._buffers[index]
+
+    def block_until_ready(self) -> GlobalDeviceArray:
+        """Return the same; its data is complete as soon as it exists.
+
+        Raises:
+            DeletedArrayError: if a buffer was deleted.
+        """
+        for buffer in self._buffers:
+            buffer._live()
+        return self
+
+    # from callbacks
+
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Sequence[int],
+        global_mesh: Mesh,
+        mesh_axes: MeshAxes,
+        data_callback: Callable[[Index], Any],
+        *,
+        dtype: Any = None,
+    ) -> GlobalDeviceArray:
+        """Make one of what a callback returns for each of this process's devices.
+
+        Args:
+            global_shape: the shape of the whole array.
+            global_mesh: the mesh.
+            mesh_axes: a spec, or a sequence of its entries.
+            data_callback: called with the index of each local device, a tuple of slices into the
+                whole array, in the order of ``global_mesh.local_devices``; returns anything that
+                NumPy makes an array of, or an Array. What others can still change is copied.
+            dtype: what to convert the shards to, within one kind of numbers; needed by a process
+                that has no device of the mesh. By default the first shard's.
+
+        Raises:
+            ShapeError: if a shard has another shape than it should; the index is named.
+            ShardingError: if a shard has another dtype than the first; the index is named.
+            ArgumentError, SpecError, IndivisibleError: as the class itself.
+
+        >>> import meshard
+        >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+        >>> rows = np.arange(4.0 * mesh.size).reshape(-1, 2)
+        >>> x = GlobalDeviceArray.from_callback(rows.shape, mesh, ["x"], lambda index: rows[index])
+        >>> x.local_data(0)
+        Array([[0., 1.],
+               [2., 3.]], dtype=float64)
+        """
+        what = "GlobalDeviceArray.from_callback"
+        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        shards = [partial(data_callback, index) for index in places.local_indices]
+        buffers, found = put_shards(what, places, shards, dtype)
+        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Sequence[int],
+        global_mesh: Mesh,
+        mesh_axes: MeshAxes,
+        data_callback: Callable[[Sequence[Index]], Sequence[Any]],
+        *,
+        dtype: Any = None,
+    ) -> GlobalDeviceArray:
+        """Make one of what a callback returns, called once for all of this process's devices.
+
+        Args:
+            global_shape: the shape of the whole array.
+            global_mesh: the mesh.
+            mesh_axes: a spec, or a sequence of its entries.
+            data_callback: called once, with a list of one index per local device, in the order of
+                ``global_mesh.local_devices``; returns as many array-likes, in the same order.
+            dtype: as in `from_callback`.
+
+        Raises:
+            ShardingError: if the callback returns another number of arrays than there are indices;
+                if a shard has another dtype than the first; the index is named.
+            ShapeError: if a shard has another shape than it should; the index is named.
+            ArgumentError, SpecError, IndivisibleError: as the class itself.
+
+        >>> import meshard
+        >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+        >>> x = GlobalDeviceArray.from_batched_callback(
+        ...     (2 * mesh.size,), mesh, ["x"], lambda indices: [[1, 2] for _ in indices]
+        ... )
+        >>> x.local_data(-1)
+        Array([1, 2], dtype=int64)
+        """
+        what = "GlobalDeviceArray.from_batched_callback"
+        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        count = len(places.local_devices)
+        values = listed(what, data_callback(list(places.local_indices)))
+        if len(values) != count:
+            raise ShardingError(
+                f"{what}: data_callback returned {len(values)} arrays for {count} indices. It must "
+                "return one for each index that it is given, in the same order."
+            )
+        buffers, found = put_shards(what, places, [partial(values.pop, 0)] * count, dtype)
+        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Sequence[int],
+        global_mesh: Mesh,
+        mesh_axes: MeshAxes,
+        data_callback: Callable[[Sequence[tuple[Index, tuple[Device, ...]]]], Sequence[Array]],
+        *,
+        dtype: Any = None,
+    ) -> GlobalDeviceArray:
+        """Make one of arrays that a callback has put on this process's devices.
+
+        Args:
+            global_shape: the shape of the whole array.
+            global_mesh: the mesh.
+            mesh_axes: a spec, or a sequence of its entries.
+            data_callback: called once, with a list of (index, devices): each distinct index with
+                all the local devices that hold it. Indices are in the order of their first
+                devices, and devices in that of ``global_mesh.local_devices``. It returns a flat
+                list of Arrays, one on each device, in the order in which it was given them.
+            dtype: the arrays' dtype; needed by a process that has no device of the mesh.
+
+        Raises:
+            ShardingError: if there are too few or too many arrays, one lies on another device than
+                its place in the order, or their dtypes differ.
+            ShapeError: if an array has another shape than its shard; the index is named.
+            ArgumentError, SpecError, IndivisibleError: as the class itself.
+
+        >>> import meshard
+        >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+        >>> def ones(places):
+        ...     return [meshard.device_put(np.ones(3), d) for _, group in places for d in group]
+        >>> x = GlobalDeviceArray.from_batched_callback_with_devices((3,), mesh, [], ones)
+        >>> x.is_fully_replicated
+        True
+        """
+        what = "GlobalDeviceArray.from_batched_callback_with_devices"
+        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        groups: dict[object, tuple[Index, list[Device]]] = {}
+        for device, index in zip(places.local_devices, places.local_indices, strict=True):
+            groups.setdefault(index_key(index), (index, []))[1].append(device)
+        given = listed(what, data_callback([(i, tuple(group)) for i, group in groups.values()]))
+        order = [device for _, group in groups.values() for device in group]
+        if len(given) != len(order):
+            raise ShardingError(
+                f"{what}: data_callback returned {len(given)} arrays for {len(order)} devices, "
+                f"which hold {len(groups)} indices. It must return one flat list with an array for "
+                "each device of each index, in the order given."
+            )
+        law = "the arrays must come in the order in which data_callback was given the devices"
+        known = dict(zip(order, given, strict=True))
+        who = "array {} of what data_callback returned"
+        found = checked_buffers(what, who, places, known, dtype, law)
+        buffers = tuple(known[device] for device in places.local_devices)
+        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+
+    # to and from Array
+
+    def to_array(self) -> Array:
+        """Return the Array of the same blocks; nothing is copied.
+
+        Of buffers with one index, which should be equal, the Array has the first.
+
+        Raises:
+            DeletedArrayError: if a buffer was deleted.
+
+        >>> import meshard
+        >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+        >>> x = GlobalDeviceArray.from_callback((2,), mesh, [], lambda index: np.arange(2.0))
+        >>> x.to_array()
+        Array([0., 1.], dtype=float64)
+        """
+        return make_array_from_single_device_arrays(
+            self.shape, self._sharding, self._buffers, dtype=self._dtype
+        )
+
+    @classmethod
+    def from_array(cls, x: Array) -> GlobalDeviceArray:
+        """Make one of the blocks of an Array; nothing is copied.
+
+        Args:
+            x: an array whose sharding is a `NamedSharding`, with shards of one shape.
+
+        Raises:
+            ArgumentError: if ``x`` is no Array.
+            ShardingError: if it lies on no mesh, or its shards differ in shape.
+            DeletedArrayError: if it was deleted.
+
+        >>> import meshard
+        >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+        >>> sharding = meshard.NamedSharding(mesh, meshard.P("x"))
+        >>> GlobalDeviceArray.from_array(meshard.device_put(np.zeros(2 * mesh.size), sharding)).ndim
+        1
+        """
+        what = "GlobalDeviceArray.from_array"
+        if type(x) is not Array:
+            raise ArgumentError(
+                f"{what}: expected an Array, got a {type(x).__name__}. Lay it out first: "
+                "meshard.device_put(x, NamedSharding(mesh, spec))."
+            )
+        sharding = x.sharding
+        if not isinstance(sharding, NamedSharding):
+            raise ShardingError(
+                f"{what}: a GlobalDeviceArray lies on a mesh, but the array's sharding is "
+                f"{sharding!r}. Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
+            )
+        places = places_of(what, x.shape, sharding.mesh, sharding.spec)
+        if sharding.layout(x.shape) != places.sharding.layout(x.shape):
+            raise ShardingError(
+                f"{what}: the shards of a GlobalDeviceArray have one shape, here "
+                f"{places.shard_shape}, but the array's sharding {sharding!r} cuts it unevenly. "
+                "Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
+            )
+        buffers = tuple(shard.data for shard in x.addressable_shards)
+        return cls.__new__(cls)._fill(places, sharding.spec, buffers, x.dtype, sharding)
+
+    # what Python asks
+
+    def __str__(self) -> str:
+        return f"GlobalDeviceArray(shape={self.shape}, dtype={dtype_name(self._dtype)})"
+
+    def __repr__(self) -> str:
+        return (
+            f"GlobalDeviceArray(shape={self.shape}, dtype={dtype_name(self._dtype)}, "
+            f"global_mesh_shape={dict(self.mesh.shape)}, mesh_axes={self._mesh_axes!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        raise NotImplementedError(
+            "GlobalDeviceArray equality is intentionally unimplemented: it could mean the "
+            "elements, the layout or the identity. For the elements write "
+            "a.to_array() == b.to_array(), an Array of bools, or (a.to_array() == "
+            "b.to_array()).all(); all processes must write it together. For identity write a is b."
+        )
+
+    def __hash__(self) -> int:
+        raise TypeError(
+            "GlobalDeviceArrays are unhashable, since they cannot be compared. As a key take id(x)."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise ArgumentError(
+            f"{self} is not taken for an array: that would gather the shards silently. Write "
+            "x.to_array(), which copies nothing, or take x.local_data(i)."
+        )
+
+    def __copy__(self) -> GlobalDeviceArray:
+        buffers = tuple(buffer.copy() for buffer in self._buffers)
+        new = GlobalDeviceArray.__new__(GlobalDeviceArray)
+        return new._fill(self._places, self._mesh_axes, buffers, self._dtype, self._sharding)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GlobalDeviceArray:
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self} cannot be pickled: its devices are this job's. Pickle x.to_array(), which is "
+            "then one whole array, or the data of each of x.local_shards."
+        )

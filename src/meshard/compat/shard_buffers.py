@@ -1,0 +1,140 @@
+"""The buffers of a `GlobalDeviceArray`: checked where they are given, made where a callback is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.sharding import SingleDeviceSharding
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, ShapeError, ShardingError
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_host, checked_dtype, filled, placed
+from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.world import here
+
+from .shard_places import Places
+
+Dtype = np.dtype[Any]
+
+__all__ = ["checked_buffers", "listed", "put_shards"]
+
+
+def checked_buffers(
+    what: str, who: str, places: Places, given: Mapping[Device, object], dtype: Any, order: str
+) -> Dtype:
+    """Return the dtype of buffers, once each is known to be fit to be its device's shard.
+
+    Args:
+        what: who asks, for the messages.
+        who: how messages call a buffer, with ``{}`` for its number.
+        places: where the shards lie.
+        given: the buffer for each of this process's devices.
+        dtype: the dtype that they must have; None for that of the first.
+        order: what messages say where a buffer lies on another device.
+    """
+    wanted = _wanted_dtype(what, places, dtype)
+    for i, (device, buffer) in enumerate(given.items()):
+        name = who.format(i)
+        if type(buffer) is not Array:
+            raise ArgumentError(
+                f"{what}: {name} is a {type(buffer).__name__}, not an Array on {device!r}. Write "
+                "meshard.device_put(x, device), or leave that to GlobalDeviceArray.from_callback."
+            )
+        if not isinstance(buffer.device, Device):
+            raise ShardingError(
+                f"{what}: {name} lies on {buffer.sharding.num_devices} devices; it must lie on "
+                f"one, {device!r}. Take the data of x.addressable_shards, or give the whole Array "
+                "to GlobalDeviceArray.from_array."
+            )
+        if buffer.device != device:
+            raise ShardingError(
+                f"{what}: {name} lies on {buffer.device!r}, where {device!r} is expected: {order}."
+            )
+        buffer._live()
+        wanted = _checked(what, name, places, device, buffer, wanted)
+    assert wanted is not None
+    return wanted
+
+
+def put_shards(
+    what: str, places: Places, shards: Sequence[Callable[[], Any]], dtype: Any
+) -> tuple[tuple[Array, ...], Dtype]:
+    """Return on each of this process's devices what is asked for there, and the dtype.
+
+    Args:
+        what: who asks, for the messages.
+        places: where the shards lie.
+        shards: for each local device, what to call for its shard.
+        dtype: what to convert the shards to, within one kind of numbers; None for the first's.
+    """
+    target = wanted = _wanted_dtype(what, places, dtype)
+    buffers = []
+    for device, shard in zip(places.local_devices, shards, strict=True):
+        # In a list, so that memory which nobody else holds is known to be ours, and not copied.
+        held = [shard()]
+        if not (type(held[0]) is Array and held[0].is_fully_addressable):
+            held[0] = as_host(held[0], what)
+        dtype_given = held[0].dtype
+        if target not in (None, dtype_given) and np.can_cast(dtype_given, target, "same_kind"):
+            held[0] = held[0].astype(target)
+        wanted = _checked(what, "what data_callback returned", places, device, held[0], wanted)
+        buffers.append(_put(what, held, device))
+    assert wanted is not None
+    return tuple(buffers), wanted
+
+
+def listed(what: str, given: Iterable[Any]) -> list[Any]:
+    """Return what a callback returned as a list of arrays."""
+    if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
+        raise ArgumentError(
+            f"{what}: data_callback returned a {type(given).__name__}; it must return a list of "
+            "arrays."
+        )
+    return list(given)
+
+
+def _put(what: str, held: list[Any], device: Device) -> Array:
+    alone = SingleDeviceSharding(device)
+    if type(held[0]) is Array:
+        return placed(held.pop(), alone, what=what)
+    kind = here().type_of(held[0].shape, held[0].dtype, alone, True)
+
+    def block(piece: int) -> Block:
+        found: Block = held.pop()
+        return found
+
+    return filled(here(), kind, block, what)
+
+
+def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
+    """Return the dtype that was asked for; None if the first shard decides."""
+    if given is not None:
+        return checked_dtype(np.dtype(given), what)
+    if not places.local_devices:
+        raise ArgumentError(
+            f"{what}: process {here().process_index} has no device of {places.sharding.mesh!r}, "
+            "and so no shard that says the dtype; give dtype=."
+        )
+    return None
+
+
+def _checked(
+    what: str, name: str, places: Places, device: Device, value: Array | Block, wanted: Dtype | None
+) -> Dtype:
+    """Return the dtype of a value that has its shard's shape, and the dtype if one is known."""
+    if value.shape != places.shard_shape:
+        raise ShapeError(
+            f"{what}: expected shard shape {places.shard_shape} for {places.named(device)}, but "
+            f"{name} has shape {value.shape}. The whole has shape {places.shape} with "
+            f"{places.sharding!r}."
+        )
+    if wanted is not None and value.dtype != wanted:
+        raise ShardingError(
+            f"{what}: expected dtype {dtype_name(wanted)} for {places.named(device)}, but {name} "
+            f"has dtype {dtype_name(value.dtype)}. All shards must have matching dtypes: that of "
+            "dtype=, or else the first one's."
+        )
+    return value.dtype

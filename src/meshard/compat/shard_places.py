@@ -1,0 +1,202 @@
+"""Where the shards of a `GlobalDeviceArray` lie; worked out once per shape, mesh and mesh axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import final
+
+from meshard.algebra.box import Box, Index
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, IndivisibleError, ShardingError
+from meshard.runtime.place import check_devices_exist
+from meshard.runtime.structs import checked_shape
+from meshard.runtime.world import here
+
+MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]
+
+__all__ = [
+    "MeshAxes",
+    "Places",
+    "get_shard_indices",
+    "get_shard_indices_replica_ids",
+    "get_shard_shape",
+    "index_key",
+    "kept_axes",
+    "places_of",
+    "real_places",
+]
+
+
+@final
+class Places:
+    """Where the shards of an array of one shape lie on one mesh.
+
+    Attributes:
+        shape: the global shape.
+        sharding: the mesh and the axes, as a sharding.
+        shard_shape: the shape of every shard.
+        local_devices: this process's devices, in mesh order.
+    """
+
+    def __init__(self, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+        self.shape = shape
+        self.sharding = sharding
+        self.shard_shape = sharding.shard_shape(shape)
+        self.local_devices = tuple(sharding.mesh.local_devices)
+
+    @cached_property
+    def indices(self) -> Mapping[Device, Index]:
+        """The index of each device's shard, in mesh order."""
+        return MappingProxyType(self.sharding.devices_indices_map(self.shape))
+
+    @property
+    def local_indices(self) -> tuple[Index, ...]:
+        """The index of each local device's shard."""
+        return tuple([self.indices[device] for device in self.local_devices])
+
+    @cached_property
+    def indices_replica_ids(self) -> Mapping[Device, tuple[Index, int]]:
+        """The index of each device's shard and its number among the devices that have the same."""
+        met: dict[object, int] = {}
+        found: dict[Device, tuple[Index, int]] = {}
+        for device, index in self.indices.items():
+            key = index_key(index)
+            number = met.get(key, 0)
+            met[key] = number + 1
+            found[device] = index, number
+        return MappingProxyType(found)
+
+    def named(self, device: Device) -> str:
+        """Return how messages call the shard of one device: its box, and the index in full."""
+        index = self.indices[device]
+        return f"index {Box.from_index(index, self.shape)} = {index} on {device!r}"
+
+
+def index_key(index: Index) -> object:
+    """Return a key that equal indices share; slices do not hash."""
+    return tuple([(s.start, s.stop) for s in index])
+
+
+def places_of(
+    what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: object
+) -> Places:
+    """Return where the shards lie; ``what`` is who asks, for the messages.
+
+    Raises:
+        ShapeError: if ``global_shape`` is no shape.
+        ArgumentError: if ``global_mesh`` is no mesh, or ``mesh_axes`` no sequence of entries.
+        SpecError: if an axis is unknown or repeated, or there are more entries than dims.
+        IndivisibleError: if a dim does not divide by its axes.
+    """
+    if not isinstance(global_mesh, Mesh):
+        raise ArgumentError(f"{what}: global_mesh is a {type(global_mesh).__name__}, not a Mesh.")
+    if not isinstance(mesh_axes, (PartitionSpec, list, tuple)):
+        advice = f" Write P({mesh_axes!r})." if isinstance(mesh_axes, str) else ""
+        raise ArgumentError(
+            f"{what}: mesh_axes is {mesh_axes!r} of type {type(mesh_axes).__name__}; it must be a "
+            "PartitionSpec, or a list or tuple with an axis name, a tuple of names or None for "
+            f"each dim; P() splits none.{advice}"
+        )
+    shape = checked_shape(global_shape, f"{what}: global_shape")
+    world = here()
+    try:
+        spec = mesh_axes if isinstance(mesh_axes, PartitionSpec) else PartitionSpec(*mesh_axes)
+        key = ("shard places", shape, global_mesh, spec)
+        found: Places | None = world.decisions.get(key)
+        if found is None:
+            found = Places(shape, NamedSharding(global_mesh, spec))
+            world.decided(key, found)
+    except ShardingError as error:
+        note = ""
+        if isinstance(error, IndivisibleError):
+            note = " The shards of a GlobalDeviceArray have one shape; an Array's may be uneven."
+        raise type(error)(
+            f"{what}: mesh_axes {mesh_axes!r} cannot lay out global_shape {shape} over global_mesh "
+            f"{global_mesh!r}. {error}{note}"
+        ) from None
+    return found
+
+
+def real_places(
+    what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
+) -> Places:
+    """Return where the shards lie, on devices that exist."""
+    places = places_of(what, global_shape, global_mesh, mesh_axes)
+    check_devices_exist(here(), places.sharding, what)
+    return places
+
+
+def kept_axes(mesh_axes: MeshAxes) -> MeshAxes:
+    """Return the entries as given, but none that the caller can change later."""
+    if isinstance(mesh_axes, PartitionSpec):
+        return mesh_axes
+    entries = [tuple(e) if isinstance(e, list) else e for e in mesh_axes]
+    return entries if isinstance(mesh_axes, list) else tuple(entries)
+
+
+def get_shard_indices(
+    global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
+) -> Mapping[Device, Index]:
+    """Return for each device of a mesh, in mesh order, the index of its shard.
+
+    Args:
+        global_shape: the shape of the whole array.
+        global_mesh: the mesh; its devices need not exist.
+        mesh_axes: a spec, or a sequence of its entries.
+
+    Returns:
+        A read-only mapping of each device to a tuple of slices into the whole array. It is worked
+        out once for the same arguments.
+
+    Raises:
+        ShapeError: if ``global_shape`` is no shape.
+        ArgumentError: if ``global_mesh`` is no mesh, or ``mesh_axes`` no sequence of entries.
+        SpecError: if an axis is unknown or repeated, or there are more entries than dims.
+        IndivisibleError: if a dim does not divide by its axes.
+
+    >>> import meshard
+    >>> first = meshard.devices()[0]
+    >>> get_shard_indices((8, 2), meshard.make_mesh((1,), ("x",)), ["x"])[first]
+    (slice(None, None, None), slice(None, None, None))
+    """
+    return places_of("get_shard_indices", global_shape, global_mesh, mesh_axes).indices
+
+
+def get_shard_indices_replica_ids(
+    global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
+) -> Mapping[Device, tuple[Index, int]]:
+    """Return for each device of a mesh the index of its shard and its replica id.
+
+    The replica id counts the devices that hold the same index, in mesh order, from 0. Arguments
+    and refusals are those of `get_shard_indices`.
+
+    Returns:
+        A read-only mapping of each device to (index, replica id), worked out once for the same
+        arguments.
+
+    >>> import meshard
+    >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+    >>> places = get_shard_indices_replica_ids((3,), mesh, meshard.P())
+    >>> [replica_id for _, replica_id in places.values()] == list(range(mesh.size))
+    True
+    """
+    what = "get_shard_indices_replica_ids"
+    return places_of(what, global_shape, global_mesh, mesh_axes).indices_replica_ids
+
+
+def get_shard_shape(
+    global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
+) -> tuple[int, ...]:
+    """Return the shape that every shard has. Arguments and refusals: see `get_shard_indices`.
+
+    >>> import meshard
+    >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
+    >>> get_shard_shape((3 * mesh.size, 2), mesh, ["x"])
+    (3, 2)
+    """
+    return places_of("get_shard_shape", global_shape, global_mesh, mesh_axes).shard_shape

@@ -1,0 +1,79 @@
+"""The laws of the other suites, in real processes: every process runs the same tests, in step.
+
+A job has eight devices, whatever the number of its processes, and gives the bits that one process
+gives (`tests/worlds.py`). Three processes have 3, 3 and 2 of the devices.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from meshard.cli.run import command, environment, find_mpiexec
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 110
+"""Seconds for a job; its processes print their stacks and end before."""
+
+pytestmark = pytest.mark.skipif(
+    find_spec("mpi4py") is None, reason='mpi4py is not installed (pip install "meshard[mpi]")'
+)
+
+SUITES = {
+    2: (
+        *("collectives", "shard_map", "divergence", "contract", "move", "index", "random"),
+        *("reshard", "reference_reshard", "split_concatenate", "make", "process_local", "place"),
+        *("sort", "fft", "ledger", "control_flow", "array", "create", "named_axes", "ragged"),
+        *("scan", "linalg", "plan_reshard", "dynamic", "execute", "eval_shape", "structs"),
+    ),
+    3: ("reduce", "move", "random", "split_concatenate", "fft", "einsum", "named_axes", "ledger"),
+    4: (
+        *("examples", "collectives", "shard_map", "move", "index", "reshard", "process_local"),
+        *("place", "sort", "ledger"),
+    ),
+    8: ("process_local", "reshard", "ledger", "exchanges"),
+}
+
+
+@pytest.mark.timeout(LIMIT + 20)
+@pytest.mark.parametrize("processes", SUITES)
+def test_laws(processes: int, tmp_path: Path) -> None:
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST_", "COV_"))}
+    settings = environment(inherited, devices_per_process=None, timeout=20)
+    settings["MESHARD_TEST_RANKS"] = str(processes)
+    mpiexec = find_mpiexec()
+    version = subprocess.run(
+        [mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", "60"]
+    files = [str(ROOT / "tests" / f"test_{name}.py") for name in SUITES[processes]]
+    program = ["-m", "tests.ranks.job", str(tmp_path), *options, *files]
+    job = subprocess.Popen(
+        command(mpiexec, version, program, processes=processes, settings=settings),
+        cwd=ROOT,
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = job.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        said = f"the job was ended after {LIMIT} seconds\n" + job.communicate()[0]
+    reports = {file.name: file.read_text() for file in sorted(tmp_path.glob("rank*"))}
+    if job.returncode != 0:
+        everything = "\n".join(f"---- {name}\n{text[-6000:]}" for name, text in reports.items())
+        pytest.fail(f"{said}\n{everything}", pytrace=False)
+    assert len(reports) == processes
+    endings = {text.splitlines()[-1].rpartition(" in ")[0] for text in reports.values()}
+    assert len(endings) == 1, endings  # all have run the same tests
+    assert " passed" in endings.pop()
+    sys.stdout.write("\n".join(text.splitlines()[-1] for text in reports.values()))
