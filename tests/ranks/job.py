@@ -11,7 +11,7 @@ import time
 
 from tests.ranks.shares import rank
 
-LIMIT = 75.0
+LIMIT = 220.0
 """Seconds after which all threads' stacks are printed and the job ends."""
 
 
