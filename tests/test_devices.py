@@ -39,6 +39,36 @@ def test_devices_are_grouped_by_process():
     simulate(3, 2, body, deadline=5)
 
 
+def test_meshes_keep_neighbours_on_one_host():
+    def body() -> None:
+        on = {d: (0, 1, 0, 2)[d.process_index] for d in meshard.devices()}
+        assert [d.id for d in meshard.devices()] == list(range(8))  # grouped by process
+        ids = meshard.make_mesh((4, 2), ("i", "j")).device_ids.tolist()
+        assert ids == [[0, 1], [4, 5], [2, 3], [6, 7]]
+        rows = meshard.make_mesh((2, 4), ("i", "j")).devices
+        assert [on[d] for d in rows[0]] == [0, 0, 0, 0]
+        assert [on[d] for d in rows[1]] == [1, 1, 2, 2]
+        assert meshard.make_mesh((4,), "i").flat_devices == tuple(rows[0])
+        # Devices that were asked for stay in their order.
+        given = meshard.make_mesh((8,), "i", devices=meshard.devices())
+        assert given.flat_devices == tuple(meshard.devices())
+        grid = meshard.experimental.mesh_utils.create_device_mesh((2, 4))
+        assert grid.tolist() == rows.tolist()
+
+    simulate(4, 2, body, deadline=5, hosts=(0, 1, 0, 2))
+
+
+def test_devices_say_what_they_are():
+    def body() -> None:
+        for device in meshard.devices():
+            assert device.process_index == device.id // 2
+            assert (device.platform, device.device_kind) == ("cpu", "cpu")
+            assert str(device) == f"cpu:{device.id}"
+            assert repr(device) == f"CpuDevice(id={device.id})"
+
+    simulate(2, 2, body, deadline=5)
+
+
 @pytest.mark.parametrize(
     "ask",
     [

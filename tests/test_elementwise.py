@@ -560,9 +560,10 @@ def test_replicas_are_computed_once():
     a = put(np.ones((8, 8)), "j")
     result = a + 1
     blocks = [b for b in result._live() if b is not None]
-    assert len(blocks) == 2
+    columns = {s.index for s in result.addressable_shards}
+    assert len(blocks) == len(columns) == min(2, len(meshard.local_devices()))
     pieces = {id(s.data._live()[0]) for s in result.addressable_shards}
-    assert len(pieces) == 2
+    assert len(pieces) == len(columns)
 
 
 @in_worlds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -11,15 +11,19 @@ import pytest
 
 __all__ = ["meant_for_jobs", "mine", "processes", "rank", "simulate_by_job"]
 
-_DEVICES = 8
 _MOST_EXAMPLES = 8
 _BODIES = frozenset({"everywhere", "in_processes", "simulate"})
 
 
 def processes() -> int | None:
     """Return how many processes run these tests together; None if this one is alone."""
-    count = os.environ.get("MESHARD_TEST_RANKS")
-    return int(count) if count else None
+    shares = _shares()
+    return len(shares) if shares else None
+
+
+def _shares() -> list[int]:
+    """Return how many of the eight devices each process has; none if this one is alone."""
+    return [int(n) for n in os.environ.get("MESHARD_TEST_RANKS", "").split(",") if n]
 
 
 def rank() -> int:
@@ -31,11 +35,8 @@ def rank() -> int:
 
 
 def mine() -> int:
-    """Return how many of the eight devices are this process's: three processes have 3, 3 and 2."""
-    count = processes()
-    if count is None:
-        return _DEVICES
-    return (_DEVICES + count - 1 - rank()) // count
+    """Return how many of the eight devices are this process's."""
+    return _shares()[rank()] if _shares() else 8
 
 
 def meant_for_jobs(item: Any) -> bool:
@@ -44,7 +45,7 @@ def meant_for_jobs(item: Any) -> bool:
     Others see one process only. Fewer examples are drawn, since every process compares.
     """
     function = getattr(item, "obj", None)
-    if processes() != 2 and item.get_closest_marker("halves") is not None:
+    if _shares() != [4, 4] and item.get_closest_marker("halves") is not None:
         return False
     if "world_kind" in getattr(getattr(item, "callspec", None), "params", ()):
         return True
@@ -84,14 +85,18 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def simulate_by_job(
-    processes: int, devices: int, program: Callable[[], Any], deadline: float = 0
+    processes: int,
+    devices: int,
+    program: Callable[[], Any],
+    deadline: float = 0,
+    hosts: Sequence[int] | None = None,
 ) -> list[Any]:
     """Stand in for `simulate` in a job: its processes run the program, if they are as asked for."""
     from meshard.runtime.world import here
 
     world = here()
     everybody = range(world.process_count)
-    if [d.process_index for d in world.devices] != [
+    if hosts is not None or [d.process_index for d in world.devices] != [
         p for p in range(processes) for _ in range(devices)
     ]:
         pytest.skip(f"the job is not one of {processes} processes with {devices} devices each")

@@ -145,6 +145,22 @@ meshard.distributed.shutdown()
         assert f"{me}: distributed.initialize: process_id={me + 1}, but it is {me}." in told
 
 
+def test_meshes_keep_neighbours_on_one_host(tmp_path: Path) -> None:
+    program = """
+import os
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+os.environ["MESHARD_HOST"] = "even" if rank % 2 == 0 else "odd"
+import meshard
+mesh = meshard.make_mesh((2, 4), ("i", "j"))
+told = [d.process_index for d in mesh.flat_devices]
+os.write(1, f"{meshard.process_index()}: {told}, {[d.id for d in meshard.devices()]}\\n".encode())
+"""
+    code, told, said, _ = run(tmp_path, program, 4, "--devices-per-process", "2", start="")
+    assert code == 0, said
+    for me in range(4):
+        assert f"{me}: [0, 0, 2, 2, 1, 1, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7]" in told
+
+
 def test_arrays_that_span_processes_show_what_is_here_and_nothing_as_the_whole(
     tmp_path: Path,
 ) -> None:

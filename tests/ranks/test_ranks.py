@@ -1,7 +1,8 @@
 """The laws of the other suites, in real processes: every process runs the same tests, in step.
 
-A job has eight devices, whatever the number of its processes, and gives the bits that one process
-gives (`tests/worlds.py`). Three processes have 3, 3 and 2 of the devices.
+A job has eight devices, however many of them each of its processes has, and gives the bits that
+one process gives (`tests/worlds.py`). `make test` runs some suites in some jobs; `make ranks` runs
+all of them in all.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ pytestmark = pytest.mark.skipif(
     find_spec("mpi4py") is None, reason='mpi4py is not installed (pip install "meshard[mpi]")'
 )
 
-SUITES = {
-    2: (
+ALL = tuple(sorted(file.stem.removeprefix("test_") for file in (ROOT / "tests").glob("test_*.py")))
+SHARES = ((8,), (4, 4), (3, 5), (3, 3, 2), (1, 5, 2), (2, 2, 2, 2), (1, 1, 5, 1), (1,) * 8)
+"""How many devices each process has, in the jobs of `make ranks`."""
+
+SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
+    (4, 4): (
         *("collectives", "shard_map", "move", "index", "random", "gda"),
         *("reshard", "reference_reshard", "split_concatenate", "make", "process_local", "place"),
         *("sort", "fft", "ledger", "control_flow", "array", "create", "named_axes", "ragged"),
         *("scan", "linalg", "plan_reshard", "dynamic", "execute", "eval_shape", "structs"),
     ),
-    3: (
+    (3, 3, 2): (
         "reduce",
         "move",
         "gda",
@@ -43,11 +48,11 @@ SUITES = {
         "named_axes",
         "ledger",
     ),
-    4: (
+    (2, 2, 2, 2): (
         *("examples", "collectives", "shard_map", "move", "index", "reshard", "process_local"),
         *("place", "sort", "ledger", "gda"),
     ),
-    8: ("process_local", "reshard", "ledger", "exchanges"),
+    (1,) * 8: ("process_local", "reshard", "ledger", "exchanges"),
 }
 
 

@@ -282,7 +282,9 @@ def make_mesh(
         axis_shapes: the size of each axis.
         axis_names: one name per axis.
         axis_types: accepted as in JAX; only Auto has an effect.
-        devices: the devices to use; all devices of all processes by default.
+        devices: the devices to use, in this order. By default all devices of all processes, those
+            of one process together and the processes of one host together, so that neighbours
+            along the last axes lie on one host.
 
     Raises:
         ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
@@ -297,7 +299,7 @@ def make_mesh(
             f"make_mesh: axis_shapes {sizes} has {len(sizes)} entries, axis_names {names} has "
             f"{len(names)}; give one name per size."
         )
-    have = current().devices if devices is None else tuple(devices)
+    have = current().devices_by_host if devices is None else tuple(devices)
     if any(n < 1 for n in sizes):
         raise ArgumentError(f"make_mesh: axis_shapes {sizes} must be whole numbers from 1 on.")
     need = math.prod(sizes)

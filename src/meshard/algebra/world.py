@@ -82,13 +82,27 @@ class World:
         process_count: how many processes there are.
         devices: all devices of all processes, grouped by process.
         local_devices: those of this process.
+        hosts: for each process the number of the host that it runs on, in the order in which the
+            processes meet them.
     """
 
-    def __init__(self, process_index: int, process_count: int, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        process_index: int,
+        process_count: int,
+        devices: Sequence[Device],
+        hosts: Sequence[int] | None = None,
+    ) -> None:
         self.process_index = process_index
         self.process_count = process_count
         self.devices = tuple(devices)
         self.local_devices = tuple(d for d in self.devices if d.process_index == process_index)
+        self.hosts = (0,) * process_count if hosts is None else tuple(hosts)
+
+    @property
+    def devices_by_host(self) -> tuple[Device, ...]:
+        """All devices, those of one host together; the same as `devices` where processes are so."""
+        return tuple(sorted(self.devices, key=lambda d: self.hosts[d.process_index]))
 
 
 def _flag_float(value: object) -> str:

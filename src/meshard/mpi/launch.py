@@ -7,6 +7,7 @@ started does: it makes a world whose devices are those of all processes.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from types import TracebackType
 from typing import Any
@@ -46,6 +47,11 @@ def _made() -> World:
     return _joined(size, devices)
 
 
+def _host() -> str:
+    """Return this host's name, or ``MESHARD_HOST``, by which one host can play several."""
+    return os.environ.get("MESHARD_HOST") or socket.gethostname()
+
+
 def _joined(size: int, devices: int) -> RuntimeWorld:
     try:
         from mpi4py import MPI
@@ -68,10 +74,15 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
         )
     transport = MpiTransport(communicator, float(os.environ.get("MESHARD_TIMEOUT") or 300))
     everybody = range(size)
-    counts = transport.all_gather(devices, everybody)
-    owners = [p for p in everybody for _ in range(int(str(counts[p])))]
+    told: list[Any] = transport.all_gather((devices, _host()), everybody)
+    owners = [p for p, (count, _) in enumerate(told) for _ in range(count)]
+    names = list(dict.fromkeys(name for _, name in told))
     world = RuntimeWorld(
-        transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport
+        transport.index,
+        size,
+        [Device(i, p) for i, p in enumerate(owners)],
+        transport,
+        [names.index(name) for _, name in told],
     )
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))

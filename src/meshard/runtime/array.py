@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,6 +17,7 @@ from meshard.errors import ArgumentError, ConfigError, DeletedArrayError, NotAdd
 from .callers import user_line
 from .fetch import element_place, gathered, picked
 from .methods import ArrayMethods
+from .numpy_calls import numpy_call, spans_processes
 from .show import array_html, array_repr, array_str
 from .types import ArrayType, Block, Blocks
 from .world import here
@@ -226,6 +227,8 @@ class Array(ArrayMethods):
         return self.copy()
 
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
+        self._live()
+        self._check_complete("pickling")
         return _unpickled, (to_numpy(self),)
 
     # to NumPy and Python
@@ -247,6 +250,15 @@ class Array(ArrayMethods):
         if wanted != value.dtype:
             return value.astype(wanted)
         return _to_keep(value, fresh) if copy else value
+
+    def __array_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type[Any]],
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        return numpy_call(Array, func, types, args, kwargs)
 
     def __dlpack__(
         self,
@@ -303,6 +315,13 @@ class Array(ArrayMethods):
         self._check_complete("iteration")
         return (self[i] for i in range(self.shape[0]))
 
+    def __reversed__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        self._live()
+        self._check_complete("reversed")
+        return (self[i] for i in range(self.shape[0] - 1, -1, -1))
+
     def __contains__(self, value: Any) -> bool:
         if value is None or isinstance(value, (str, bytes)):
             raise TypeError(f"An array holds numbers; whether {value!r} is in it is no question.")
@@ -330,7 +349,7 @@ class Array(ArrayMethods):
 
     def _check_complete(self, what: str) -> None:
         if not self._type.complete:
-            raise NotAddressableError(f"{what}: {_spans(self._type)}")
+            raise NotAddressableError(f"{what}: {spans_processes(self._type)}")
 
     def _scalar(self, kind: str) -> Any:
         if self.ndim:
@@ -386,7 +405,7 @@ def to_numpy(x: Array) -> Block:
     """
     kind, blocks = x._type, x._live()
     if not kind.complete:
-        raise NotAddressableError(_spans(kind))
+        raise NotAddressableError(spans_processes(kind))
     if kind.layout.replicated:
         block = blocks[0]
         assert block is not None
@@ -395,16 +414,6 @@ def to_numpy(x: Array) -> Block:
         value = gathered(here(), kind, blocks)
     value.flags.writeable = False
     return value
-
-
-def _spans(kind: ArrayType) -> str:
-    """Say that other processes hold parts of an array, and what to do instead."""
-    return (
-        f"This array {kind.str_short()} spans processes: process {here().process_index} holds "
-        f"{len(kind.local)} of its {kind.layout.piece_count} pieces, and cannot show the whole. "
-        "Fetch it on every process with meshard.multihost_utils.process_allgather(x), or look at "
-        "x.addressable_shards."
-    )
 
 
 def _to_keep(value: Block, fresh: bool) -> Block:

@@ -83,8 +83,9 @@ def create_device_mesh(
 
     Args:
         mesh_shape: the shape; its volume is the number of devices.
-        devices: the devices; all of all processes by default. They stay in order, so that the
-            last dims of the shape lie within a process.
+        devices: the devices, in this order. By default all of all processes, those of one process
+            together and the processes of one host together, so that the last dims of the shape
+            lie within them.
         contiguous_submeshes: accepted as in JAX; here neighbours always are contiguous.
         allow_split_physical_axes: accepted as in JAX; there are no physical axes to split.
 
@@ -96,7 +97,7 @@ def create_device_mesh(
     (1, 1)
     """
     shape = tuple([n.__index__() for n in mesh_shape])
-    have = list(current().devices if devices is None else devices)
+    have = list(current().devices_by_host if devices is None else devices)
     if math.prod(shape) != len(have):
         raise ArgumentError(
             f"create_device_mesh: the number of devices {len(have)} must equal the product of "

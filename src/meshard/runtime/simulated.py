@@ -150,6 +150,7 @@ def simulate(
     program: Callable[[], T],
     *,
     deadline: float = 60.0,
+    hosts: Sequence[int] | None = None,
 ) -> list[T]:
     """Run ``program`` once in each of several simulated processes.
 
@@ -158,6 +159,7 @@ def simulate(
         devices_per_process: the devices of each.
         program: called without arguments, in a thread and a world of its own per process.
         deadline: seconds that a process waits for a message.
+        hosts: the number of the host that each process runs on; one host by default.
 
     Returns:
         What the program returned, process by process.
@@ -182,7 +184,7 @@ def simulate(
     errors: list[BaseException | None] = [None] * processes
 
     def body(index: int) -> None:
-        world = RuntimeWorld(index, processes, devices, SimulatedTransport(post, index))
+        world = RuntimeWorld(index, processes, devices, SimulatedTransport(post, index), hosts)
         try:
             with entered(world):
                 results[index] = program()

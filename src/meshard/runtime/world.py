@@ -45,8 +45,9 @@ class RuntimeWorld(World):
         process_count: int,
         devices: Sequence[Device],
         transport: Transport,
+        hosts: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(process_index, process_count, devices)
+        super().__init__(process_index, process_count, devices, hosts)
         self.transport = transport
         self.pages = Pages()
         self.workers = Workers()

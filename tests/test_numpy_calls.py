@@ -1,0 +1,212 @@
+"""NumPy's functions on arrays: as ever where a process has the values, refused where it has not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshard
+from meshard.errors import NotAddressableError
+from meshard.runtime.simulated import simulate
+
+from .worlds import alone, mesh, put
+
+VALUE = np.arange(16.0).reshape(8, 2)
+
+ANSWER_BY_TYPE = {
+    *("numpy.can_cast", "numpy.common_type", "numpy.iscomplexobj", "numpy.isrealobj", "numpy.ndim"),
+    *("numpy.result_type", "numpy.shape", "numpy.size"),
+}
+
+UFUNCS = (np.sin, np.negative, np.isfinite, np.modf)
+
+
+def of_numpy() -> Iterator[Callable[..., Any]]:
+    """Find every function of NumPy that asks its arguments' classes."""
+    for module in (np, np.linalg, np.fft):
+        for name in sorted(dir(module)):
+            found = getattr(module, name)
+            if callable(getattr(found, "_implementation", None)):
+                yield found
+
+
+def alone_in_a_job(body: Callable[[], Any]) -> Any:
+    """Run a body in process 1 of two, while the other does nothing: it must not wait for it."""
+
+    def program() -> Any:
+        return body() if meshard.process_index() == 1 else None
+
+    return simulate(2, 4, program, deadline=5)[1]
+
+
+def test_no_function_answers_for_values_that_are_elsewhere() -> None:
+    def body() -> tuple[set[str], list[str]]:
+        x, answered, refusals = put(VALUE, "i", "j"), set(), []
+        for function in of_numpy():
+            name = f"{function.__module__}.{function.__name__}"
+            notation = [("ij->", x)] if "einsum" in name else []
+            for args in (x,), (x, x), ([x, x],), (x, 1), (x, [1]), *notation:
+                try:
+                    function(*args)
+                except NotAddressableError as error:
+                    refusals.append(str(error).replace(name, "NAME"))
+                except (TypeError, ValueError, AttributeError):  # it takes other arguments
+                    pass
+                else:
+                    answered.add(name)
+        return answered, refusals
+
+    answered, refusals = alone_in_a_job(body)
+    assert answered == ANSWER_BY_TYPE
+    start = "NAME: This array float64[8,2] spans processes: process 1 holds 4 of its 8 pieces"
+    advised = [text for text in refusals if text.startswith(start)]
+    assert len(advised) > 200
+    assert all("the function of this name in meshard.numpy" in text for text in advised)
+    # A list of arrays is not asked, where a function takes one array; NumPy then reads its arrays.
+    assert all(
+        text.removeprefix("iteration: ").startswith(("NAME: This", "This")) for text in refusals
+    )
+
+
+def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
+    looks: dict[str, Callable[[Any], Any]] = {
+        "asarray": np.asarray,
+        "array of two": lambda x: np.array([x, x]),
+        "add": lambda x: np.add(x, 1),
+        "reduce": np.add.reduce,
+        "at": lambda x: np.add.at(np.zeros((8, 2)), 0, x),
+        "index": lambda x: np.arange(16)[x],
+        "assign": lambda x: np.zeros((8, 2)).__setitem__(slice(None), x),
+        "testing": lambda x: np.testing.assert_array_equal(x, x),
+        "nditer": np.nditer,
+        "fromiter": lambda x: np.fromiter(x, float),
+        "dlpack": np.from_dlpack,
+        "choice": np.random.default_rng(0).choice,
+        "list": list,
+        "unpacked": lambda x: (*x,),
+        "reversed": lambda x: list(reversed(x)),
+        "sum of rows": sum,
+        "item": lambda x: x.item(3),
+        "tolist": lambda x: x.tolist(),
+        "bytes": lambda x: x.tobytes(),
+        "pickle": pickle.dumps,
+        "device_get": meshard.device_get,
+    } | {f.__name__: f for f in UFUNCS}
+
+    def body() -> None:
+        x = put(VALUE, "i", "j")
+        for name, look in looks.items():
+            with pytest.raises(NotAddressableError, match=r"holds 4 of its 8 pieces") as caught:
+                look(x.astype(np.int64) if name == "index" else x)
+            assert "meshard.multihost_utils.process_allgather(x)" in str(caught.value), name
+
+    # Making the arrays that are looked at takes no message: this process is alone.
+    alone_in_a_job(body)
+
+
+def test_looking_at_what_is_here_asks_nobody() -> None:
+    def body() -> None:
+        x = put(VALUE, "i", "j")
+        assert len(x) == 8
+        for text in str(x), repr(x), f"{x}", f"{x:.2f}", f"{x!r}":
+            assert text.startswith("Array(shape=(8, 2), dtype=float64, sharding=NamedSharding(")
+            assert text.count(" on device ") == 4
+            assert "\n  [4:6, 0:1] on device 4:\n  [[ 8.]\n   [10.]]\n" in text
+        assert "device 7" in x._repr_html_() or "cpu:7" in x._repr_html_()
+        assert len(x.addressable_shards) == 4
+        assert [s.data is None for s in x.global_shards] == [True] * 4 + [False] * 4
+        for same in copy.copy(x), copy.deepcopy(x), x.block_until_ready():
+            assert same.sharding == x.sharding
+        assert not x.is_fully_addressable
+        assert any(one is x for one in meshard.live_arrays())
+
+    alone_in_a_job(body)
+
+
+def test_an_array_of_another_process_is_refused_by_its_name() -> None:
+    def body() -> None:
+        y = meshard.device_put(VALUE, meshard.devices()[1])
+        assert "no piece lies on this process" in str(y)
+        found = r"This array float64\[8,2\] lies on process 0, and this is process 1, which has no"
+        for look in np.asarray, np.sum, list, np.from_dlpack:
+            with pytest.raises(NotAddressableError, match=found):
+                look(y)
+
+    alone_in_a_job(body)
+
+
+def test_where_a_process_has_all_of_it_numpy_works() -> None:
+    def body() -> None:
+        replicas = put(VALUE)
+        columns = put(VALUE, None, "j")  # each process has both
+        own = meshard.device_put(VALUE, meshard.local_devices()[2])
+        for x in replicas, columns, own, put(VALUE, on=mesh((8,), ("i",))):
+            assert np.array_equal(x, VALUE)
+            np.testing.assert_array_equal(np.concatenate([x, x]), np.concatenate([VALUE, VALUE]))
+            assert float(np.sum(x)) == VALUE.sum()
+            np.testing.assert_array_equal(np.add(x, 1), VALUE + 1)
+            assert [float(row.sum()) for row in x] == VALUE.sum(1).tolist()
+            np.testing.assert_array_equal(pickle.loads(pickle.dumps(x)), VALUE)
+
+    alone_in_a_job(body)
+
+
+def test_in_one_process_functions_give_what_they_give_for_arrays_of_values() -> None:
+    def body() -> None:
+        x = put(VALUE, "i", "j")
+        for function in np.sum, np.mean, np.sort, np.cumsum, np.ravel, np.linalg.norm, np.fft.fft:
+            np.testing.assert_array_equal(np.asarray(function(x)), function(VALUE))
+        assert isinstance(np.sum(x), meshard.Array)  # by the method of that name, as in JAX
+        assert np.array_equal(x, VALUE)
+        assert not np.array_equal(x, VALUE + 1)
+        assert np.result_type(x, np.float32) == np.float64
+        assert np.einsum("ij->", x) == VALUE.sum()
+
+    alone(body)
+
+
+def test_other_classes_are_asked_too() -> None:
+    class Other:
+        def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> str:
+            return f"{func.__name__} of the other"
+
+    def body() -> None:
+        x = put(VALUE, "i")
+        assert np.concatenate([x, Other()]) == "concatenate of the other"
+        with pytest.raises(TypeError, match=r"no implementation found for 'numpy\.asarray'"):
+            np.asarray([1], like=x)
+
+    alone(body)
+
+
+def test_reversed_gives_the_rows_from_the_last() -> None:
+    def body() -> None:
+        x = put(VALUE, "i", "j")
+        np.testing.assert_array_equal([np.asarray(r) for r in reversed(x)], VALUE[::-1])
+        with pytest.raises(TypeError, match=re.escape("iteration over a 0-d array")):
+            reversed(x[0, 0])
+
+    alone(body)
+
+
+def test_fetching_is_explicit() -> None:
+    def body() -> None:
+        utils = meshard.multihost_utils
+        for x in put(VALUE, "i", "j"), meshard.device_put(VALUE, meshard.devices()[5]):
+            np.testing.assert_array_equal(utils.process_allgather(x), VALUE)
+            for root in 0, 1:
+                found = utils.gather(x, root=root)
+                if meshard.process_index() == root:
+                    np.testing.assert_array_equal(found, VALUE)
+                else:
+                    assert found is None
+        first = put(VALUE, "i", "j")[0]  # an operation: every process takes part, and has the row
+        assert np.asarray(first).tolist() == [0, 1]
+
+    simulate(2, 4, body, deadline=5)
