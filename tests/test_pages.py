@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.runtime.pages import _SMALLEST, Lease, Pages, _size_class
+from meshard.runtime.arena import size_class
+from meshard.runtime.pages import _SMALLEST, Lease, Pages
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16  # float64s: 512 KiB
@@ -119,14 +120,14 @@ def test_the_youngest_memory_is_taken_first():
 
 @given(st.integers(_SMALLEST, 1 << 40))
 def test_size_classes_waste_little(size):
-    found = _size_class(size)
+    found = size_class(size)
     assert size <= found <= size * 9 / 8 + mmap.PAGESIZE
     assert found % mmap.PAGESIZE == 0
-    assert _size_class(found) == found
+    assert size_class(found) == found
 
 
 def test_there_are_eight_classes_per_power_of_two():
-    assert len({_size_class(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)}) == 8
+    assert len({size_class(n) for n in range((1 << 20) + 1, (1 << 21) + 1, 4096)}) == 8
 
 
 def test_another_size_of_the_same_class_fits():

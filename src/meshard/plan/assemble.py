@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import final
 
@@ -22,6 +21,8 @@ from meshard.algebra.layout import Cuts, Layout
 
 from .hop import Hop, unit_map
 from .jobs import Jobs, flat_boxes
+from .parts import Copy, Message, Part, Recipe
+from .replicas import Ownership, ownership, with_replicas
 
 __all__ = ["Copy", "Message", "Part", "Recipe", "Source", "assemble", "overlaps"]
 
@@ -47,68 +48,6 @@ class Source:
     maps: tuple[DimMap, ...] | None = None
     onto: tuple[tuple[int, int], ...] | None = None
     flat: bool = False
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One box: ``destination[piece][target] = sources[operand][origin][region]``.
-
-    ``within`` is for a flat piece: where in it a box begins in C order, and that box's shape; the
-    target is then one in the box.
-    """
-
-    operand: int
-    origin: int
-    region: Index
-    piece: int
-    target: Index
-    shape: tuple[int, ...]
-    within: tuple[int, tuple[int, ...]] | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How one local piece is built.
-
-    Attributes:
-        shape: the piece's shape.
-        alias: the copy that is the whole piece, which then is the source's block or a view of it.
-        copies: the local copies, where it is not an alias.
-        covered: whether copies and received boxes fill the piece; the rest is fill.
-        layered: whether later copies lie over earlier ones, so that their order matters.
-    """
-
-    shape: tuple[int, ...]
-    alias: Copy | None
-    copies: tuple[Copy, ...]
-    covered: bool
-    layered: bool
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The boxes that pass between this process and a peer, in canonical order."""
-
-    peer: int
-    copies: tuple[Copy, ...]
-
-
-@final
-@dataclass(frozen=True)
-class Part:
-    """What one process does: a recipe for each piece (None: not held here), and its messages."""
-
-    recipes: tuple[Recipe | None, ...]
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-
-    @cached_property
-    def elements(self) -> int:
-        """The elements of all pieces that are filled, not views."""
-        return sum(math.prod(r.shape) for r in self.recipes if r is not None and r.alias is None)
 
 
 @final
@@ -236,6 +175,7 @@ def assemble(
     sources: Sequence[Source],
     process_of: Mapping[int, int] | None = None,
     me: int = 0,
+    hosts: Sequence[int] | None = None,
 ) -> Part:
     """Return what process ``me`` does to build its pieces of ``destination``.
 
@@ -245,10 +185,47 @@ def assemble(
             first, which then must lie as the destination does.
         process_of: the process of each device id; None when one process holds all.
         me: the process whose part is wanted.
+        hosts: for each process the number of its host, where those of one host can map each
+            other's memory; the part then says how replicas there can be one memory.
 
     A process takes what it holds itself. Where several others hold what it lacks, those of a single
     source without maps share the sending evenly (`Hop`); else the receivers take turns.
     """
+    part = _alone(destination, sources, process_of, me)
+    if hosts is None or process_of is None or len(sources) != 1:
+        return part
+    owned, volume = _owned(destination, sources[0], process_of, hosts)
+    return with_replicas(part, owned, me, volume)
+
+
+def _owned(
+    destination: Layout, source: Source, process_of: Mapping[int, int], hosts: Sequence[int]
+) -> tuple[list[Ownership], int]:
+    """Return who builds and who maps the pieces with replicas, and the size of the largest."""
+    holders, cells = _processes(source.layout, process_of), _Cells(source.layout)
+    owned: list[Ownership] = []
+    volume = 0
+    for piece, wanted in enumerate(_processes(destination, process_of)):
+        box = destination.box(piece)
+        if len(wanted) < 2 or not box.volume:
+            continue
+        complete = set(wanted)
+        for choices in _boxes(0, source, cells, piece, box):
+            complete &= {p for c in choices for p in holders[c.origin]}
+        found = ownership(piece, wanted, complete, hosts)
+        if found:
+            owned += found
+            volume = max(volume, box.volume)
+    return owned, volume
+
+
+def _alone(
+    destination: Layout,
+    sources: Sequence[Source],
+    process_of: Mapping[int, int] | None,
+    me: int,
+) -> Part:
+    """Return what process ``me`` does where every process builds all its pieces itself."""
     holders = [_processes(s.layout, process_of) for s in sources]
     if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
         every = set.intersection(*map(set, holders[0])) if holders[0] else set()

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from .arena import Arena, size_class
 from .types import Block
 
 __all__ = ["Lease", "Pages", "lease_of", "only_view"]
@@ -102,6 +103,7 @@ class Pages:
         keep: the most bytes that stay in the pool unused.
         used: the bytes of all leases that are used now.
         peak: the most that were used at once since `reset_peak`.
+        arena: memory that the other processes of the host can map; None if there is none.
     """
 
     def __init__(self, keep: int = 1 << 30) -> None:
@@ -110,6 +112,7 @@ class Pages:
         self.peak = 0
         self._counting = threading.RLock()
         self._free: dict[int, deque[mmap.mmap]] = {}
+        self.arena: Arena | None = None
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one comes from the pool."""
@@ -118,9 +121,33 @@ class Pages:
             size *= n
         if size < _SMALLEST:
             return np.empty(shape, dtype)
-        memory = self._memory(_size_class(size))
+        memory = self._memory(size_class(size))
         flat = np.asarray(Lease(self, memory, len(memory)))
         return flat[:size].view(dtype).reshape(shape)
+
+    def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
+        """Return an uninitialised C-ordered array; a large one where neighbours can write to it."""
+        if self.arena is None:
+            return self.empty(shape, dtype)
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        lease = self.arena.lease(size) if size >= _SMALLEST else None
+        if lease is None:
+            return self.empty(shape, dtype)
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def open_arena(self, places: int) -> Arena:
+        """Make memory that the other processes of the host can map.
+
+        Args:
+            places: how many processes the host has.
+
+        Raises:
+            OSError: if the system has no such memory.
+        """
+        self.arena = Arena(places, self._count, self.keep)
+        return self.arena
 
     def lazy(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an array of zeros whose pages are used only when they are written to.
@@ -132,7 +159,7 @@ class Pages:
             size *= n
         if size < _SMALLEST:
             return np.zeros(shape, dtype)
-        flat = np.asarray(Lease(self, mmap.mmap(-1, _size_class(size)), 0))
+        flat = np.asarray(Lease(self, mmap.mmap(-1, size_class(size)), 0))
         return flat[:size].view(dtype).reshape(shape)
 
     def reset_peak(self) -> None:
@@ -168,14 +195,12 @@ class Pages:
     def trim(self) -> None:
         """Give all idle memory back to the system."""
         self._free.clear()
+        if self.arena is not None:
+            self.arena.trim()
 
     def close(self) -> None:
         """Give all idle memory back, now and whenever the last view of a block dies."""
         self.keep = 0
+        if self.arena is not None:
+            self.arena.keep = 0
         self.trim()
-
-
-def _size_class(size: int) -> int:
-    """Round up to one of eight steps per power of two, in whole pages."""
-    step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 4))
-    return -(-size // step) * step
