@@ -210,13 +210,19 @@ def test_under_a_condition_of_the_other_axis():
 
         mapped = meshard.shard_map(send, mesh=mesh(), in_specs=P("i"), out_specs=P("j", "i"))
         with ledger() as log:
-            found = whole(mapped(operand, output, lists))
-        return found, [(r.what, r.kind) for r in log][:2]
+            mapped(operand, output, lists)
+        found = [(r.what, r.kind) for r in log]
+        # A process none of whose devices takes the branch knows of no exchange in it.
+        taken = set(meshard.local_devices()) & set(mesh().devices[:, 1])
+        assert found == (EXCHANGED if taken else [])
+        return whole(mapped(operand, output, lists))
 
-    found, log = everywhere(body)
+    found = everywhere(body)
     np.testing.assert_array_equal(found[0], case[1])
     np.testing.assert_array_equal(found[1], expected)
-    assert log == [("ragged_all_to_all", "all-gather"), ("ragged_all_to_all", "all-to-all")]
+
+
+EXCHANGED = [("ragged_all_to_all", "all-gather"), ("ragged_all_to_all", "all-to-all")]
 
 
 # bytes
@@ -272,7 +278,7 @@ def test_a_budget_refuses_before_rows_move():
         budget("15 KB"),
     ):
         run(case, ("i", "j"))
-    assert seen.sent <= 4 * 8 * 8 * 8
+    assert seen.sent <= 4 * 8 * 8 * 8 * meshard.process_count()
     run(case, ("i", "j"))
 
 

@@ -94,9 +94,11 @@ def whole(x: Any) -> np.ndarray:
     """Return the value of an array, fetched from all processes if need be."""
     if not isinstance(x, meshard.Array):
         return np.asarray(x)
-    if not x.is_fully_addressable and not x.is_fully_replicated:
-        mesh = Mesh(list(x.sharding.device_order), "all")
-        x = meshard.device_put(x, NamedSharding(mesh, P()))
+    owners = {d.process_index for d in x.sharding.device_order}
+    everybody = len(owners) == meshard.process_count()
+    if not x.is_fully_addressable and not (x.is_fully_replicated and everybody):
+        devices = x.sharding.device_order if everybody else meshard.devices()
+        x = meshard.device_put(x, NamedSharding(Mesh(list(devices), "all"), P()))
     return np.array(x)
 
 

@@ -54,20 +54,23 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
     ),
     (1,) * 8: ("process_local", "reshard", "ledger", "exchanges"),
 }
+if os.environ.get("MESHARD_TEST_ALL_RANKS"):
+    SUITES = dict.fromkeys(SHARES, ALL)
 
 
 @pytest.mark.timeout(LIMIT + 20)
-@pytest.mark.parametrize("processes", SUITES)
-def test_laws(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", SUITES, ids=str)
+def test_laws(devices: tuple[int, ...], tmp_path: Path) -> None:
+    processes = len(devices)
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST_", "COV_"))}
     settings = environment(inherited, devices_per_process=None, timeout=60)
-    settings["MESHARD_TEST_RANKS"] = str(processes)
+    settings["MESHARD_TEST_RANKS"] = ",".join(map(str, devices))
     mpiexec = find_mpiexec()
     version = subprocess.run(
         [mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
     options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", "120"]
-    files = [str(ROOT / "tests" / f"test_{name}.py") for name in SUITES[processes]]
+    files = [str(ROOT / "tests" / f"test_{name}.py") for name in SUITES[devices]]
     program = ["-m", "tests.ranks.job", str(tmp_path), *options, *files]
     job = subprocess.Popen(
         command(mpiexec, version, program, processes=processes, settings=settings),
