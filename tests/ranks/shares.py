@@ -90,14 +90,18 @@ def simulate_by_job(
     program: Callable[[], Any],
     deadline: float = 0,
     hosts: Sequence[int] | None = None,
+    table: object = None,
 ) -> list[Any]:
     """Stand in for `simulate` in a job: its processes run the program, if they are as asked for."""
     from meshard.runtime.world import here
 
     world = here()
     everybody = range(world.process_count)
-    if hosts is not None or [d.process_index for d in world.devices] != [
-        p for p in range(processes) for _ in range(devices)
-    ]:
+    if (
+        hosts is not None
+        or table is not None
+        or [d.process_index for d in world.devices]
+        != [p for p in range(processes) for _ in range(devices)]
+    ):
         pytest.skip(f"the job is not one of {processes} processes with {devices} devices each")
     return world.transport.all_gather(program(), everybody)

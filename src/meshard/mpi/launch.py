@@ -17,7 +17,7 @@ from meshard.errors import ConfigError
 from meshard.runtime.workers import Workers
 from meshard.runtime.world import RuntimeWorld, alone
 
-__all__ = ["initialize", "is_initialized", "job_size", "shutdown"]
+__all__ = ["end_job", "initialize", "is_initialized", "job_size", "shutdown"]
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -61,6 +61,8 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
             'which joins them. Install it with pip install "meshard[mpi]", or start the program '
             "without mpiexec."
         ) from error
+    from .segments import open_segments
+    from .table import read_table
     from .transport import MpiTransport
 
     if not MPI.Is_initialized():  # mpi4py does so when it is imported, unless it was told not to
@@ -74,16 +76,25 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
         )
     transport = MpiTransport(communicator, float(os.environ.get("MESHARD_TIMEOUT") or 300))
     everybody = range(size)
-    told: list[Any] = transport.all_gather((devices, _host()), everybody)
-    owners = [p for p, (count, _) in enumerate(told) for _ in range(count)]
-    names = list(dict.fromkeys(name for _, name in told))
+    table = read_table() if transport.index == 0 else None
+    told: list[Any] = transport.all_gather((devices, _host(), table), everybody)
+    transport.settle(told[0][2])
+    owners = [p for p, (count, _, _) in enumerate(told) for _ in range(count)]
+    names = list(dict.fromkeys(name for _, name, _ in told))
+    hosts = [names.index(name) for _, name, _ in told]
     world = RuntimeWorld(
-        transport.index,
-        size,
-        [Device(i, p) for i, p in enumerate(owners)],
-        transport,
-        [names.index(name) for _, name in told],
+        transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
     )
+    if transport.table.memory:
+        transport.reach(
+            *open_segments(
+                world.pages,
+                hosts,
+                transport.index,
+                transport.table,
+                lambda value: transport.all_gather(value, everybody),
+            )
+        )
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
     _abort_on_errors(MPI)
@@ -98,12 +109,25 @@ def _abort_on_errors(mpi: Any) -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         before(kind, error, trace)
-        rank = mpi.COMM_WORLD.Get_rank()
-        print(f"meshard: process {rank} has failed; the job is ended.", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        mpi.COMM_WORLD.Abort(1)
+        _abort(mpi)
 
     sys.excepthook = report
+
+
+def _abort(mpi: Any) -> None:
+    rank = mpi.COMM_WORLD.Get_rank()
+    print(f"meshard: process {rank} has failed; the job is ended.", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    mpi.COMM_WORLD.Abort(1)
+
+
+def end_job() -> None:
+    """End all processes of the job, which would wait for this one; without others do nothing."""
+    world = known_world()
+    if world is not None and world.process_count > 1:
+        from mpi4py import MPI
+
+        _abort(MPI)
 
 
 def initialize(

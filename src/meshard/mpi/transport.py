@@ -1,8 +1,8 @@
 """The transport between the processes of an MPI job.
 
-Boxes go as bytes. Large ones are sent from where they lie and received in place, if they are
-contiguous there; small ones to the same peer are packed into one message. Both ends know all shapes
-from the same plan, so that nothing but data is sent. Every wait polls, with a deadline.
+Who shares a host with this process is reached through memory (`segments`), others by messages of
+MPI (`messages`). Both ends know all shapes from the same plan, so that nothing but data is sent.
+All that waits is a generator; they go on in turn, and a deadline ends the wait.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from mpi4py import MPI
 
 from meshard.errors import TransportError
+from meshard.runtime.transport import Lent, Table, Taken
 from meshard.runtime.types import Block
+
+from .messages import Messages
+from .segments import Segments
 
 __all__ = ["MpiTransport"]
 
-_DATA, _SIZE, _OBJECT = 11, 12, 13
-_LARGE = 1 << 16
-"""Bytes from which a box is a message of its own."""
-_MOST = 1 << 30
-"""Bytes of one message: MPI counts them in 32 bits."""
+Job = tuple[int, Iterator[None]]
+"""A peer, and what is to be done with it."""
 _EAGER_SECONDS = 2e-3
 """How long to give the core away between two looks, before sleeping."""
 
@@ -37,14 +38,30 @@ class MpiTransport:
     Args:
         communicator: the processes; a duplicate of it is used.
         deadline: seconds that a process waits for the others.
+        table: the sizes that decide how something is moved.
     """
 
-    def __init__(self, communicator: MPI.Intracomm, deadline: float) -> None:
+    def __init__(
+        self, communicator: MPI.Intracomm, deadline: float, table: Table | None = None
+    ) -> None:
         self._comm = communicator.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.deadline = deadline
         self.index: int = self._comm.Get_rank()
         self.count: int = self._comm.Get_size()
+        self.hosts: tuple[int, ...] | None = None
+        self._near: Segments | None = None
+        self.settle(table or Table())
+
+    def settle(self, table: Table) -> None:
+        """Move by this table from now on."""
+        self.table = table
+        self._messages = Messages(self._comm, table)
+
+    def reach(self, near: Segments | None, hosts: tuple[int, ...] | None) -> None:
+        """Move through memory what passes between processes of one host, from now on."""
+        self._near = near
+        self.hosts = hosts
 
     def exchange(
         self,
@@ -56,76 +73,82 @@ class MpiTransport:
         Raises:
             TransportError: if a peer fails or does not answer before the deadline.
         """
-        requests: list[MPI.Request] = []
-        arriving: list[tuple[Block, Block]] = []
-        packed: list[tuple[Sequence[Block], Block]] = []
-        kept: list[Block] = []
-        for peer, blocks in receives:
-            small = [b for b in blocks if 0 < b.nbytes < _LARGE]
-            if small:
-                buffer = np.empty(sum(b.nbytes for b in small), np.uint8)
-                packed.append((small, buffer))
-                requests.append(self._comm.Irecv([buffer, MPI.BYTE], peer, _DATA))
-            for block in blocks:
-                if block.nbytes >= _LARGE:
-                    target = block if block.flags.c_contiguous else _like(block)
-                    if target is not block:
-                        arriving.append((block, target))
-                    for part in _portions(target):
-                        requests.append(self._comm.Irecv([part, MPI.BYTE], peer, _DATA))
-        for peer, blocks in sends:
-            small = [b for b in blocks if 0 < b.nbytes < _LARGE]
-            if small:
-                buffer = np.concatenate([_bytes(b) for b in small])
-                kept.append(buffer)
-                requests.append(self._comm.Isend([buffer, MPI.BYTE], peer, _DATA))
-            for block in blocks:
-                if block.nbytes >= _LARGE:
-                    for part in _portions(block):
-                        kept.append(part)
-                        requests.append(self._comm.Isend([part, MPI.BYTE], peer, _DATA))
-        peers = sorted({p for p, _ in (*sends, *receives)})
-        self._wait(requests, peers)
-        for block, target in arriving:
-            block[...] = target
-        for targets, buffer in packed:
-            at = 0
-            for block in targets:
-                part = buffer[at : at + block.nbytes]
-                block[...] = part.view(block.dtype).reshape(block.shape)
-                at += block.nbytes
+        going, coming = dict(sends), dict(receives)
+        jobs: list[Job] = []
+        for peer in {**coming, **going}:
+            out, back = going.get(peer, ()), coming.get(peer, ())
+            jobs += [(peer, job) for job in self._way(peer).talk(peer, out, back)]
+        self._run(jobs)
+
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Let neighbours look at complete blocks, and return those that they have, read-only.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+        near = self._near
+        assert near is not None  # nobody plans to share where `hosts` is None
+        going: dict[int, list[Block]] = {}
+        for block, takers in lent:
+            reachable = near.within_reach(block)
+            for peer in takers:
+                going.setdefault(peer, []).append(reachable)
+        coming: dict[int, list[int]] = {}
+        for number, (owner, _, _) in enumerate(taken):
+            coming.setdefault(owner, []).append(number)
+        found: dict[int, Block] = {}
+        jobs: list[Job] = [(peer, near.lend(blocks, peer)) for peer, blocks in going.items()]
+        for owner, numbers in coming.items():
+            kinds = {n: taken[n][1:] for n in numbers}
+            jobs.append((owner, near.take(owner, kinds, found)))
+        self._run(jobs)
+        return [found[n] for n in range(len(taken))]
 
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
         """Return every peer's small object, in the order of ``peers``, this process included."""
         letter = np.frombuffer(pickle.dumps(value), np.uint8)
-        size = np.array([len(letter)], np.int64)
-        others = [p for p in peers if p != self.index]
-        sizes = {p: np.empty(1, np.int64) for p in others}
-        requests = [self._comm.Irecv(sizes[p], p, _SIZE) for p in others]
-        requests += [self._comm.Isend(size, p, _SIZE) for p in others]
-        self._wait(requests, others)
-        letters = {p: np.empty(int(sizes[p][0]), np.uint8) for p in others}
-        requests = [self._comm.Irecv([letters[p], MPI.BYTE], p, _OBJECT) for p in others]
-        requests += [self._comm.Isend([letter, MPI.BYTE], p, _OBJECT) for p in others]
-        self._wait(requests, others)
-        letters[self.index] = letter
-        return [pickle.loads(letters[p].tobytes()) for p in peers]
+        found = {self.index: letter}
+        jobs: list[Job] = []
+        for peer in peers:
+            if peer != self.index:
+                way = self._way(peer)
+                jobs += [(peer, way.tell(peer, letter)), (peer, way.hear(peer, found))]
+        self._run(jobs)
+        return [pickle.loads(found[p].tobytes()) for p in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all ``peers`` have come here."""
         self.all_gather(None, peers)
 
-    def _wait(self, requests: list[MPI.Request], peers: Sequence[int]) -> None:
-        """Poll until all requests are done.
+    def _way(self, peer: int) -> Segments | Messages:
+        """Return how to reach a process."""
+        return self._near if self._near is not None and peer in self._near else self._messages
+
+    def _run(self, jobs: list[Job]) -> None:
+        """Go on with each job where it can go on, until all are done.
 
         Raises:
             TransportError: if MPI reports a failure, or the deadline has passed.
         """
-        begun = time.monotonic()
+        begun = 0.0
+        peer = -1
         try:
-            while not MPI.Request.Testall(requests):
-                waited = time.monotonic() - begun
+            while True:
+                left = []
+                for job in jobs:
+                    peer = job[0]
+                    for _ in job[1]:  # it waits
+                        left.append(job)
+                        break
+                if not left:
+                    return
+                jobs = left
+                now = time.monotonic()
+                if not begun:
+                    begun = now
+                waited = now - begun
                 if waited > self.deadline:
+                    peers = sorted({p for p, _ in jobs})
                     raise TransportError(
                         f"Process {self.index} has waited {self.deadline:g} s for processes "
                         f"{', '.join(map(str, peers))}. Is one of them dead or hanging, or do "
@@ -137,21 +160,6 @@ class MpiTransport:
                     time.sleep(1e-4)
         except MPI.Exception as error:
             raise TransportError(
-                f"Process {self.index}: MPI failed in a message with processes "
-                f"{', '.join(map(str, peers))}: {error.Get_error_string()}."
+                f"Process {self.index}: MPI failed in a message with process {peer}: "
+                f"{error.Get_error_string()}."
             ) from error
-
-
-def _like(block: Block) -> Block:
-    return np.empty(block.shape, block.dtype)
-
-
-def _bytes(block: Block) -> Block:
-    """Return the elements as bytes in C order, as a view if they lie so."""
-    return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-
-
-def _portions(block: Block) -> Iterator[Any]:
-    flat = _bytes(block)
-    for first in range(0, len(flat), _MOST):
-        yield flat[first : first + _MOST]

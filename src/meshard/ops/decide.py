@@ -189,7 +189,7 @@ def _move_to(
     processes = world.process_map(target)
     if processes is not None:
         processes = {**processes, **(world.process_map(kind.sharding) or {})}
-    return assemble(layout, [Source(source)], processes, world.process_index)
+    return assemble(layout, [Source(source)], processes, world.process_index, world.sharing)
 
 
 def _output(
@@ -386,7 +386,7 @@ def decide_move(
             processes = {**processes, **(world.process_map(kind.sharding) or {})}
         origins.append(origin)
         sources.append(Source(layout, None if op.flat else own_maps, place, op.flat))
-    part = assemble(output.layout, sources, processes, world.process_index)
+    part = assemble(output.layout, sources, processes, world.process_index, world.sharing)
     array = (types[0] if len(types) == 1 else output).str_short()
     wire = Move(
         array, output.sharding, tuple(origins), output.layout, tuple(sources), dtype.itemsize

@@ -99,7 +99,8 @@ def plan_reduction(
     place = None
     if scatter is None:
         final_layout = Layout(shape, cuts, outs)
-        place = assemble(final_layout, [Source(Layout(shape, shares, shared))], processes, me)
+        lying = Source(Layout(shape, shares, shared))
+        place = assemble(final_layout, [lying], processes, me, world.sharing)
     return Reduction(cells, gather, place, dtypes, parts.piece_count)
 
 

@@ -28,6 +28,8 @@ ROOM = 1 << 40
 """Bytes of addresses of one arena; memory is taken only where something is written."""
 _LEAST_ROOM = 1 << 32
 _HEAD = 4096
+_NAME = "meshard"
+_LINK = f"/memfd:{_NAME}"
 _COUNTERS = np.dtype(np.uint32)
 
 
@@ -111,7 +113,7 @@ class Arena:
         self.count = count
         self.keep = keep
         self._places = places
-        self._file = os.memfd_create("meshard")
+        self._file = os.memfd_create(_NAME)
         self._map, self._room = _largest(self._file, room)
         self.handle = (os.getpid(), self._file, self._room)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -228,7 +230,10 @@ class Neighbour:
 
     def __init__(self, handle: tuple[int, int, int], place: int, places: int) -> None:
         process, number, room = handle
-        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        path = f"/proc/{process}/fd/{number}"
+        if not os.readlink(path).startswith(_LINK):  # in another container it is another's file
+            raise OSError(f"{path} is not an arena")
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(file, room)
         finally:

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.box import Index
-from meshard.plan.assemble import Copy, Part
+from meshard.plan.parts import Copy, Part, Replicas
 
 from .types import Block, Blocks
 from .world import RuntimeWorld
@@ -41,12 +41,44 @@ def run_part(
         fill: the value of elements that no source gives; None if there are none.
     """
     tasks: list[Callable[[], None]] = []
-    results, views = _begun(world, part, operands, dtype, fill, tasks)
+    part, replicas = _with_replicas(world, part, dtype)
+    results, views = _begun(world, part, operands, dtype, fill, tasks, replicas)
     world.workers.run(tasks)
     _without_dear_views(world, part, results, views, dtype)
     if part.sends or part.receives:  # after the copies: what is received lies over them
-        _exchange(world, part, operands, results)
+        world.transport.exchange(*_messages(part, operands, results))
+    if replicas is not None:
+        _share(world, [(replicas, results, dtype)])
     return tuple(results)
+
+
+def _with_replicas(
+    world: RuntimeWorld, part: Part, dtype: np.dtype[Any]
+) -> tuple[Part, Replicas | None]:
+    """Return what to do if replicas on a host are one memory, where that is worth a message."""
+    found = part.replicas
+    if found is None or found.volume * dtype.itemsize < world.transport.table.replicas:
+        return part, None
+    return found.part, found
+
+
+def _share(
+    world: RuntimeWorld,
+    shared: Sequence[tuple[Replicas, list[Block | None], np.dtype[Any]]],
+) -> None:
+    """Lend the pieces that are built, and put those that neighbours have built into their place."""
+    lent: list[tuple[Block, tuple[int, ...]]] = []
+    taken: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
+    for replicas, results, dtype in shared:
+        for piece, takers in replicas.lent:
+            block = results[piece]
+            assert block is not None
+            lent.append((block, takers))
+        taken += [(owner, shape, dtype) for _, owner, shape in replicas.taken]
+    found = iter(world.transport.share(lent, taken))
+    for replicas, results, _ in shared:
+        for piece, _, _ in replicas.taken:
+            results[piece] = next(found)
 
 
 def run_parts(
@@ -72,8 +104,12 @@ def _begun(
     dtype: np.dtype[Any],
     fill: object,
     tasks: list[Callable[[], None]],
+    replicas: Replicas | None = None,
 ) -> tuple[list[Block | None], dict[int, Block]]:
     """Return the pieces, to be filled by the tasks that are added, and those that are views."""
+    empty = world.pages.empty
+    if part.receives or (replicas is not None and replicas.lent):
+        empty = world.pages.reachable
     results: list[Block | None] = []
     small = part.elements * dtype.itemsize < LARGE
     views: dict[int, Block] = {}
@@ -91,7 +127,7 @@ def _begun(
                 views[len(results)] = view
             results.append(_spread(view, recipe.shape))
             continue
-        target = world.pages.empty(recipe.shape, dtype)
+        target = empty(recipe.shape, dtype)
         results.append(target)
         if not recipe.covered:
             target[...] = fill
@@ -171,12 +207,6 @@ def _in_order(copies: Sequence[tuple[Block, Block]]) -> None:
         np.copyto(target, origin)
 
 
-def _exchange(
-    world: RuntimeWorld, part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
-) -> None:
-    world.transport.exchange(*_messages(part, operands, results))
-
-
 def _messages(
     part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
 ) -> tuple[list[tuple[int, list[Block]]], list[tuple[int, list[Block]]]]:
@@ -225,18 +255,22 @@ def run_moves(
         progress: called with the bytes that have arrived since the last call.
     """
     tasks: list[Callable[[], None]] = []
-    begun = [_begun(world, m.part, (m.blocks,), m.dtype, None, tasks) for m in moves]
+    ways = [_with_replicas(world, m.part, m.dtype) for m in moves]
+    begun = [
+        _begun(world, part, (m.blocks,), m.dtype, None, tasks, replicas)
+        for m, (part, replicas) in zip(moves, ways, strict=True)
+    ]
     world.workers.run(tasks)
-    for move, (results, views) in zip(moves, begun, strict=True):
-        _without_dear_views(world, move.part, results, views, move.dtype)
+    for move, (part, _), (results, views) in zip(moves, ways, begun, strict=True):
+        _without_dear_views(world, part, results, views, move.dtype)
         if progress is not None:
-            arriving = sum(_nbytes(c, move.dtype) for m in move.part.receives for c in m.copies)
+            arriving = sum(_nbytes(c, move.dtype) for m in part.receives for c in m.copies)
             held = sum(b.nbytes for b in results if b is not None)
             progress(held - arriving)
     sends: dict[int, list[Block]] = {}
     receives: dict[int, list[Block]] = {}
-    for move, (results, _) in zip(moves, begun, strict=True):
-        going, coming = _messages(move.part, (move.blocks,), results)
+    for move, (part, _), (results, _) in zip(moves, ways, begun, strict=True):
+        going, coming = _messages(part, (move.blocks,), results)
         for peers, messages in ((sends, going), (receives, coming)):
             for peer, boxes in messages:
                 peers.setdefault(peer, []).extend(boxes)
@@ -247,6 +281,15 @@ def run_moves(
             world.transport.exchange(going, coming)
             if progress is not None:
                 progress(sum(b.nbytes for _, boxes in coming for b in boxes))
+    shared = [
+        (replicas, results, move.dtype)
+        for move, (_, replicas), (results, _) in zip(moves, ways, begun, strict=True)
+        if replicas is not None
+    ]
+    if shared:
+        _share(world, shared)
+        if progress is not None:
+            progress(sum(math.prod(t[2]) * d.itemsize for r, _, d in shared for t in r.taken))
     return [tuple(results) for results, _ in begun]
 
 

@@ -7,6 +7,7 @@ from typing import final
 
 from meshard.errors import TransportError
 
+from .transport import Lent, Table, Taken
 from .types import Block
 
 __all__ = ["LocalTransport"]
@@ -18,6 +19,10 @@ class LocalTransport:
 
     index = 0
     count = 1
+    hosts: tuple[int, ...] | None = None
+
+    def __init__(self) -> None:
+        self.table = Table()
 
     def exchange(
         self,
@@ -27,6 +32,12 @@ class LocalTransport:
         """Refuse messages; there are no peers."""
         if sends or receives:
             raise TransportError("This process is alone, and a plan asks it to send or receive.")
+
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Refuse to lend or take; there are no neighbours."""
+        if lent or taken:
+            raise TransportError("This process is alone, and a plan asks it to lend or take.")
+        return []
 
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
         """Return the one value."""

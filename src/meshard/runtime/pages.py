@@ -149,6 +149,10 @@ class Pages:
         self.arena = Arena(places, self._count, self.keep)
         return self.arena
 
+    def close_arena(self) -> None:
+        """Take no more memory that others can map."""
+        self.arena = None
+
     def lazy(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an array of zeros whose pages are used only when they are written to.
 

@@ -306,7 +306,8 @@ def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Par
         processes = world.process_map(kind.sharding)
         if processes is not None:
             processes = {**processes, **(world.process_map(source.sharding) or {})}
-        part = assemble(kind.layout, [Source(source.layout)], processes, world.process_index)
+        sources, me = [Source(source.layout)], world.process_index
+        part = assemble(kind.layout, sources, processes, me, world.sharing)
         world.decided(key, part)
     return part
 

@@ -186,7 +186,8 @@ def _by_hops(
     blocks = x._live()
     for before, after in pairwise(route.layouts):
         ids = before.device_ids | after.device_ids
-        part = assemble(after, [Source(before)], {i: known[i] for i in ids}, world.process_index)
+        owners = {i: known[i] for i in ids}
+        part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
         (blocks,) = run_moves(world, [Move(part, blocks, kind.dtype)], window)
     return blocks
 

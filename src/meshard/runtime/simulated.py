@@ -18,6 +18,7 @@ import numpy as np
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
 
+from .transport import Lent, Table, Taken
 from .types import Block
 from .world import RuntimeWorld
 
@@ -103,10 +104,14 @@ class _Post:
 class SimulatedTransport:
     """One simulated process's end of the post."""
 
-    def __init__(self, post: _Post, index: int) -> None:
+    def __init__(
+        self, post: _Post, index: int, hosts: tuple[int, ...], table: Table | None = None
+    ) -> None:
         self._post = post
         self.index = index
         self.count = post.count
+        self.hosts: tuple[int, ...] | None = hosts
+        self.table = table or Table()
 
     def exchange(
         self,
@@ -132,6 +137,25 @@ class SimulatedTransport:
                     )
                 target[...] = sent
 
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Pass blocks on as they are, read-only: one memory, as between neighbours."""
+        for block, takers in lent:
+            seen = block.view()
+            seen.flags.writeable = False
+            for peer in takers:
+                self._post.put(self.index, peer, "a replica", seen)
+        found = []
+        for owner, shape, dtype in taken:
+            block = self._post.take(owner, self.index, "a replica")
+            if block.shape != shape or block.dtype != dtype:
+                raise TransportError(
+                    f"Process {self.index} expects a replica {dtype}{shape} of process {owner}, "
+                    f"which shares {block.dtype}{block.shape}: the processes have come out of "
+                    "step."
+                )
+            found.append(block)
+        return found
+
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
         """Return a copy of every peer's object, this process's included."""
         letter = pickle.dumps(value)
@@ -151,6 +175,7 @@ def simulate(
     *,
     deadline: float = 60.0,
     hosts: Sequence[int] | None = None,
+    table: Table | None = None,
 ) -> list[T]:
     """Run ``program`` once in each of several simulated processes.
 
@@ -160,6 +185,7 @@ def simulate(
         program: called without arguments, in a thread and a world of its own per process.
         deadline: seconds that a process waits for a message.
         hosts: the number of the host that each process runs on; one host by default.
+        table: the sizes that decide how something is moved.
 
     Returns:
         What the program returned, process by process.
@@ -168,6 +194,15 @@ def simulate(
         BaseException: what the first process that failed raised; the others are ended.
         TransportError: if messages are left that nobody received.
         ArgumentError: if there is not at least one process with one device.
+
+    >>> import meshard
+    >>> from meshard.testing import simulate
+    >>> def program():
+    ...     sharding = meshard.NamedSharding(meshard.make_mesh((4,), "x"), meshard.P("x"))
+    ...     x = meshard.device_put(meshard.numpy.arange(8.0), sharding)
+    ...     return meshard.process_index(), len(x.addressable_shards), float(x.sum())
+    >>> simulate(2, 2, program)
+    [(0, 2, 28.0), (1, 2, 28.0)]
     """
     if processes < 1 or devices_per_process < 1:
         raise ArgumentError(
@@ -180,11 +215,13 @@ def simulate(
         for i in range(devices_per_process)
     ]
     post = _Post(processes, deadline)
+    shared = (0,) * processes if hosts is None else tuple(hosts)
     results: list[Any] = [None] * processes
     errors: list[BaseException | None] = [None] * processes
 
     def body(index: int) -> None:
-        world = RuntimeWorld(index, processes, devices, SimulatedTransport(post, index), hosts)
+        transport = SimulatedTransport(post, index, shared, table)
+        world = RuntimeWorld(index, processes, devices, transport, hosts)
         try:
             with entered(world):
                 results[index] = program()

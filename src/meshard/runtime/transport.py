@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
 
 from .types import Block
 
-__all__ = ["Transport"]
+__all__ = ["Lent", "Table", "Taken", "Transport"]
+
+Lent = Sequence[tuple[Block, Sequence[int]]]
+"""Blocks that are complete, and the processes of this host that look at each."""
+Taken = Sequence[tuple[int, tuple[int, ...], np.dtype[Any]]]
+"""Blocks to look at: the process that has each, its shape and its dtype."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The sizes that decide how something is moved, in bytes; the same in all processes of a job.
+
+    Attributes:
+        packed: boxes below it that go to the same peer are packed into one message.
+        slab: the most bytes of one message; larger boxes are cut.
+        window: the most bytes that are on their way between two processes in each direction.
+        typed: a strided box whose runs have at least so many bytes is sent as an MPI datatype, one
+            with shorter runs is packed.
+        pushed: boxes from it on are written straight into the memory of a neighbour on the host.
+        replicas: from it on replicas on a host are one memory.
+        memory: whether the processes of a host reach each other through memory at all.
+    """
+
+    packed: int = 1 << 16
+    slab: int = 1 << 22
+    window: int = 1 << 24
+    typed: int = 1 << 6
+    pushed: int = 1 << 16
+    replicas: int = 1 << 18
+    memory: bool = True
 
 
 class Transport(Protocol):
     """Moves planned boxes and small objects between the processes of one job.
 
     All methods are called by one thread per process, in program order. Every wait has a deadline.
+
+    Attributes:
+        index: this process's number.
+        count: how many processes there are.
+        table: the sizes that decide how something is moved.
+        hosts: for each process the number of its host, where the processes of one host can look at
+            each other's memory; None where none can.
     """
 
     index: int
     count: int
+    table: Table
+    hosts: tuple[int, ...] | None
 
     def exchange(
         self,
@@ -28,6 +70,15 @@ class Transport(Protocol):
 
         For each pair of processes the blocks sent and received agree in number, shape and order,
         since both ends derive them from the same plan. Blocks may be strided.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Let neighbours look at complete blocks, and return those that they have, read-only.
+
+        For each pair of processes the blocks lent and taken agree in number, shape and order.
 
         Raises:
             TransportError: if a peer fails or does not answer before the deadline.

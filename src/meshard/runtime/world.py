@@ -61,6 +61,11 @@ class RuntimeWorld(World):
         self.plans: Any = None  # made by the first who plans
         self._types: dict[Hashable, ArrayType] = {}
 
+    @property
+    def sharing(self) -> tuple[int, ...] | None:
+        """For each process the host on which it can share memory; None where none can."""
+        return self.transport.hosts
+
     def process_map(self, sharding: Sharding) -> Mapping[int, int] | None:
         """Return the process of each device id of a sharding; None if this world is alone."""
         if self.process_count == 1:

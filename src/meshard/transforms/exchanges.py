@@ -344,6 +344,7 @@ def _exchange(
         [Source(field.layout([*lead, *source]), maps)],
         field.processes,
         field.world.process_index,
+        field.world.sharing,
     )
     kept = any(own for _, own in destination)
     return Exchange(

@@ -1,0 +1,184 @@
+"""Boxes as MPI messages: packed, or from where they lie, a window of them on the way at a time.
+
+In: the boxes that pass between this process and a peer. Out: generators that move them, and yield
+while they wait. Both ends cut the boxes in the same way, by their shapes and the agreed table.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+from mpi4py import MPI
+
+from meshard.runtime.transport import Table
+from meshard.runtime.types import Block
+
+from .datatypes import Datatypes, run_bytes
+
+__all__ = ["Messages", "slabs"]
+
+Waiting = Generator[None, None, None]
+_DATA, _SIZE, _OBJECT = 11, 12, 13
+
+
+@final
+class Messages:
+    """The messages of one process.
+
+    Args:
+        communicator: the processes.
+        table: the sizes that decide how something is moved.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, table: Table) -> None:
+        self._comm = communicator
+        self._table = table
+        self.datatypes = Datatypes()
+
+    def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
+        """Return what moves boxes from a peer, and what moves boxes to it, side by side."""
+        return [self._receive(peer, coming), self._send(peer, going)]
+
+    def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
+        """Send boxes; done when all have left their place."""
+        window = _Window(self._table.window)
+        for piece in self._pieces(boxes):
+            message: Any
+            if isinstance(piece, list):
+                message = [np.concatenate([_bytes(b) for b in piece]), MPI.BYTE]
+            elif not piece.flags.c_contiguous and self._table.typed <= run_bytes(piece):
+                message = self.datatypes.message(piece)
+            else:
+                message = [_bytes(piece), MPI.BYTE]
+            request = self._comm.Isend(message, peer, _DATA)
+            # The message is kept until then, and with it what was packed.
+            yield from window.add(request, _size(piece), partial(_nothing, message))
+        yield from window.rest()
+
+    def _receive(self, peer: int, boxes: Sequence[Block]) -> Waiting:
+        """Fill boxes; what is contiguous is received in place."""
+        window = _Window(self._table.window)
+        for piece in self._pieces(boxes):
+            then: Callable[[], None]
+            if isinstance(piece, list):
+                buffer = np.empty(_size(piece), np.uint8)
+                then = partial(unpack, buffer, piece)
+            elif piece.flags.c_contiguous:
+                buffer = _bytes(piece)
+                then = partial(_nothing, buffer)
+            else:
+                buffer = np.empty(piece.nbytes, np.uint8)
+                then = partial(unpack, buffer, [piece])
+            request = self._comm.Irecv([buffer, MPI.BYTE], peer, _DATA)
+            yield from window.add(request, buffer.nbytes, then)
+        yield from window.rest()
+
+    def tell(self, peer: int, letter: Block) -> Waiting:
+        """Send some bytes; the peer does not know how many."""
+        size = np.array([len(letter)], np.int64)
+        requests = [
+            self._comm.Isend(size, peer, _SIZE),
+            self._comm.Isend([letter, MPI.BYTE], peer, _OBJECT),
+        ]
+        while not MPI.Request.Testall(requests):
+            yield
+
+    def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
+        """Receive what a peer tells, into ``found[peer]``."""
+        size = np.empty(1, np.int64)
+        request = self._comm.Irecv(size, peer, _SIZE)
+        while not request.Test():
+            yield
+        letter = np.empty(int(size[0]), np.uint8)
+        request = self._comm.Irecv([letter, MPI.BYTE], peer, _OBJECT)
+        while not request.Test():
+            yield
+        found[peer] = letter
+
+    def _pieces(self, boxes: Sequence[Block]) -> Iterator[list[Block] | Block]:
+        """Yield what each message holds: several small boxes, or one slab of a large one."""
+        together: list[Block] = []
+        size = 0
+        for box in boxes:
+            if 0 < box.nbytes < self._table.packed:
+                together.append(box)
+                size += box.nbytes
+                if size >= self._table.slab:
+                    yield together
+                    together, size = [], 0
+        if together:
+            yield together
+        for box in boxes:
+            if box.nbytes >= self._table.packed:
+                yield from slabs(box, self._table.slab)
+
+
+def slabs(box: Block, most: int) -> Iterator[Block]:
+    """Cut a box along its first dims into slabs of at most so many bytes, where rows allow it."""
+    if box.nbytes <= most or max(box.shape) == 1:
+        yield box
+        return
+    dim = next(d for d, n in enumerate(box.shape) if n > 1)
+    each = max(1, most * box.shape[dim] // box.nbytes)
+    for first in range(0, box.shape[dim], each):
+        slab = box[(slice(None),) * dim + (slice(first, first + each),)]
+        if each == 1:
+            yield from slabs(slab, most)
+        else:
+            yield slab
+
+
+@final
+class _Window:
+    """The messages that are on their way to or from a peer."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = 0
+        self._waiting: deque[tuple[MPI.Request, int, Callable[[], None]]] = deque()
+
+    def add(self, request: MPI.Request, nbytes: int, then: Callable[[], None]) -> Waiting:
+        """Count a message; wait until the window holds the next."""
+        self._waiting.append((request, nbytes, then))
+        self._bytes += nbytes
+        while self._bytes > self._most:
+            yield from self._first()
+
+    def rest(self) -> Waiting:
+        """Wait for all messages."""
+        while self._waiting:
+            yield from self._first()
+
+    def _first(self) -> Waiting:
+        request, nbytes, then = self._waiting[0]
+        while not request.Test():
+            yield
+        self._waiting.popleft()
+        self._bytes -= nbytes
+        then()
+
+
+def unpack(buffer: Block, boxes: Sequence[Block]) -> None:
+    """Fill boxes from their bytes."""
+    at = 0
+    for box in boxes:
+        part = np.ndarray(box.shape, box.dtype, buffer, at)
+        box[...] = part
+        at += box.nbytes
+
+
+def _nothing(kept: object) -> None:
+    """Do nothing but hold something until now."""
+
+
+def _size(piece: list[Block] | Block) -> int:
+    return sum([b.nbytes for b in piece]) if isinstance(piece, list) else piece.nbytes
+
+
+def _bytes(block: Block) -> Block:
+    """Return the elements as bytes in C order, as a view if they lie so."""
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8)

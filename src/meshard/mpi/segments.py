@@ -1,0 +1,296 @@
+"""Neighbours: the processes of this host, whose memory this process can reach, and they its.
+
+In: the boxes that pass between this process and a neighbour, or blocks to lend and to take. Out:
+generators that move them, and yield while they wait. A box that is large is written by its sender
+straight to where the receiver wants it; smaller ones come as one letter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.runtime.arena import Arena, Neighbour, chunk_of
+from meshard.runtime.pages import Pages
+from meshard.runtime.transport import Table
+from meshard.runtime.types import Block
+
+from .letters import Letters, mail_bytes
+from .messages import unpack
+
+__all__ = ["Segments", "open_segments"]
+
+Waiting = Generator[None, None, None]
+_MARK = 16
+_NOWHERE = -1
+
+
+@final
+class Segments:
+    """The memory of this host's processes.
+
+    Args:
+        pages: this process's, with an open arena.
+        places: the number on this host of each process that runs here.
+        letters: the mail with each neighbour.
+        neighbours: the arena of each.
+        table: the sizes that decide how something is moved.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        places: dict[int, int],
+        letters: dict[int, Letters],
+        neighbours: dict[int, Neighbour],
+        table: Table,
+    ) -> None:
+        assert pages.arena is not None
+        self._pages = pages
+        self._arena = pages.arena
+        self._places = places
+        self._letters = letters
+        self._neighbours = neighbours
+        self._table = table
+
+    def __contains__(self, process: int) -> bool:
+        return process in self._letters
+
+    def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
+        """Return what moves boxes to a neighbour, and what moves boxes from it, side by side.
+
+        Letters pass in one order on both sides: where large boxes are wanted, the small boxes, and
+        at last that the large ones are written, with those that could not be.
+        """
+        small, large = _by_size(going, self._table.pushed)
+        arriving, wanted = _by_size(coming, self._table.pushed)
+        offers: list[Block] = []
+        jobs = []
+        if small or large or wanted:
+            jobs.append(self._speak(peer, small, large, wanted, offers))
+        if arriving or wanted or large:
+            jobs.append(self._listen(peer, bool(large), offers, arriving, wanted))
+        return jobs
+
+    def _speak(
+        self,
+        peer: int,
+        small: Sequence[Block],
+        large: Sequence[Block],
+        wanted: Sequence[Block],
+        offers: Sequence[Block],
+    ) -> Waiting:
+        letters = self._letters[peer]
+        if wanted:
+            yield from letters.put([self._offers(wanted)])
+        if small:
+            yield from letters.put(small)
+        if large:
+            while not offers:
+                yield
+            yield from letters.put(self._written(peer, large, offers[0].view(np.int64)))
+
+    def _listen(
+        self,
+        peer: int,
+        offered: bool,
+        offers: list[Block],
+        arriving: Sequence[Block],
+        wanted: Sequence[Block],
+    ) -> Waiting:
+        letters = self._letters[peer]
+        if offered:
+            offers.append((yield from letters.get()))
+        if arriving:
+            unpack((yield from letters.get()), arriving)
+        if wanted:
+            rest = [b for b in wanted if self._arena.offset_of(b) is None]
+            unpack((yield from letters.get()), rest)
+
+    def _offers(self, boxes: Sequence[Block]) -> Block:
+        """Return where in this process's arena each box is wanted, and its strides."""
+        told: list[int] = []
+        for box in boxes:
+            offset = self._arena.offset_of(box)
+            told += (_NOWHERE if offset is None else offset, *box.strides)
+        return np.array(told, np.int64)
+
+    def _written(self, peer: int, boxes: Sequence[Block], offers: Block) -> list[Block]:
+        """Write boxes to where the neighbour wants them; return those that it wants by letter."""
+        left, told, at = [], offers.tolist(), 0
+        for box in boxes:
+            offset, strides = told[at], told[at + 1 : at + 1 + box.ndim]
+            at += 1 + box.ndim
+            if offset == _NOWHERE:
+                left.append(box)
+            else:
+                np.copyto(self._neighbours[peer].at(offset, box.shape, box.dtype, strides), box)
+        return left
+
+    def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
+        """Tell a neighbour where blocks lie that it may look at from now on.
+
+        Those that do not lie in the arena must have been brought there (`within_reach`).
+        """
+        told: list[int] = []
+        left: list[Block] = []
+        for block in blocks:
+            chunk = chunk_of(block)
+            offset = self._arena.offset_of(block)
+            if chunk is None or offset is None:
+                told += (_NOWHERE, 0)
+                left.append(block)
+            else:
+                self._arena.lend(chunk, (self._places[peer],))
+                told += (chunk.offset, offset)
+        letters = self._letters[peer]
+        yield from letters.put([np.array(told, np.int64)])
+        if left:
+            yield from letters.put(left)
+
+    def within_reach(self, block: Block) -> Block:
+        """Return a block, or a copy, that neighbours can look at, C-ordered."""
+        if chunk_of(block) is not None and block.flags.c_contiguous:
+            return block
+        found = self._pages.reachable(block.shape, block.dtype)
+        np.copyto(found, block)
+        return found
+
+    def take(
+        self,
+        peer: int,
+        kinds: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]],
+        found: dict[int, Block],
+    ) -> Waiting:
+        """Put the blocks that a neighbour lends into ``found``, by their numbers, read-only."""
+        letters = self._letters[peer]
+        told = (yield from letters.get()).view(np.int64).tolist()
+        left: list[Block] = []
+        for at, (number, (shape, dtype)) in enumerate(kinds.items()):
+            chunk, start = told[2 * at : 2 * at + 2]
+            if chunk == _NOWHERE:
+                found[number] = self._pages.empty(shape, dtype)
+                left.append(found[number])
+            else:
+                found[number] = self._neighbours[peer].borrowed(chunk, start, shape, dtype)
+        if left:
+            unpack((yield from letters.get()), left)
+
+    def tell(self, peer: int, letter: Block) -> Waiting:
+        """Send some bytes."""
+        return self._letters[peer].put([letter])
+
+    def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
+        """Receive what a neighbour tells, into ``found[peer]``."""
+        found[peer] = yield from self._letters[peer].get()
+
+
+def _by_size(boxes: Sequence[Block], least: int) -> tuple[list[Block], list[Block]]:
+    small = [b for b in boxes if 0 < b.nbytes < least]
+    return small, [b for b in boxes if b.nbytes >= least] if len(small) < len(boxes) else []
+
+
+def open_segments(
+    pages: Pages,
+    hosts: Sequence[int],
+    me: int,
+    table: Table,
+    all_gather: Callable[[object], list[Any]],
+) -> tuple[Segments | None, tuple[int, ...] | None]:
+    """Map the memory of all processes of this host, and let them map this process's.
+
+    All processes of the job call it together.
+
+    Args:
+        pages: this process's, which get an arena.
+        hosts: for each process the number of its host.
+        me: this process.
+        table: the sizes that decide how something is moved.
+        all_gather: brings a small object of each process to all.
+
+    Returns:
+        The neighbours, None if there are none that can be reached; and for each process the number
+        of its host, where those that cannot share memory count as hosts of their own, None if no
+        two processes can.
+    """
+    here = [p for p, host in enumerate(hosts) if host == hosts[me]]
+    places = {p: i for i, p in enumerate(here)}
+    opened = _opened(pages, len(here)) if len(here) > 1 else None
+    told = all_gather(opened and opened.handle)
+    found: dict[int, Neighbour] | None = None
+    if opened is not None:
+        found = _mapped({p: told[p] for p in here if p != me}, places[me], len(here))
+    reached = all_gather(found is not None)
+    together = {host: all(reached[p] for p, h in enumerate(hosts) if h == host) for host in hosts}
+    shared = tuple([host if together[host] else len(hosts) + p for p, host in enumerate(hosts)])
+    able = shared if len(set(shared)) < len(shared) else None
+    if opened is None or found is None or not together[hosts[me]]:
+        pages.close_arena()
+        return None, able
+    letters = {
+        p: Letters(
+            opened.arena,
+            neighbour,
+            opened.page,
+            neighbour.memory(told[p].page, mail_bytes(len(here))),
+            places[me],
+            places[p],
+            len(here),
+        )
+        for p, neighbour in found.items()
+    }
+    return Segments(pages, places, letters, found, table), able
+
+
+@final
+@dataclass(frozen=True)
+class _Handle:
+    """What a neighbour needs to know: an arena, what is written in it, where its mail page is."""
+
+    arena: tuple[int, int, int]
+    mark: bytes
+    page: int
+
+
+@final
+@dataclass(frozen=True)
+class _Opened:
+    """This process's arena and its mail page."""
+
+    arena: Arena
+    page: memoryview
+    handle: _Handle
+
+
+def _opened(pages: Pages, places: int) -> _Opened | None:
+    """Open an arena with a mail page; None if the system has no such memory."""
+    try:
+        arena = pages.open_arena(places)
+    except OSError:
+        return None
+    mark = os.urandom(_MARK)
+    arena.write_mark(mark)
+    lease = arena.lease(mail_bytes(places))
+    assert lease is not None  # it is the first
+    handle = _Handle(arena.handle, mark, lease.offset + arena.head)
+    return _Opened(arena, np.asarray(lease).data, handle)
+
+
+def _mapped(handles: dict[int, Any], place: int, places: int) -> dict[int, Neighbour] | None:
+    """Return the arenas of all neighbours; None if one cannot be reached."""
+    found = {}
+    for process, handle in handles.items():
+        if handle is None:
+            return None
+        try:
+            neighbour = Neighbour(handle.arena, place, places)
+        except OSError:
+            return None
+        if neighbour.read_mark(_MARK) != handle.mark:
+            return None
+        found[process] = neighbour
+    return found
