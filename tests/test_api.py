@@ -160,3 +160,9 @@ class Inherits(Documented):
 )
 def test_lacks_docstring(value: object, expected: bool) -> None:
     assert lacks_docstring(value) is expected
+
+
+def test_submodules_of_numpy_are_imported_by_their_names() -> None:
+    numpy = importlib.import_module("meshard.numpy")
+    assert importlib.import_module("meshard.numpy.fft") is numpy.fft
+    assert importlib.import_module("meshard.numpy.linalg") is numpy.linalg

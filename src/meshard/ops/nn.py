@@ -194,7 +194,7 @@ def softplus(x: Any) -> Any:
 
 
 def soft_sign(x: Any) -> Any:
-    """Return x / (1 + |x|)."""
+    """Return ``x / (1 + |x|)``."""
     value = _float(x)
     return value / (abs(value) + 1)
 

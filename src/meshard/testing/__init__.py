@@ -1,13 +1,16 @@
 """What tests of sharded programs need.
 
-`virtual_devices` makes devices for meshes that exist nowhere. The rest are Hypothesis strategies,
-which draw meshes, specs, shapes and shardings; Hypothesis is imported when one is first used.
+`simulate` runs a program in several processes that are threads of this one. `virtual_devices` makes
+devices for meshes that exist nowhere. The rest are Hypothesis strategies, which draw meshes, specs,
+shapes and shardings; Hypothesis is imported when one is first used.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from meshard.runtime.simulated import simulate
 
 from .virtual import virtual_devices
 
@@ -20,11 +23,12 @@ __all__ = [
     "named_shardings",
     "placed_shapes",
     "shapes",
+    "simulate",
     "specs",
     "virtual_devices",
 ]
 
-_STRATEGIES = frozenset(__all__) - {"virtual_devices"}
+_STRATEGIES = frozenset(__all__) - {"simulate", "virtual_devices"}
 
 
 def __getattr__(name: str) -> Any:

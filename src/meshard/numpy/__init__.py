@@ -7,7 +7,6 @@ computation follows sharding. ``device=`` of the creation functions takes a shar
 import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
-from meshard.ops import fft, linalg
 from meshard.ops import info as _info
 from meshard.ops.composed import (
     allclose,
@@ -295,6 +294,8 @@ from meshard.ops.statistics import (
 )
 from meshard.ops.take import take, take_along_axis
 from meshard.runtime.array import Array as ndarray
+
+from . import fft, linalg
 
 abs = absolute
 acos = arccos
