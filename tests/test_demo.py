@@ -279,6 +279,49 @@ class TestDemo:
         assert "all sentences find the other one of their pair" in text
         assert "All checks hold" in text
 
+    def test_the_demo_in_four_processes(self, real: tuple[Path, Path], tmp_path: Path) -> None:
+        if find_spec("mpi4py") is None:
+            pytest.skip("mpi4py is not installed")
+        job = ("run", "-n", "4", "--timeout", "60", "--", "-m", "meshard", "demo")
+        result = run_command(*job, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        text = result.stdout
+        assert max(map(len, text.splitlines())) <= 100
+        assert text.count("8 virtual devices in 4 processes") == 1
+        assert "the 30,522 rows of the vocabulary over 8 devices: 2 x 3,816 + 6 x 3,815" in text
+        assert "process 0: 0,1; process 1: 2,3; process 2: 4,5; process 3: 6,7" in text
+        alone = run_command("demo", cwd=tmp_path).stdout
+        for figures in (r"90\.9 MB in \d+ pieces", r" all +104( +[\d.]+ MB){3} +[\d.]+ "):
+            here, there = re.search(figures, text), re.search(figures, alone)
+            assert here is not None
+            assert there is not None
+            assert here[0] == there[0]
+        matrix = re.compile(r"^ ?\d+ [A-Z].* \d+\*", re.MULTILINE)
+        assert matrix.findall(text) == matrix.findall(alone)
+        assert text.count("All checks hold") == 1
+
+    def test_devices_that_processes_cannot_share_alike(self) -> None:
+        pytest.importorskip("mpi4py")
+        job = ("run", "-n", "2", "--", "-m", "meshard", "demo", "--devices", "3")
+        result = run_command(*job)
+        assert result.returncode == 1
+        assert "--devices is 3, of which 2 processes cannot have equally many" in result.stderr
+
+    def test_a_check_that_fails_in_one_process_ends_the_job(
+        self, real: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        pytest.importorskip("mpi4py")
+        path = tmp_path / "nan.safetensors"
+        tensors = safetensors_numpy.load_file(real[0])
+        words = tensors["embeddings.word_embeddings.weight"]
+        words[-1, 7] = np.nan
+        safetensors_numpy.save_file(tensors, path)
+        job = ("run", "-n", "2", "--timeout", "100", "--", "-m", "meshard", "demo")
+        result = run_command(*job, "--weights", path)
+        assert result.returncode == 1
+        assert "meshard demo: " in result.stderr
+        assert "word_embeddings.weight' holds NaN or infinity in rows 26707:30522" in result.stderr
+
     def test_other_sentences_on_uneven_devices(
         self, real: tuple[Path, Path], tmp_path: Path
     ) -> None:

