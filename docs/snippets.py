@@ -1,0 +1,170 @@
+"""Pages in, their code run and compared: what the documentation shows is what happens.
+
+A page is Markdown. Its blocks of code are read by their first line:
+
+- ```` ```python ```` is run, in order, in one namespace per page. A ```` ```text ```` that follows
+  is what it prints, or the error that it ends with.
+- ```` ```{drawing} ```` is an expression in the same namespace; its value is an SVG.
+- ```` ```py ```` is quoted and not run: code of other libraries.
+
+A comment ``<!-- 2 processes of 4 devices -->`` before a block has it run by simulated processes,
+with the names that the page has imported so far.
+
+``python docs/snippets.py page.md`` checks a page; ``--write`` puts what was printed into it,
+``--drawings FOLDER`` saves its drawings.
+"""
+
+import argparse
+import doctest
+import io
+import re
+import sys
+import textwrap
+import traceback
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+FENCE = re.compile(r"^```(python|text|\{drawing\})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PROCESSES = re.compile(r"<!-- (\d+) processes of (\d+) devices -->\n$")
+CHECKER = doctest.OutputChecker()
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass
+class Block:
+    """One block of code of a page, and what the page says that it prints."""
+
+    kind: str
+    code: str
+    line: int
+    processes: tuple[int, int] | None = None
+    promised: re.Match[str] | None = None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Return the blocks of a page that are run, in order."""
+    blocks: list[Block] = []
+    last_end = -1
+    for fence in FENCE.finditer(page):
+        kind, code = fence.groups()
+        if kind == "text":
+            follows = blocks and page[last_end : fence.start()].strip() == ""
+            if follows and blocks[-1].kind == "python":
+                blocks[-1].promised = fence
+        else:
+            said = PROCESSES.search(page[: fence.start()])
+            processes = (int(said[1]), int(said[2])) if said else None
+            line = page.count("\n", 0, fence.start()) + 2
+            blocks.append(Block(kind.strip("{}"), code, line, processes))
+        last_end = fence.end()
+    return blocks
+
+
+class Runner:
+    """Runs the blocks of one page in one namespace."""
+
+    def __init__(self, page: Path) -> None:
+        self.page = page
+        self.names: dict[str, object] = {"__name__": page.stem}
+
+    def run(self, block: Block) -> str:
+        """Run a block and return what it prints, or the error that it ends with if one is shown."""
+        where = "\n" * (block.line - 1)  # so that tracebacks and ledgers name lines of the page
+        program = compile(where + block.code, self.page.name, "exec")
+        printed = io.StringIO()
+        try:
+            with redirect_stdout(printed):
+                if block.processes is None:
+                    exec(program, self.names)
+                else:
+                    self.run_in_processes(program, *block.processes)
+        except Exception as error:
+            if block.promised is None:
+                raise
+            kind = type(error)
+            name = (
+                kind.__name__
+                if kind.__module__ == "builtins"
+                else f"{kind.__module__}.{kind.__name__}"
+            )
+            printed.write("\n".join(wrapped(f"{name}: {error}")))
+        return printed.getvalue().rstrip() + "\n"
+
+    def run_in_processes(self, program: object, processes: int, devices: int) -> None:
+        from meshard.testing import simulate
+
+        imported = (ModuleType, FunctionType, type)
+        known = {k: v for k, v in self.names.items() if isinstance(v, imported)}
+        simulate(processes, devices, lambda: exec(program, known | {"__name__": "__main__"}))
+
+    def drawing(self, block: Block) -> str:
+        """Return the SVG that a block's expression gives."""
+        program = compile("\n" * (block.line - 1) + block.code.strip(), self.page.name, "eval")
+        return eval(program, self.names)
+
+
+def wrapped(message: str) -> list[str]:
+    """Return an error's lines, folded to the width of a page."""
+    lines = []
+    for line in message.splitlines():
+        lines += textwrap.wrap(line, 96, break_long_words=False, break_on_hyphens=False) or [""]
+    return lines
+
+
+def check(page: Path, write: bool = False, drawings: Path | None = None) -> list[str]:
+    """Run a page; return what is wrong with it, block by block.
+
+    Args:
+        page: the Markdown file.
+        write: put what was printed into the page, instead of comparing.
+        drawings: a folder for the drawings, ``<page>-<number>.svg``.
+    """
+    text = page.read_text()
+    runner, faults, edits, count = Runner(page), [], [], 0
+    for block in blocks_of(text):
+        try:
+            if block.kind == "drawing":
+                svg = runner.drawing(block)
+                if not svg.startswith("<svg"):
+                    faults.append(f"{page.name}:{block.line}: this is no drawing: {svg[:60]!r}")
+                if drawings is not None:
+                    (drawings / f"{page.stem}-{count}.svg").write_text(svg)
+                count += 1
+                continue
+            printed = runner.run(block)
+        except Exception:
+            faults.append(f"{page.name}:{block.line}: this fails\n{traceback.format_exc()}")
+            break
+        if block.promised is None:
+            if printed.strip():
+                faults.append(f"{page.name}:{block.line}: this prints, unseen:\n{printed}")
+        elif not CHECKER.check_output(block.promised[2], printed, OPTIONS):
+            said = block.promised[2]
+            faults.append(
+                f"{page.name}:{block.line}: the page says\n{said}and this prints\n{printed}"
+            )
+            edits.append((block.promised.span(2), printed))
+    if write:
+        for (start, stop), printed in reversed(edits):
+            text = text[:start] + printed + text[stop:]
+        page.write_text(text)
+        faults = [f for f in faults if ": the page says" not in f]
+    return faults
+
+
+def main() -> None:
+    """Check the pages that the command line names."""
+    parser = argparse.ArgumentParser(description="Run the code of pages of the documentation.")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--write", action="store_true", help="put what is printed into the page")
+    parser.add_argument("--drawings", type=Path, help="save the page's drawings in this folder")
+    given = parser.parse_args()
+    faults = check(given.page, given.write, given.drawings)
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The documentation's code runs as it is written there, and prints what the pages say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_api import public_modules
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def run(page: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DOCS / "snippets.py"), str(page)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def names_of(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(DOCS)) for page in pages]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=names_of(WITH_CODE))
+def test_a_page_does_what_it_says(page: Path) -> None:
+    done = run(page)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_page_says_wrongly_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for code, promised, fault in [
+        ("print(1)", "2", "the page says"),
+        ("1 / 0", None, "ZeroDivisionError"),
+        ("1 / 0", "NameError: no", "division by zero"),
+        ("print(1)", None, "prints, unseen"),
+        ("", "anything", "the page says"),
+    ]:
+        shown = "" if promised is None else f"\n```text\n{promised}\n```\n"
+        page.write_text(f"# Page\n\n```python\n{code}\n```\n{shown}")
+        done = run(page)
+        assert done.returncode != 0
+        assert fault in done.stderr
+    page.write_text("```python\nprint('a   b')\n```\n\n```text\na b\n```\n")
+    assert run(page).returncode == 0
+
+
+def test_a_page_can_be_run_by_several_processes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nimport meshard\n```\n\n<!-- 2 processes of 3 devices -->\n```python\n"
+        "if meshard.process_index() == 1:\n    print(meshard.device_count())\n```\n\n"
+        "```text\n6\n```\n"
+    )
+    done = run(page)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_module_has_its_place_in_the_reference() -> None:
+    described = set()
+    for page in (DOCS / "api").glob("*.md"):
+        described |= set(re.findall(r"automodule:: ([\w.]+)", page.read_text()))
+    public = {module.__name__ for module in public_modules()}
+    assert public - described == set()
+
+
+def test_links_lead_to_pages() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+\.(?:md|py))(?:#[\w-]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
