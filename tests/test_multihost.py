@@ -84,6 +84,7 @@ class Spy:
     def __init__(self) -> None:
         self.inner = here().transport
         self.index, self.count = self.inner.index, self.inner.count
+        self.table, self.hosts = self.inner.table, self.inner.hosts
         self.sent: dict[int, int] = {}
         self.received = 0
         self.letters = 0
@@ -94,6 +95,9 @@ class Spy:
             self.sent[peer] = self.sent.get(peer, 0) + sum(b.nbytes for b in blocks)
         self.received += sum(b.nbytes for _, blocks in receives for b in blocks)
         self.inner.exchange(sends, receives)
+
+    def share(self, lent: Any, taken: Any) -> list[Any]:
+        return self.inner.share(lent, taken)
 
     def all_gather(self, value: object, peers: Any) -> list[object]:
         self.letters += 1

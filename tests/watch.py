@@ -34,7 +34,7 @@ def watched() -> Iterator[Watch]:
     """Watch the transport and the pages of the current world."""
     world, seen = here(), Watch()
     transport, pages = world.transport, world.pages
-    exchange, empty = transport.exchange, pages.empty
+    exchange, empty, reachable = transport.exchange, pages.empty, pages.reachable
 
     def counted_exchange(sends: Any, receives: Any) -> None:
         seen.sent += sum(b.nbytes for _, blocks in sends for b in blocks)
@@ -44,9 +44,14 @@ def watched() -> Iterator[Watch]:
         seen.blocks.append(math.prod(shape))
         return empty(shape, dtype)
 
+    def counted_reachable(shape: Any, dtype: Any) -> Any:
+        seen.blocks.append(math.prod(shape))
+        return reachable(shape, dtype)
+
     transport.exchange = counted_exchange  # type: ignore[method-assign]
     pages.empty = counted_empty  # type: ignore[method-assign]
+    pages.reachable = counted_reachable  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        del transport.exchange, pages.empty  # type: ignore[misc]
+        del transport.exchange, pages.empty, pages.reachable  # type: ignore[misc]
