@@ -28,6 +28,8 @@ from types import FunctionType, ModuleType
 
 FENCE = re.compile(r"^```(python|text|\{drawing\})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PROCESSES = re.compile(r"<!-- (\d+) processes of (\d+) devices -->\n$")
+# What ledgers and errors call the block that a line is in; lines count from its first one.
+SCRIPT = "example.py"
 CHECKER = doctest.OutputChecker()
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -65,14 +67,12 @@ def blocks_of(page: str) -> list[Block]:
 class Runner:
     """Runs the blocks of one page in one namespace."""
 
-    def __init__(self, page: Path) -> None:
-        self.page = page
-        self.names: dict[str, object] = {"__name__": page.stem}
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {"__name__": "__main__"}
 
     def run(self, block: Block) -> str:
         """Run a block and return what it prints, or the error that it ends with if one is shown."""
-        where = "\n" * (block.line - 1)  # so that tracebacks and ledgers name lines of the page
-        program = compile(where + block.code, self.page.name, "exec")
+        program = compile(block.code, SCRIPT, "exec")
         printed = io.StringIO()
         try:
             with redirect_stdout(printed):
@@ -96,13 +96,12 @@ class Runner:
         from meshard.testing import simulate
 
         imported = (ModuleType, FunctionType, type)
-        known = {k: v for k, v in self.names.items() if isinstance(v, imported)}
-        simulate(processes, devices, lambda: exec(program, known | {"__name__": "__main__"}))
+        known = {k: v for k, v in self.names.items() if k == "__name__" or isinstance(v, imported)}
+        simulate(processes, devices, lambda: exec(program, dict(known)))
 
     def drawing(self, block: Block) -> str:
         """Return the SVG that a block's expression gives."""
-        program = compile("\n" * (block.line - 1) + block.code.strip(), self.page.name, "eval")
-        return eval(program, self.names)
+        return eval(compile(block.code.strip(), SCRIPT, "eval"), self.names)
 
 
 def wrapped(message: str) -> list[str]:
@@ -122,7 +121,7 @@ def check(page: Path, write: bool = False, drawings: Path | None = None) -> list
         drawings: a folder for the drawings, ``<page>-<number>.svg``.
     """
     text = page.read_text()
-    runner, faults, edits, count = Runner(page), [], [], 0
+    runner, faults, edits, count = Runner(), [], [], 0
     for block in blocks_of(text):
         try:
             if block.kind == "drawing":
