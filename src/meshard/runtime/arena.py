@@ -9,11 +9,13 @@ is used again when nobody here holds it and all counters agree; nobody waits for
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import mmap
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -48,8 +50,9 @@ class SharedLease:
         self.__array_interface__ = _interface(start, size - arena.head, readonly=False)
 
     def __del__(self) -> None:
-        self._arena.count(-self._size)
-        self._arena.take_back(self.offset, self._size)
+        if not self._arena.ending.seen:
+            self._arena.count(-self._size)
+            self._arena.take_back(self.offset, self._size)
 
 
 @final
@@ -64,7 +67,27 @@ class _Borrowed:
         self.__array_interface__ = _interface(neighbour.base + start, nbytes, readonly=True)
 
     def __del__(self) -> None:
-        self._neighbour.give_back(self._offset)
+        if not self._neighbour.ending.seen:
+            self._neighbour.give_back(self._offset)
+
+
+@final
+class _Ending:
+    """Whether the interpreter ends: what dies then finds modules that are gone, and says nothing.
+
+    Nobody needs it: a process that has ended gives nothing back, and takes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        seen = weakref.ref(self)
+        atexit.register(_end, seen)
+
+
+def _end(ending: weakref.ref[_Ending]) -> None:
+    found = ending()
+    if found is not None:
+        found.seen = True
 
 
 def _interface(address: int, nbytes: int, readonly: bool) -> dict[str, Any]:
@@ -109,6 +132,7 @@ class Arena:
     ) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory files")
+        self.ending = _Ending()
         self.head = -(-2 * places * _COUNTERS.itemsize // _HEAD) * _HEAD
         self.count = count
         self.keep = keep
@@ -230,6 +254,7 @@ class Neighbour:
 
     def __init__(self, handle: tuple[int, int, int], place: int, places: int) -> None:
         process, number, room = handle
+        self.ending = _Ending()
         path = f"/proc/{process}/fd/{number}"
         if not os.readlink(path).startswith(_LINK):  # in another container it is another's file
             raise OSError(f"{path} is not an arena")
