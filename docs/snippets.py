@@ -8,7 +8,8 @@ A page is Markdown. Its blocks of code are read by their first line:
 - ```` ```py ```` is quoted and not run: code of other libraries.
 
 A comment ``<!-- 2 processes of 4 devices -->`` before a block has it run by simulated processes,
-with the names that the page has imported so far.
+with the names that the page has imported so far; ``<!-- a job of 2 processes of 4 devices -->`` by
+real ones, as a script of its own, if mpi4py is there.
 
 ``python docs/snippets.py page.md`` checks a page; ``--write`` puts what was printed into it,
 ``--drawings FOLDER`` saves its drawings.
@@ -17,17 +18,21 @@ with the names that the page has imported so far.
 import argparse
 import doctest
 import io
+import os
 import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 import traceback
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 
 FENCE = re.compile(r"^```(python|text|\{drawing\})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PROCESSES = re.compile(r"<!-- (\d+) processes of (\d+) devices -->\n$")
+PROCESSES = re.compile(r"<!-- (a job of )?(\d+) processes of (\d+) devices -->\n$")
 # What ledgers and errors call the block that a line is in; lines count from its first one.
 SCRIPT = "example.py"
 CHECKER = doctest.OutputChecker()
@@ -42,6 +47,7 @@ class Block:
     code: str
     line: int
     processes: tuple[int, int] | None = None
+    is_job: bool = False
     promised: re.Match[str] | None = None
 
 
@@ -57,9 +63,10 @@ def blocks_of(page: str) -> list[Block]:
                 blocks[-1].promised = fence
         else:
             said = PROCESSES.search(page[: fence.start()])
-            processes = (int(said[1]), int(said[2])) if said else None
-            line = page.count("\n", 0, fence.start()) + 2
-            blocks.append(Block(kind.strip("{}"), code, line, processes))
+            block = Block(kind.strip("{}"), code, page.count("\n", 0, fence.start()) + 2)
+            if said:
+                block.processes, block.is_job = (int(said[2]), int(said[3])), bool(said[1])
+            blocks.append(block)
         last_end = fence.end()
     return blocks
 
@@ -72,6 +79,8 @@ class Runner:
 
     def run(self, block: Block) -> str:
         """Run a block and return what it prints, or the error that it ends with if one is shown."""
+        if block.is_job:
+            return run_job(block)
         program = compile(block.code, SCRIPT, "exec")
         printed = io.StringIO()
         try:
@@ -102,6 +111,24 @@ class Runner:
     def drawing(self, block: Block) -> str:
         """Return the SVG that a block's expression gives."""
         return eval(compile(block.code.strip(), SCRIPT, "eval"), self.names)
+
+
+def run_job(block: Block) -> str:
+    """Run a block in real processes; return what they print, or what is promised without MPI."""
+    if find_spec("mpi4py") is None:
+        return block.promised[2] if block.promised else ""
+    processes, devices = map(str, block.processes or ())
+    command = [sys.executable, "-m", "meshard", "run", "-n", processes]
+    command += ["--devices-per-process", devices, "--timeout", "60", SCRIPT]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_COMM")}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, SCRIPT).write_text(block.code)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90
+        )
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
 
 
 def wrapped(message: str) -> list[str]:

@@ -304,10 +304,11 @@ def make_mesh(
         raise ArgumentError(f"make_mesh: axis_shapes {sizes} must be whole numbers from 1 on.")
     need = math.prod(sizes)
     if need > len(have):
+        each = -(-need // max(1, len({d.process_index for d in have})))  # of every process
         raise ArgumentError(
             f"make_mesh: axis_shapes {sizes} needs {need} devices, but there are {len(have)}. "
-            "More virtual devices: MESHARD_NUM_DEVICES=8, or "
-            "meshard.config.update('num_devices', 8) before first use."
+            f"More virtual devices: MESHARD_NUM_DEVICES={each}, or "
+            f"meshard.config.update('num_devices', {each}) before first use."
         )
     grid = np.empty(need, object)
     grid[:] = have[:need]

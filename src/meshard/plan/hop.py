@@ -213,7 +213,8 @@ class Hop:
             told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
             raise DataLoss(
                 f"No live device holds {told} of an array of shape {self.shape}: "
-                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} boxes are lost.",
+                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
+                f"{'box is' if len(boxes) == 1 else 'boxes are'} lost.",
                 boxes,
             )
 
