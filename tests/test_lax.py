@@ -13,7 +13,7 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError, TreeError
 from meshard.ops import lax_table
-from tests.tracing import traced
+from tests.tracing import jitted, traced
 from tests.worlds import alone, everywhere, in_worlds, put, whole
 
 rng = np.random.default_rng(1)
@@ -66,6 +66,7 @@ def against_jax(jax: Any, case: Case, rtol: float = 1e-12) -> None:
 
     same(everywhere(lambda: tree_of(case(lax, split))), expected, rtol)
     same(alone(lambda: traced(lambda t: case(lax, t)), 1), expected, rtol)
+    same(alone(lambda: jitted(lambda t: case(lax, t)), 1), expected, rtol)
 
 
 ELEMENTWISE: dict[str, list[tuple[Any, ...]]] = {

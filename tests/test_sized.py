@@ -11,7 +11,7 @@ import pytest
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, ShapeError
 from tests.test_lax import same, tree_of
-from tests.tracing import traced
+from tests.tracing import jitted, traced
 from tests.worlds import alone, everywhere, in_worlds, put
 
 rng = np.random.default_rng(2)
@@ -74,6 +74,7 @@ def test_against_jax(name, jax):
 
     same(everywhere(lambda: tree_of(case(mnp, split))), expected)
     same(alone(lambda: traced(lambda t: case(mnp, t)), 1), expected)
+    same(alone(lambda: jitted(lambda t: case(mnp, t)), 1), expected)
 
 
 @in_worlds

@@ -14,7 +14,7 @@ import meshard.numpy as mnp
 from meshard import nn
 from meshard.errors import ConcretizationError, IndexingError, MeshardError
 from meshard.numpy import fft, linalg
-from tests.tracing import opened, traced
+from tests.tracing import jitted, opened, traced
 from tests.worlds import alone
 
 Case = Callable[[Any], Any]
@@ -328,7 +328,9 @@ def same(found: Any, expected: Any) -> None:
 
 def check(case: Case) -> None:
     def body() -> None:
-        same(traced(case), opened(case(mnp.asarray)))
+        expected = opened(case(mnp.asarray))
+        same(traced(case), expected)
+        same(jitted(case), expected)
 
     alone(body, 1)
 

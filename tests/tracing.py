@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshard.ops.eager import EAGER
+from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, home
 from meshard.runtime.primitive import interpreting
 from meshard.runtime.traced import Traced
 from meshard.runtime.world import here
+from meshard.transforms.jit import jit
 
 
 class Hidden(Traced):
@@ -48,6 +50,31 @@ def traced(function: Any) -> Any:
     """Call a function with what hides a value, while operations hide their results."""
     with interpreting(Hiding()):
         return opened(function(lambda value: Hidden(as_array(value), constant=False)))
+
+
+def jitted(function: Any) -> Any:
+    """Call a function as a jitted one of the values that go through what it is given."""
+    values: list[Any] = []
+
+    def gathered(value: Any) -> Any:
+        values.append(value)
+        return as_array(value)
+
+    function(gathered)
+
+    told: list[Any] = []
+
+    def again(*given: Any) -> Any:
+        rest = iter(given)
+        found, structure = trees.flatten(function(lambda value: next(rest)))
+        # Names and dtypes are known while a function is traced, and are no results.
+        told[:] = [structure, *(x if isinstance(x, (str, np.dtype)) else None for x in found)]
+        return [None if isinstance(x, (str, np.dtype)) else x for x in found]
+
+    found = jit(again)(*values)
+    structure, *names = told
+    leaves = [x if name is None else name for x, name in zip(found, names, strict=True)]
+    return opened(trees.unflatten(structure, leaves))
 
 
 def opened(found: Any) -> Any:

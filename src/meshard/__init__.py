@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
     from meshard.runtime.reshard import plan_reshard, reshard
     from meshard.transforms.abstract import eval_shape
+    from meshard.transforms.jit import jit, pjit
     from meshard.transforms.shard_map import shard_map
 
 # Loaded when they are first asked for: a module, and the name in it, or None for the module.
@@ -54,8 +55,10 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
     "gda": ("meshard.gda", None),
+    "jit": ("meshard.transforms.jit", "jit"),
     "lax": ("meshard.lax", None),
     "multihost_utils": ("meshard.multihost_utils", None),
+    "pjit": ("meshard.transforms.jit", "pjit"),
     "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
     "random": ("meshard.random", None),
     "reshard": ("meshard.runtime.reshard", "reshard"),
@@ -85,6 +88,7 @@ __all__ = [
     "eval_shape",
     "experimental",
     "gda",
+    "jit",
     "lax",
     "live_arrays",
     "local_device_count",
@@ -96,6 +100,7 @@ __all__ = [
     "multihost_utils",
     "nn",
     "numpy",
+    "pjit",
     "plan_reshard",
     "process_count",
     "process_index",

@@ -30,7 +30,7 @@ from .decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
 from .exchange import combined, combined_across
 from .registry import REGISTRY, MoveOp, Params
 
-__all__ = ["EAGER", "Eager", "as_block", "is_straight", "run_cells"]
+__all__ = ["EAGER", "Eager", "as_block", "is_straight", "run_cells", "runner"]
 
 _THREADED = 1 << 13
 """Products of two elements that one cell may need before BLAS thinks of a second thread."""
@@ -80,11 +80,7 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         elif isinstance(x, int):  # a Python number of a kind of its own
             accepted.append(int(x))
         elif isinstance(x, Traced):
-            raise ConcretizationError(
-                f"{name}: operand {i}, {x.aval!r}, is a value inside a transformation that is not "
-                "running here, such as a shard_map body that has ended. Return it from the body "
-                "instead of keeping it."
-            )
+            raise ConcretizationError(f"{name}: operand {i}: {x._stray()}")
         elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
             accepted.append(as_array(x))
         else:
@@ -103,8 +99,14 @@ def _decide(
         raise ArgumentError(f"There is no operation named {name!r}.")
     if isinstance(row, MoveOp):
         arrays = [t for t in types if isinstance(t, ArrayType)]
-        return partial(_run_move, decide_move(world, row, arrays, dict(params)))
-    plan = decide_kernel(world, row, types, dict(params))
+        return runner(decide_move(world, row, arrays, dict(params)))
+    return runner(decide_kernel(world, row, types, dict(params)))
+
+
+def runner(plan: KernelPlan | MovePlan) -> Runner:
+    """Return what runs a decision: from the operands to the result, or a tuple of results."""
+    if isinstance(plan, MovePlan):
+        return partial(_run_move, plan)
     return _straight(plan) or partial(_run_kernel, plan)
 
 

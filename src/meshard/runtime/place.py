@@ -21,7 +21,7 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, ConcretizationError, DtypeError, ShardingError
+from meshard.errors import ArgumentError, DtypeError, ShardingError
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
@@ -243,15 +243,9 @@ def placed(
         BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
         ConcretizationError: if it is inside a transformation.
     """
-    if sharding is None:
-        found: Array = as_array(x)
+    if sharding is None or isinstance(x, Traced):
+        found: Array = as_array(x) if sharding is None else x._placed(sharding, what)
         return found
-    if isinstance(x, Traced):
-        raise ConcretizationError(
-            f"{what}: {x.aval.str_short()} is inside a transformation, which says where it "
-            f"lies; it cannot be put on {sharding!r} there. Put the arguments of the "
-            "transformation, or what it returns."
-        )
     world = here()
     check_devices_exist(world, sharding, what)
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A

@@ -98,6 +98,25 @@ class Traced(ArrayMethods):
             f"{what}: {self._type.str_short()} is traced here and has no value yet."
         )
 
+    def _stray(self) -> str:
+        """Return the message for a use where its transformation does not run."""
+        return (
+            f"{self.aval!r} is a value inside a transformation that is not running here, such as "
+            "a shard_map body that has ended. Return it from the body instead of keeping it."
+        )
+
+    def _placed(self, sharding: Sharding, what: str) -> Any:
+        """Return the value laid out as a sharding says.
+
+        Raises:
+            ConcretizationError: if it lies as the transformation says.
+        """
+        raise ConcretizationError(
+            f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
+            f"lies; it cannot be put on {sharding!r} there. Put the arguments of the "
+            "transformation, or what it returns."
+        )
+
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found: what an Array says of its place, and this cannot.
         if name in _PLACED:

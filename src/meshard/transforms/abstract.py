@@ -59,7 +59,7 @@ def is_abstract() -> bool:
 
 def weak_type(x: Any) -> Weak:
     """Return the type of the Python number that a value is, or stands for; None for others."""
-    if type(x) is Ghost:
+    if isinstance(x, Ghost):
         return x.weak
     return x.kind.weak if type(x) is Grid else number_type(x)
 
@@ -72,8 +72,16 @@ def types_only(body: Body | None, varies: frozenset[str] = frozenset()) -> Itera
         body: the body that the code stands in; None outside of all.
         varies: the axes over which a condition varies that decides whether the code runs.
     """
-    with interpreting(_ABSTRACT) if body is None else body.under(empty_mask(body, varies)):
-        yield
+    if body is None:
+        with interpreting(_ABSTRACT):
+            yield
+        return
+    recorder, body.recorder = body.recorder, None
+    try:
+        with body.under(empty_mask(body, varies)):
+            yield
+    finally:
+        body.recorder = recorder
 
 
 def abstractly(f: Callable[..., Any], *args: Any) -> Any:

@@ -57,6 +57,7 @@ class Body:
         outer: the body around it, whose values it may use.
         mask: the devices that run the code at hand; None while that is all.
         typed: whether nothing is run at all, and only types are wanted.
+        recorder: who writes the operations down; None if nobody does.
     """
 
     def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
@@ -64,6 +65,7 @@ class Body:
         self.outer = outer
         self.typed: bool = typed or (outer is not None and outer.typed)
         self.mask: Mask | None = None
+        self.recorder: Any = None
         self.axis_sizes: Mapping[str, int] = scope.sizes
         self._constants: dict[int, tuple[Any, Grid]] = {}
         if outer is not None and outer.mask is not None:
@@ -120,7 +122,12 @@ class Body:
             if values and not any(type(x) is Grid for x in values):
                 return self.run(name, (self.lift(values[0]), *values[1:]), params)
             found = decisions[tuple(key)] = _decide(self.scope, name, key[3:], params)
-        return found(self, values)
+        if self.recorder is None:
+            return found(self, values)
+        result = found(self, values)
+        results = result if isinstance(result, tuple) else (result,)
+        self.recorder.write(name, params, values, results)
+        return result
 
     def lift(self, x: Any) -> Grid:
         """Return a value from outside as one that is the same on every device."""
@@ -132,8 +139,8 @@ class Body:
         return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
 
     def _constant(self, x: Any) -> Grid:
-        if self.typed and type(x) in (Array, Ghost):
-            return entered(self, [None], PartitionSpec(), like=x._type)
+        if self.typed and (type(x) is Array or isinstance(x, Ghost)):
+            return self._typed_constant(x)
         if type(x) is not Array:
             raise ConcretizationError(
                 f"{x!r} belongs to another transformation than this shard_map body, and cannot be "
@@ -153,6 +160,18 @@ class Body:
         self._constants[id(x)] = (x, found)
         return found
 
+    def _typed_constant(self, x: Any) -> Grid:
+        found = entered(self, [None], PartitionSpec(), like=x._type)
+        weak = getattr(x, "weak", None)
+        if weak is not None:
+            kind = found.kind
+            kind = self.scope.kind(kind.type, kind.extent, kind.varies, weak)
+            found = Grid(self, kind, found.cells)
+        if self.recorder is not None:
+            self.recorder.lifted(found, x)
+            self._constants[id(x)] = (x, found)
+        return found
+
     def _adopted(self, x: Grid) -> Grid:
         """Return a value of a body around this one, the same along the axes that this one adds."""
         around = self.outer
@@ -165,6 +184,8 @@ class Body:
             )
         x = self.outer.lift(x)
         found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        if self.recorder is not None:
+            self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)
         return found
 

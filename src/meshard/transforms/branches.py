@@ -116,7 +116,10 @@ def widened(x: Grid, varies: frozenset[str]) -> Grid:
         return x
     body = x.body
     kind = body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies | varies, x.kind.weak)
-    return Grid(body, kind, x.cells)
+    found = Grid(body, kind, x.cells)
+    if body.recorder is not None:
+        body.recorder.lifted(found, x)
+    return found
 
 
 def merged(

@@ -6,15 +6,13 @@ from typing import Any
 
 import optree
 
-from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.spec import PartitionSpec
-from meshard.errors import ShardingError, SpecError
 from meshard.runtime.make import prefix_leaves
 from meshard.runtime.place import as_sharding, placed
 from meshard.runtime.primitive import innermost
 
 from .body import Body
-from .grid import Grid
+from .calls import ConstraintCall
+from .constrained import constrained
 
 __all__ = ["with_sharding_constraint"]
 
@@ -50,36 +48,11 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
             for leaf, target in zip(leaves, given, strict=True)
         ]
     else:
-        found = [
-            _constrained(body, body.lift(leaf), target)
-            for leaf, target in zip(leaves, given, strict=True)
-        ]
+        found = []
+        for leaf, target in zip(leaves, given, strict=True):
+            x = body.lift(leaf)
+            found.append(constrained(body, x, target))
+            if body.recorder is not None:
+                call = ConstraintCall(target)
+                body.recorder.write(call.name, (), [x], found[-1:], call)
     return optree.tree_unflatten(structure, found)
-
-
-def _constrained(body: Body, x: Grid, target: Any) -> Grid:
-    """Return a value whose cells, Arrays on the automatic axes, lie as a spec says."""
-    spec = target.spec if isinstance(target, NamedSharding) else target
-    scope = body.scope
-    if not isinstance(spec, PartitionSpec):
-        raise ShardingError(
-            f"with_sharding_constraint: inside shard_map a value lies by the axes of the mesh; "
-            f"give a PartitionSpec or NamedSharding, not {target!r}."
-        )
-    named = [a for dim in spec.axes(len(spec)) for a in dim]
-    wrong = [a for a in named if a in scope.sizes]
-    if wrong:
-        raise SpecError(
-            f"with_sharding_constraint: {spec!r} names {wrong[0]!r}, along which this shard_map "
-            f"body runs; a constraint may name the automatic axes "
-            f"{', '.join(map(repr, scope.auto)) or '(there are none)'}."
-        )
-    if not scope.auto:
-        return x
-    laid = [
-        None if c is None else placed(c, NamedSharding(m, spec))
-        for c, m in zip(x.cells, scope.submeshes, strict=True)
-    ]
-    first = scope.world.type_of(x.shape, x.dtype, NamedSharding(scope.submeshes[0], spec), True)
-    kind = scope.kind(first, x.kind.extent, x.kind.varies)
-    return Grid(body, kind, tuple(laid))

@@ -26,6 +26,8 @@ from .carries import Carry, outputs_alike, settled
 from .count import Count
 from .grid import Grid
 from .infer import Ghost
+from .recorded_flow import recorded_for, recorded_switch, recorded_while
+from .tracing import recording
 
 __all__ = ["cond", "fori_loop", "switch", "while_loop"]
 
@@ -157,6 +159,12 @@ def _switched(
     make = as_array if body is None else body.lift
     # Numbers stay numbers, whose dtype is open; a bool becomes an array, so that ~x is its inverse.
     args = trees.map(lambda x: make(x) if hasattr(x, "dtype") or type(x) is bool else x, args)
+    if isinstance(index, Traced) and recording() is not None:
+
+        def typed(replays: list[Callable[..., Any]]) -> Any:
+            return _switched(what, index, replays, (), names)
+
+        return recorded_switch(what, index, branches, args, names, _chosen(what, names), typed)
     if body is None:
         unknown = isinstance(index, Ghost)
         taken = 0 if unknown else int(index)
@@ -170,6 +178,16 @@ def _switched(
     if index.kind.varies:
         return _diverging(what, body, index, branches, args, names)
     return _uniform(what, body, common(index), branches, args, names)
+
+
+def _chosen(what: str, names: list[str]) -> Callable[..., Any]:
+    """Return what runs a choice that was recorded."""
+
+    def choose(index: Any, branches: list[Callable[..., Any]], *args: Any) -> Any:
+        number = index if isinstance(index, Traced) else int(index)
+        return _switched(what, number, branches, args, names)
+
+    return choose
 
 
 def _uniform(
@@ -253,8 +271,17 @@ def while_loop(
     return _while(Carry.of("while_loop", init_val, body), cond_fun, body_fun)
 
 
+def _while_lists(cond_fun: Any, body_fun: Any, init: Any) -> Any:
+    """Run a loop that was recorded, whose carry is a list."""
+    return _while(Carry.of("while_loop", list(init), _body()), cond_fun, body_fun)
+
+
 def _while(carry: Carry, cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any]) -> Any:
     body = carry.body
+    if recording() is not None:
+        return recorded_while(
+            carry, lambda value: _condition(cond_fun(value)), body_fun, _while_lists
+        )
     if body is None:
         return _while_outside(carry, cond_fun, body_fun)
 
@@ -384,6 +411,9 @@ def fori_loop(
     _check_callable("fori_loop", body_fun=body_fun)
     first, end = _bound(lower, "lower"), _bound(upper, "upper")
     body = _body()
+    if recording() is not None and not isinstance(first, Grid) and not isinstance(end, Grid):
+        carry = Carry.of("fori_loop", init_val, body)
+        return recorded_for(first, end, carry, body_fun, fori_loop)
     if not (isinstance(first, int) and isinstance(end, int)):
 
         def step(state: Any) -> Any:

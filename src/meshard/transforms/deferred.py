@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.ops.chain import Chain, Step, run_chain
+from meshard.ops.chain import Chain, Work, laid_out, run_chain
 from meshard.runtime.world import RuntimeWorld
 
 from .scope import GridKind
@@ -112,7 +112,7 @@ def _compute(root: Pending) -> None:
             if id(x) not in known and not (type(x) is Pending and x.cells is None):
                 known[id(x)] = len(inputs)
                 inputs.append(x.cells if type(x) is Pending else x)
-    chain = _chain(root, nodes, wanted, known, len(inputs))
+    chain = _chain(root, nodes, wanted, known, inputs)
     count = root.count
     numbers = range(count) if root.numbers is None else root.numbers
     sets = [[x[i] if type(x) is tuple else x for x in inputs] for i in numbers]
@@ -147,42 +147,20 @@ def _chain(
     nodes: Sequence[Pending],
     wanted: Sequence[Pending],
     known: dict[int, int],
-    inputs: int,
+    inputs: Sequence[Any],
 ) -> Chain:
-    """Give each operation a place to write to; temporaries are used again when they are read."""
-    last = {id(x): k for k, node in enumerate(nodes) for x in node.args if type(x) is Pending}
-    results = {id(node): k for k, node in enumerate(wanted)}
-    temporaries: list[Any] = []
-    free: dict[Any, list[int]] = {}
-    where: dict[int, int] = {}
-    steps = []
-    for k, node in enumerate(nodes):
-        reads = [known[id(x)] if id(x) in known else where[id(x)] for x in node.args]
-        for x in {id(a): a for a in node.args}.values():
-            # An elementwise operation may write over what it reads.
-            over = type(x) is Pending and id(x) not in known and last[id(x)] == k
-            if over and id(x) not in results:
-                free.setdefault(x.kind.dtype, []).append(where[id(x)])
-        if id(node) in results:
-            place = -1 - results[id(node)]
-        else:
-            idle = free.get(node.kind.dtype)
-            if idle:
-                place = idle.pop()
-            else:
-                place = inputs + len(temporaries)
-                temporaries.append(node.kind.dtype)
-        where[id(node)] = place
-        steps.append((node.kernel, reads, place))
-    base = inputs + len(temporaries)
+    """Return the pending operations as a chain."""
+    shape = root.kind.shape
+    numbers = known | {id(node): len(inputs) + k for k, node in enumerate(nodes)}
+    work = [
+        Work(node.kernel, tuple([numbers[id(x)] for x in node.args]), (shape[1:], node.kind.dtype))
+        for node in nodes
+    ]
+    cut = [_has_rows(x, shape) for x in inputs]
+    return laid_out(work, cut, [numbers[id(n)] - len(inputs) for n in wanted], shape[0])
 
-    def final_place(place: int) -> int:
-        return place if place >= 0 else base - 1 - place
 
-    return Chain(
-        tuple(Step(f, tuple(map(final_place, reads)), final_place(out)) for f, reads, out in steps),
-        inputs,
-        tuple(temporaries),
-        tuple(node.kind.dtype for node in wanted),
-        root.kind.shape,
-    )
+def _has_rows(x: Any, shape: tuple[int, ...]) -> bool:
+    """Whether an input, cells or a scalar, has the rows of the result, and not one for all."""
+    cell: Any = next((c for c in x if c is not None), None) if type(x) is tuple else x
+    return np.ndim(cell) == len(shape) and cell.shape[0] == shape[0]

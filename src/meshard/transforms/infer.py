@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 from meshard.errors import ArgumentError, ConcretizationError
 from meshard.ops.decide import decide_kernel, decide_move
@@ -27,7 +27,6 @@ WEAK = (bool, int, float, complex)
 _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
 
 
-@final
 class Ghost(Traced):
     """An array of which only the type is known.
 

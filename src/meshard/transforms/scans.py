@@ -18,6 +18,8 @@ from .body import Body
 from .branches import ghost, idle, local_type, widened
 from .carries import Carry, arrays_of, leaf_type, settled
 from .infer import Ghost
+from .recorded_flow import recorded_scan
+from .tracing import recording
 
 __all__ = ["map", "scan"]
 
@@ -75,6 +77,17 @@ def scan(
         return pair[0]
 
     carry = Carry.of("scan", init, body)
+    if recording() is not None:
+        return recorded_scan(
+            lambda value, x: (step(value, x), results[-1]),
+            carry,
+            arrays,
+            shape,
+            count,
+            bool(reverse),
+            lambda x: _sample(body, x),
+            scan,
+        )
     typed = is_abstract() or (body is not None and idle(body))
     if is_abstract() or body is not None or any(carry.weak) or not count:
         sample = trees.unflatten(shape, [_sample(body, x) for x in arrays])

@@ -255,10 +255,12 @@ class Running(Protocol):
     Attributes:
         scope: the axes that the body runs along.
         mask: the devices that run the code at hand; None while that is all.
+        recorder: who writes the operations down; None if nobody does.
     """
 
     scope: Scope
     mask: Mask | None
+    recorder: Any
 
     @property
     def outer(self) -> Running | None:

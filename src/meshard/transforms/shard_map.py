@@ -36,9 +36,12 @@ from . import install as _install  # noqa: F401  (it adds the collectives)
 from .abstract import is_abstract
 from .body import Body
 from .boundary import entered, left
+from .calls import ShardMapCall
 from .grid import Grid
 from .infer import Ghost
+from .recorder import Recorder
 from .scope import GridKind, Scope, scope_of
+from .tracing import anywhere, recording
 
 __all__ = ["shard_map"]
 
@@ -191,13 +194,18 @@ class _Mapped:
         outer = innermost()
         around = outer if isinstance(outer, Body) else None
         scope = self._scope(around)
-        typed = is_abstract()
+        recorder = recording()
+        typed = is_abstract() or recorder is not None
         body = Body(scope, around, typed)
+        if recorder is not None:
+            body.recorder = Recorder(self._name, recorder)
         leaves, structure = _flatten(args)
         specs = self._inputs.get(structure)
         if specs is None:
             specs = self._inputs[structure] = self._matched_inputs(args)
-        values = []
+        values: list[Any] = []
+        given: list[Any] = []
+        owned: list[PartitionSpec] = []
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             if around is not None:
                 x = around.lift(leaf)
@@ -216,6 +224,10 @@ class _Mapped:
                 values.append(entered(body, [None if typed else x], own, like=x._type))
             else:
                 values.append(entered(body, x.cells, own, x.kind.varies, x.kind.type))
+            given.append(x)
+            owned.append(own)
+            if recorder is not None:
+                body.recorder.input(values[-1])
         try:
             with interpreting(body), entered_mesh(scope.mesh):
                 result = self._f(*optree.tree_unflatten(structure, values))
@@ -232,8 +244,42 @@ class _Mapped:
                 self._check_output(grid, spec, scope, result, number)
                 self._passed.add((grid.kind, spec, around is None))
             whole = left(body, grid, spec)
-            joined.append(Ghost(whole._type) if typed else whole)
+            joined.append(Ghost(whole._type) if typed and around is None else whole)
+        if recorder is not None:
+            joined = self._recorded(recorder, body, given, owned, grids, wanted, joined)
         return optree.tree_unflatten(shape, joined)
+
+    def _recorded(
+        self,
+        recorder: Recorder,
+        body: Body,
+        given: Sequence[Any],
+        in_specs: Sequence[PartitionSpec],
+        grids: Sequence[Grid],
+        out_specs: Sequence[PartitionSpec],
+        joined: list[Any],
+    ) -> list[Any]:
+        """Write the call down in the code around it, and return its results there."""
+        program, captured = body.recorder.finish(grids)
+        scope, specs = body.scope, tuple(out_specs)
+        manual = tuple([a for a in scope.manual if a in body.axis_sizes])
+        around = body.outer.scope.manual if body.outer is not None else ()
+        make = functools.partial(
+            _Mapped,
+            mesh=scope.mesh if body.outer is None else None,
+            in_specs=tuple(in_specs),
+            out_specs=list(specs),
+            check=False,
+            names=frozenset(a for a in manual if a not in around),
+            auto=frozenset(),
+        )
+        call = ShardMapCall(make, program, scope.mesh, manual, tuple(in_specs), specs)
+        operands = [*captured, *given]
+        if body.outer is not None:
+            recorder.write(call.name, (), operands, joined, call)
+            return joined
+        types = [(anywhere(scope.world, x), None) for x in joined]
+        return list(recorder.result(call.name, (), operands, types, call))
 
     def _lifted(self, body: Body, found: Sequence[Any], result: Any) -> list[Grid]:
         number = 0

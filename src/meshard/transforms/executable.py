@@ -1,0 +1,145 @@
+"""Executables: steps over arrays of known types, ready to run.
+
+In: the arrays that a program reads. Out: those that it returns. What each step does was decided
+when the program was lowered, so that a call costs little more than its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.plan.traffic import Wire
+from meshard.runtime.array import Array
+from meshard.runtime.callers import at_line
+from meshard.runtime.place import placed, resharded
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+
+from .program import Eqn
+
+__all__ = ["Executable", "Kind", "Step", "brought"]
+
+Kind = ArrayType | type[Any]
+"""What a value is: an array's type, or the type of a Python number."""
+
+Run = Callable[[RuntimeWorld, Sequence[Any]], Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        name: the operation, or several joined by ``+`` where they run as one.
+        line: where in the user's program it was written.
+        inputs: what it reads.
+        outputs: what it gives.
+        reads: the slots that it reads.
+        writes: the slots that it sets.
+        dead: the slots that nobody reads any more.
+        run: from the values that it reads to the one that it gives, or a sequence of them.
+        wires: what passes between devices.
+        eqns: the operations of the program.
+        parts: the programs that it runs, by name, and how often; None if that is not known.
+    """
+
+    name: str
+    line: str
+    inputs: tuple[Kind, ...]
+    outputs: tuple[Kind, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    dead: tuple[int, ...]
+    run: Run
+    wires: tuple[Wire, ...] = ()
+    eqns: tuple[Eqn, ...] = ()
+    parts: tuple[tuple[str, Executable, int | None], ...] = ()
+
+
+@final
+class Executable:
+    """A program on arrays of known types.
+
+    Attributes:
+        name: the function.
+        inputs: the types of what it reads: the values captured, then the arguments.
+        outputs: the types of what it returns.
+        steps: the steps in order.
+        results: the slots of what it returns.
+        text: makes the program a listing, with how each value lies.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[Kind],
+        outputs: Sequence[Kind],
+        steps: Sequence[Step],
+        numbers: dict[int, Any],
+        slots: int,
+        results: Sequence[int],
+        text: Callable[[], str],
+    ) -> None:
+        self.name = name
+        self.text = text
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.steps = tuple(steps)
+        self.results = tuple(results)
+        self._template: list[Any] = [None] * slots
+        for slot, number in numbers.items():
+            self._template[slot] = number
+        self._code = [
+            (s.run, s.reads, s.writes[0] if len(s.writes) == 1 else s.writes, s.dead)
+            for s in self.steps
+        ]
+
+    def run(self, world: RuntimeWorld, given: Sequence[Any]) -> list[Any]:
+        """Return the results, given all that it reads."""
+        slots = self._template.copy()
+        slots[: len(given)] = given
+        number = 0
+        try:
+            if world.ledgers:
+                for step in self.steps:
+                    with at_line(step.line):
+                        found = step.run(world, [slots[i] for i in step.reads])
+                    number += 1
+                    if len(step.writes) == 1:
+                        found = (found,)
+                    for slot, value in zip(step.writes, found, strict=True):
+                        slots[slot] = value
+                    for slot in step.dead:
+                        slots[slot] = None
+                return [slots[i] for i in self.results]
+            for run, reads, writes, dead in self._code:
+                found = run(world, [slots[i] for i in reads])
+                if isinstance(writes, int):
+                    slots[writes] = found
+                else:
+                    for slot, value in zip(writes, found, strict=True):
+                        slots[slot] = value
+                for slot in dead:
+                    slots[slot] = None
+                number += 1
+        except Exception as error:
+            self._tell(error, number)
+            raise
+        return [slots[i] for i in self.results]
+
+    def _tell(self, error: Exception, number: int) -> None:
+        if number < len(self.steps):
+            step = self.steps[number]
+            error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
+
+
+def brought(world: RuntimeWorld, x: Any, kind: Kind) -> Any:
+    """Return a value as an array of a type of the same shape and dtype; a number stays one."""
+    if not isinstance(kind, ArrayType) or (type(x) is Array and x._type is kind):
+        return x
+    if kind.committed:
+        return placed(x, kind.sharding)
+    return resharded(world, x, kind)

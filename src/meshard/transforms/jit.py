@@ -1,0 +1,285 @@
+"""`jit`: functions that are traced once, lowered onto shardings, and then run without Python.
+
+In: a function, and where its arguments and results are to lie. Out: a function that finds for each
+call the program that was made for such arguments, and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import optree
+
+from meshard.algebra.mesh import ambient_mesh
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError
+from meshard.ops.eager import EAGER
+from meshard.runtime import trees
+from meshard.runtime.array import Array
+from meshard.runtime.make import prefix_leaves
+from meshard.runtime.primitive import innermost
+from meshard.runtime.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.world import RuntimeWorld, here
+
+from .abstract import eval_shape as eval_shape_of
+from .constraint import with_sharding_constraint
+from .jit_arguments import Arguments
+from .jit_trace import Trace, accepted, trace_of
+from .stages import Entry, Lowered, Traced
+
+__all__ = ["Jitted", "jit", "pjit"]
+
+_NUMBERS = (int, float, complex)
+
+
+def jit(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+) -> Any:
+    """Return a function that traces ``f`` once for each kind of arguments, and then runs the trace.
+
+    The first call with arguments of given shapes, dtypes and tree runs ``f`` on values without
+    data, which writes its operations down. The program is simplified and lowered onto how the
+    arguments lie: each operation's way is decided once, elementwise operations between
+    communications run as one, and later calls go straight to the kernels.
+
+    Args:
+        f: a function of trees of arrays. Without it a decorator is returned.
+        in_shardings: for the arguments, by position, where they must lie: a sharding, a `P` where
+            a mesh is set, None where they may lie as they do, or a tree of these that is a prefix
+            of the tuple of arguments. What is not committed is placed so.
+        out_shardings: likewise for the results; None where they lie as the computation leaves them.
+        static_argnums: positions of arguments that are not arrays, and part of the program; they
+            must be hashable, and each value has a program of its own.
+        static_argnames: names of such arguments.
+        donate_argnums: positions of arguments whose memory is given up to the results; they are
+            deleted by the call.
+        donate_argnames: names of such arguments.
+        keep_unused: whether arguments that the function does not use are looked at, such as for
+            having been deleted.
+        inline: accepted as in JAX; inside another jit a function is always part of that program.
+
+    Returns:
+        The function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``.
+
+    Raises:
+        ArgumentError: if ``f`` is no function, or a name or position is none of its arguments. The
+            function that is returned raises
+
+            * `ConcretizationError` where Python looks at a value, as ``if x > 0:`` does;
+            * `ShardingError` if an argument is committed to another sharding than ``in_shardings``;
+            * `IndivisibleError` if a dim does not divide into its shards;
+            * `IncompatibleDevicesError` if arguments are committed to different devices;
+            * `ArgumentError` if a static argument is not hashable, or another no array.
+
+    Source: the semantics are those of ``jax.jit``, which is ``pjit``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> @meshard.jit
+    ... def step(x):
+    ...     return mnp.tanh(x * 2 + 1)
+    >>> step(mnp.zeros(2)).shape
+    (2,)
+    """
+    options = {
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+    }
+    if f is None:
+        return functools.partial(Jitted, **options)
+    return Jitted(f, **options)
+
+
+pjit = jit
+
+
+@final
+class Jitted:
+    """What `jit` returns."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        static_argnums: Any = None,
+        static_argnames: Any = None,
+        donate_argnums: Any = None,
+        donate_argnames: Any = None,
+        keep_unused: bool = False,
+    ) -> None:
+        if not callable(f):
+            raise ArgumentError(f"jit: expected a callable, got {f!r} of type {type(f).__name__}.")
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._name = getattr(f, "__name__", None) or type(f).__name__
+        what = f"jit of {self._name!r}"
+        self._arguments = Arguments(
+            f, what, static_argnums, static_argnames, donate_argnums, donate_argnames
+        )
+        self._what = what
+        self._in = list(in_shardings) if isinstance(in_shardings, list) else in_shardings
+        if type(self._in) is list:
+            self._in = tuple(self._in)
+        self._out = out_shardings
+        self._keep_unused = keep_unused
+        self._plain = not self._arguments.any_static
+        self._worlds: weakref.WeakKeyDictionary[RuntimeWorld, dict[Any, Entry]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._traces: weakref.WeakKeyDictionary[RuntimeWorld, dict[Any, Trace]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jit of {self._f!r}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program for such arguments, which is made if there is none yet."""
+        interpreter = innermost()
+        if interpreter is not None and interpreter is not EAGER:
+            return self._inside(args, kwargs)
+        world = here()
+        statics = None
+        if not self._plain:
+            args, kwargs, statics = self._arguments.parted(args, kwargs)
+        given: Any = (args, kwargs)
+        leaves, tree = optree.tree_flatten(given)
+        key: list[Any] = [tree, statics, ambient_mesh(), config.epoch]
+        for number, x in enumerate(leaves):
+            kind: Any = type(x)
+            if kind is Array:
+                key.append(x._type)
+            elif kind in _NUMBERS:
+                key.append(kind)
+            else:
+                x = leaves[number] = accepted(self._arguments, statics, tree, number, x, self._what)
+                key.append(x._type)
+        cache = self._worlds.get(world)
+        if cache is None:
+            cache = self._worlds[world] = {}
+        entry = cache.get(tuple(key))
+        if entry is None:
+            entry = cache[tuple(key)] = self._entry(world, args, kwargs, statics, tree, key[4:])
+        return entry(world, leaves)
+
+    def _entry(
+        self,
+        world: RuntimeWorld,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Any,
+        tree: Any,
+        kinds: Sequence[Any],
+    ) -> Entry:
+        trace = self._trace(world, args, kwargs, statics, tree, kinds)
+        return Entry(world, trace, kinds)
+
+    def _trace(
+        self,
+        world: RuntimeWorld,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Any,
+        tree: Any,
+        kinds: Sequence[Any],
+    ) -> Trace:
+        avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
+        key = tree, statics, ambient_mesh(), config.epoch, avals
+        cache = self._traces.setdefault(world, {})
+        found = cache.get(key)
+        if found is None:
+            found = cache[key] = trace_of(
+                world,
+                self._f,
+                self._name,
+                self._arguments,
+                args,
+                kwargs,
+                statics,
+                kinds,
+                self._in,
+                self._out,
+            )
+        return found
+
+    def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Be part of the function at hand, which is being transformed."""
+        rest, named, statics = self._arguments.parted(args, kwargs)
+        if self._in is not None:
+            rest = self._constrained(rest, self._in, "in_shardings")
+        every, names = self._arguments.joined(rest, named, statics)
+        found = self._f(*every, **names)
+        return found if self._out is None else self._constrained(found, self._out, "out_shardings")
+
+    def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
+        """Return a tree of values that lie as a tree of shardings says."""
+        given = prefix_leaves(shardings, tree, self._what, name)
+        leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+        placed: list[Any] = [
+            x if s is None or x is None else with_sharding_constraint(x, s)
+            for x, s in zip(leaves, given, strict=True)
+        ]
+        return optree.tree_unflatten(structure, placed)
+
+    # ahead of time
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
+        world = here()
+        rest, named, statics = self._arguments.parted(args, kwargs)
+        leaves, tree = trees.flatten((rest, named))
+        kinds: list[Any] = []
+        for number, x in enumerate(leaves):
+            if type(x) in _NUMBERS:
+                kinds.append(type(x))
+            elif isinstance(x, ShapeDtypeStruct):
+                kinds.append(typeof(x))
+            else:
+                made = accepted(self._arguments, statics, tree, number, x, self._what)
+                kinds.append(made._type)
+        return Traced(world, self._trace(world, rest, named, statics, tree, kinds), kinds)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Return the program for such arguments, lowered onto how they lie."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the shapes and dtypes of the results, without computing them."""
+        rest, named, statics = self._arguments.parted(args, kwargs)
+
+        def f(*a: Any, **k: Any) -> Any:
+            every, names = self._arguments.joined(a, k, statics)
+            return self._f(*every, **names)
+
+        return eval_shape_of(f, *rest, **named)
+
+    def clear_cache(self) -> None:
+        """Forget all programs."""
+        self._worlds.clear()
+        self._traces.clear()
+
+    def _cache_size(self) -> int:
+        return len(self._worlds.get(here(), {}))

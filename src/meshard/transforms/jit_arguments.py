@@ -1,0 +1,233 @@
+"""The arguments of a jitted function: which are static, which are given up, what they are called.
+
+In: positional and keyword arguments. Out: their leaves, the key of what is static, and names for
+messages.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import optree
+
+from meshard.errors import ArgumentError
+
+__all__ = ["Arguments", "Statics"]
+
+
+@final
+class Statics:
+    """The static arguments of one call; equal where all of them are.
+
+    Raises:
+        ArgumentError: if one cannot be hashed.
+    """
+
+    __slots__ = ("_hash", "_types", "named", "placed")
+
+    def __init__(
+        self, what: str, placed: tuple[tuple[int, Any], ...], named: tuple[tuple[str, Any], ...]
+    ) -> None:
+        self.placed = placed
+        self.named = named
+        self._types = tuple([type(v) for _, v in (*placed, *named)])
+        try:
+            self._hash = hash((placed, named, self._types))
+        except TypeError:
+            for name, value in (*placed, *named):
+                try:
+                    hash(value)
+                except TypeError as error:
+                    place = f"argument {name}" if isinstance(name, int) else repr(name)
+                    raise ArgumentError(
+                        f"{what}: the static argument {place} is {value!r} of type "
+                        f"{type(value).__name__}, which is not hashable, so that no program can be "
+                        "kept for it. Non-hashable static arguments are not supported: give a "
+                        "tuple instead of a list, or pass it as an array."
+                    ) from error
+            raise
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Statics)
+            and self._types == other._types
+            and self.placed == other.placed
+            and self.named == other.named
+        )
+
+
+def _numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    found = (given,) if isinstance(given, int) else tuple(given)
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in found):
+        raise ArgumentError(f"{what}: {name} is an integer or a tuple of them, not {given!r}.")
+    return found
+
+
+def _names(given: Any, what: str, name: str) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    found = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(n, str) for n in found):
+        raise ArgumentError(f"{what}: {name} is a name or a tuple of names, not {given!r}.")
+    return found
+
+
+@final
+class Arguments:
+    """Which arguments of a function are static, and which are given up.
+
+    Args:
+        f: the function.
+        what: how messages call it.
+        static_argnums: positions of static arguments.
+        static_argnames: their names.
+        donate_argnums: positions of arguments that are given up.
+        donate_argnames: their names.
+
+    Raises:
+        ArgumentError: if a position or name is none of the function's, or static and given up.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        what: str,
+        static_argnums: Any,
+        static_argnames: Any,
+        donate_argnums: Any,
+        donate_argnames: Any,
+    ) -> None:
+        self._what = what
+        try:
+            signature: inspect.Signature | None = inspect.signature(f)
+        except (ValueError, TypeError):
+            signature = None
+        self._parameters = list(signature.parameters.values()) if signature is not None else None
+        self.static_nums, self.static_names = self._resolved(
+            "static", static_argnums, static_argnames
+        )
+        self.donate_nums, self.donate_names = self._resolved(
+            "donate", donate_argnums, donate_argnames
+        )
+        both = self.static_names & self.donate_names
+        nums = self.static_nums & self.donate_nums
+        if both or nums:
+            told = ", ".join([*map(repr, sorted(both)), *map(str, sorted(nums))])
+            raise ArgumentError(
+                f"{what}: the argument {told} is named as static and as donated; a static "
+                "argument is no array that could be given up."
+            )
+
+    def _resolved(self, kind: str, nums: Any, names: Any) -> tuple[frozenset[int], frozenset[str]]:
+        """Return positions and names; of an argument that can be given either way, both."""
+        what = self._what
+        given = _numbers(nums, what, f"{kind}_argnums")
+        named = _names(names, what, f"{kind}_argnames")
+        parameters = self._parameters
+        if parameters is None:
+            return frozenset(given), frozenset(named)
+        placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        variable = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        anything = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        count = len(placed)
+        found = set()
+        for n in given:
+            if not variable and not -count <= n < count:
+                raise ArgumentError(
+                    f"{what}: {kind}_argnums={given}, but the function accepts only {count} "
+                    f"positional arguments."
+                )
+            found.add(n if n >= 0 or variable else n + count)
+        known = {p.name for p in parameters}
+        for name in named:
+            if name not in known and not anything:
+                raise ArgumentError(
+                    f"{what}: {kind}_argnames={named}, but the function has no argument {name!r}; "
+                    f"it has {', '.join(map(repr, known)) or 'none'}."
+                )
+        both = set(named)
+        if nums is None or names is None:  # the other one is inferred, as in JAX
+            for n in tuple(found):
+                if n < count and placed[n].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                    both.add(placed[n].name)
+            for number, p in enumerate(placed):
+                if p.name in both:
+                    found.add(number)
+        return frozenset(found), frozenset(both)
+
+    @property
+    def any_static(self) -> bool:
+        """Whether some argument is static."""
+        return bool(self.static_nums or self.static_names)
+
+    def parted(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Statics | None]:
+        """Return the arguments without the static ones, and those."""
+        if not self.any_static:
+            return args, kwargs, None
+        count = len(args)
+        nums = {n if n >= 0 else n + count for n in self.static_nums}
+        placed = tuple([(i, x) for i, x in enumerate(args) if i in nums])
+        named = tuple(sorted((k, v) for k, v in kwargs.items() if k in self.static_names))
+        rest = tuple([x for i, x in enumerate(args) if i not in nums])
+        others = {k: v for k, v in kwargs.items() if k not in self.static_names}
+        return rest, others, Statics(self._what, placed, named)
+
+    @staticmethod
+    def joined(
+        args: Sequence[Any], kwargs: dict[str, Any], statics: Statics | None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return all arguments again."""
+        if statics is None:
+            return list(args), kwargs
+        found = list(args)
+        for place, value in statics.placed:
+            found.insert(place, value)
+        return found, {**kwargs, **dict(statics.named)}
+
+    def donated(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], statics: Statics | None
+    ) -> tuple[bool, ...]:
+        """Return for each leaf of the arguments without static ones whether it is given up."""
+        if not self.donate_nums and not self.donate_names:
+            return ()
+        static = {place for place, _ in statics.placed} if statics is not None else set[int]()
+        total = len(args) + len(static)
+        places = [i for i in range(total) if i not in static]
+        wanted = {n if n >= 0 else n + total for n in self.donate_nums}
+        found: list[bool] = []
+        for place, x in zip(places, args, strict=True):
+            found += [place in wanted] * len(optree.tree_leaves(x))
+        for key in sorted(kwargs):
+            found += [key in self.donate_names] * len(optree.tree_leaves(kwargs[key]))
+        return tuple(found)
+
+    def told(self, path: Sequence[Any], statics: Statics | None) -> str:
+        """Return what messages call the leaf at a path of ``(args, kwargs)``."""
+        place, first, *rest = path
+        tail = "".join(f"[{k!r}]" for k in rest)
+        if place == 1:
+            return f"{first}{tail}"
+        for static, _ in statics.placed if statics is not None else ():
+            if static <= first:
+                first += 1
+        if self._parameters is not None:
+            placed = [
+                p
+                for p in self._parameters
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
+            if first < len(placed):
+                return f"{placed[first].name}{tail}"
+            more = [p for p in self._parameters if p.kind == p.VAR_POSITIONAL]
+            if more:
+                return f"{more[0].name}[{first - len(placed)}]{tail}"
+        return f"args[{first}]{tail}"

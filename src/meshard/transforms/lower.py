@@ -1,0 +1,351 @@
+"""Lowering: from a program and the types of what it reads to steps that can run.
+
+In: a `Program`, and how its operands lie. Out: a `Executable` program: each operation decided as it
+would be by itself, elementwise ones and reductions of rows joined into segments, loops and branches
+lowered to where their carries lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+from meshard.algebra.sharding import Sharding
+from meshard.errors import ArgumentError
+from meshard.ops.decide import KernelPlan, decide_kernel, decide_move
+from meshard.ops.eager import runner
+from meshard.ops.piecewise import piecewise
+from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.ops.segment import Segment
+from meshard.plan.traffic import Wire
+from meshard.runtime.place import as_array, wires_between
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+
+from .calls import ArrayCall, ConstraintCall
+from .executable import Executable, Kind, Run, Step, brought
+from .lowered_calls import lowered_call
+from .program import Atom, Eqn, Literal, Program, Var, lies, listing
+from .tracing import anywhere
+
+__all__ = ["lower"]
+
+
+def lower(
+    world: RuntimeWorld,
+    program: Program,
+    given: Sequence[Kind],
+    results: Sequence[Kind | Sharding | None] | None = None,
+    donated: Sequence[int] = (),
+) -> Executable:
+    """Return a program as steps on arrays of known types.
+
+    Args:
+        world: whose devices are used.
+        program: the program.
+        given: the types of what it captures, then of its arguments.
+        results: for each result how it is to lie, or its whole type; None where it may lie as it
+            comes.
+        donated: the numbers of the operands whose blocks may be written over.
+    """
+    return _Lowering(world, program, given, donated).lowered(results)
+
+
+@final
+class _Group:
+    """Operations that become one step."""
+
+    def __init__(self, run: Run | None, segment: Segment | None = None) -> None:
+        self.run = run
+        self.segment = segment
+        self.eqns: list[Eqn] = []
+        self.name = ""
+        self.line = ""
+        self.inputs: list[Atom] = []
+        self.outputs: list[Var] = []
+        self.wires: tuple[Wire, ...] = ()
+        self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
+
+
+@final
+class _Lowering:
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        program: Program,
+        given: Sequence[Kind],
+        donated: Sequence[int],
+    ) -> None:
+        self.world = world
+        self.program = program
+        self.given = tuple(given)
+        self.kinds: dict[Var, Kind] = {}
+        variables = (*program.captured, *program.inputs)
+        for var, kind in zip(variables, given, strict=True):
+            self.kinds[var] = kind
+        self._donated = {variables[i] for i in donated}
+        self._groups: list[_Group] = []
+        self._level: dict[Var, int] = {}
+
+    def kind(self, atom: Atom) -> Kind:
+        """Return what an operand is."""
+        return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
+
+    def lowered(self, results: Sequence[Kind | Sharding | None] | None) -> Executable:
+        """Return the program as steps."""
+        for eqn in self.program.eqns:
+            if eqn.call is None:
+                self._row(eqn)
+            elif isinstance(eqn.call, ConstraintCall):
+                self._constraint(eqn, eqn.call)
+            elif isinstance(eqn.call, ArrayCall):
+                self._number(eqn, eqn.call)
+            else:
+                self._call(eqn)
+        outputs = list(self.program.outputs)
+        for number, wanted in enumerate(results or ()):
+            outputs[number] = self._result(outputs[number], wanted)
+        return self._joined(outputs)
+
+    # operations
+
+    def _row(self, eqn: Eqn) -> None:
+        world, kinds = self.world, [self.kind(x) for x in eqn.inputs]
+        row = REGISTRY.get(eqn.name)
+        if row is None:
+            raise ArgumentError(f"There is no operation named {eqn.name!r}.")
+        made = [False] * len(kinds)
+        params = dict(eqn.params)
+        if isinstance(row, MoveOp):
+            made = [not isinstance(k, ArrayType) for k in kinds]
+        elif not any(isinstance(k, ArrayType) for k in kinds):
+            made[0] = True
+        kinds = [
+            self._array_of(x, k) if m else k
+            for x, k, m in zip(eqn.inputs, kinds, made, strict=True)
+        ]
+        if isinstance(row, MoveOp):
+            move = decide_move(world, row, [k for k in kinds if isinstance(k, ArrayType)], params)
+            self._single(eqn, runner(move), (move.output,), (move.wire,), made)
+            return
+        try:
+            plan = decide_kernel(world, row, kinds, params)
+        except Exception:
+            # Where only an array will do, a number is one.
+            if all(isinstance(k, ArrayType) for k in kinds):
+                raise
+            made = [m or not isinstance(k, ArrayType) for k, m in zip(kinds, made, strict=True)]
+            kinds = [self._array_of(x, k) for x, k in zip(eqn.inputs, kinds, strict=True)]
+            plan = decide_kernel(world, row, kinds, params)
+        weak = any(v.weak is not None for v in eqn.outputs)
+        if not weak and not any(made) and self._fused(eqn, plan, kinds):
+            return
+        self._single(eqn, runner(plan), plan.outputs, plan.wires, made)
+
+    def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
+        if isinstance(kind, ArrayType):
+            return kind
+        number = atom.value if isinstance(atom, Literal) else kind(0)
+        return anywhere(self.world, as_array(number))
+
+    def _single(
+        self,
+        eqn: Eqn,
+        run: Callable[..., Any],
+        outputs: Sequence[ArrayType],
+        wires: Sequence[Wire],
+        made: Sequence[bool],
+    ) -> None:
+        """Add a step of one operation, some of whose operands are made arrays first."""
+        weak = [v.weak for v in eqn.outputs]
+        if any(made) or any(w is not None for w in weak):
+            run = partial(_converted, run, tuple(made), tuple(w is not None for w in weak))
+        group = _Group(run)
+        group.wires = tuple(wires)
+        self._add(group, eqn, outputs)
+
+    def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
+        group.eqns.append(eqn)
+        group.name, group.line = eqn.name, eqn.line
+        group.inputs, group.outputs = list(eqn.inputs), list(eqn.outputs)
+        for var, kind in zip(eqn.outputs, outputs, strict=True):
+            self._set(var, kind, len(self._groups))
+        self._groups.append(group)
+
+    def _set(self, var: Var, kind: Kind, level: int) -> None:
+        self.kinds[var] = kind if var.weak is None else var.weak
+        self._level[var] = level
+
+    def _fused(self, eqn: Eqn, plan: KernelPlan, kinds: Sequence[Kind]) -> bool:
+        """Add an operation to a segment, if it can be part of one."""
+        part = piecewise(plan, kinds, dict(eqn.params))
+        if part is None:
+            return False
+        first = max((self._level.get(x, -1) for x in eqn.inputs if isinstance(x, Var)), default=-1)
+        names = [x if isinstance(x, Var) else None for x in eqn.inputs]
+        numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
+        for level in range(max(first, 0), len(self._groups)):
+            group = self._groups[level]
+            if group.segment is None or not group.segment.accepts(part, names):
+                continue
+            if level == first and any(
+                self._level.get(x) == level and x not in group.segment.gives
+                for x in names
+                if x is not None
+            ):
+                continue
+            break
+        else:
+            level = len(self._groups)
+            group = _Group(None, Segment(part))
+            self._groups.append(group)
+        assert group.segment is not None
+        group.segment.add(part, names, numbers, eqn.outputs[0])
+        group.eqns.append(eqn)
+        group.line = group.line or eqn.line
+        self._set(eqn.outputs[0], part.output, level)
+        return True
+
+    def _constraint(self, eqn: Eqn, call: ConstraintCall) -> None:
+        (x,) = eqn.inputs
+        self._placed(eqn, x, eqn.outputs[0], self._lying(x, call.sharding))
+
+    def _lying(self, atom: Atom, sharding: Sharding) -> ArrayType:
+        kind = self._array_of(atom, self.kind(atom))
+        return self.world.type_of(kind.shape, kind.dtype, sharding, True)
+
+    def _placed(self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType) -> None:
+        source = self.kind(x)
+        group = _Group(partial(_bring, kind))
+        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
+            group.wires = wires_between(self.world, source, kind)
+        self._add(group, eqn, (kind,))
+
+    def _number(self, eqn: Eqn, call: ArrayCall) -> None:
+        (x,) = eqn.inputs
+        kind = self._array_of(x, self.kind(x))
+        kind = self.world.type_of(kind.shape, call.dtype, kind.sharding, kind.committed)
+        group = _Group(partial(_made, call.dtype))
+        self._add(group, eqn, (kind,))
+
+    def _call(self, eqn: Eqn) -> None:
+        kinds = [self.kind(x) for x in eqn.inputs]
+        found = lowered_call(self.world, eqn, kinds, lower)
+        group = _Group(found.run)
+        group.parts = found.parts
+        self._add(group, eqn, found.outputs)
+
+    def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:
+        """Return a result that lies as it is wanted."""
+        if wanted is None or isinstance(wanted, type):
+            return atom
+        kind = wanted if isinstance(wanted, ArrayType) else self._lying(atom, wanted)
+        if self.kind(atom) is kind:
+            return atom
+        output = Var(atom.aval if isinstance(atom, Var) else kind)
+        line = self._groups[self._level[atom]].line if atom in self._level else ""
+        call = ConstraintCall(kind.sharding)
+        self._placed(Eqn(call.name, (), (atom,), (output,), line, call), atom, output, kind)
+        return output
+
+    # slots
+
+    def _joined(self, outputs: Sequence[Atom]) -> Executable:
+        """Give every variable a slot and return the steps."""
+        slots: dict[Var, int] = {}
+        for var in (*self.program.captured, *self.program.inputs):
+            slots[var] = len(slots)
+        # The same value may be given twice.
+        count = len(self.given)
+        numbers: dict[int, Any] = {}
+        literals: dict[tuple[type, str], int] = {}
+
+        def slot(atom: Atom) -> int:
+            nonlocal count
+            if isinstance(atom, Literal):
+                key = type(atom.value), repr(atom.value)
+                if key not in literals:
+                    literals[key] = count
+                    numbers[count] = atom.value
+                    count += 1
+                return literals[key]
+            if atom not in slots:
+                slots[atom] = count
+                count += 1
+            return slots[atom]
+
+        last: dict[Var, int] = {}
+        reads: list[list[Atom]] = []
+        for level, group in enumerate(self._groups):
+            own = group.segment.reads if group.segment is not None else group.inputs
+            reads.append(own)
+            for x in own:
+                if isinstance(x, Var):
+                    last[x] = level
+        returned = {x for x in outputs if isinstance(x, Var)}
+        last |= {x: len(self._groups) for x in returned}
+        steps = []
+        for level, (group, own) in enumerate(zip(self._groups, reads, strict=True)):
+            if group.segment is not None:
+                wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
+                ending = [x for x in self._donated if last.get(x) == level]
+                many = group.segment.finished(wanted, ending)
+                run: Run = many if len(wanted) != 1 else partial(_first, many)
+                group.outputs = wanted
+                group.name = "+".join([e.name for e in group.eqns])
+            else:
+                assert group.run is not None
+                run = group.run
+            dead = [x for x in own if isinstance(x, Var) and last[x] == level]
+            dead += [x for x in group.outputs if last.get(x, -1) < level]
+            steps.append(
+                Step(
+                    group.name,
+                    group.line,
+                    tuple([self.kind(x) for x in own]),
+                    tuple([self.kinds[x] for x in group.outputs]),
+                    tuple(map(slot, own)),
+                    tuple(map(slot, group.outputs)),
+                    tuple(dict.fromkeys(map(slot, dead))),
+                    run,
+                    group.wires,
+                    tuple(group.eqns),
+                    group.parts,
+                )
+            )
+        results = [slot(x) for x in outputs]
+        kinds = [self.kind(x) for x in outputs]
+        name = self.program.name
+        return Executable(name, self.given, kinds, steps, numbers, count, results, self._text)
+
+    def _text(self) -> str:
+        return listing(self.program, {v: lies(k) for v, k in self.kinds.items()})
+
+
+def _first(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    return many(world, operands)[0]
+
+
+def _bring(kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    x = operands[0]
+    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind)
+
+
+def _made(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    return as_array(operands[0], dtype)
+
+
+def _converted(
+    run: Callable[..., Any],
+    made: tuple[bool, ...],
+    weak: tuple[bool, ...],
+    world: RuntimeWorld,
+    operands: Sequence[Any],
+) -> Any:
+    """Run an operation on Python numbers made arrays; a weak result becomes a number."""
+    given = tuple([as_array(x) if m else x for x, m in zip(operands, made, strict=True)])
+    found = run(world, given)
+    if len(weak) == 1:
+        return found.item() if weak[0] else found
+    return [x.item() if w else x for x, w in zip(found, weak, strict=True)]

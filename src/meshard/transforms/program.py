@@ -1,0 +1,313 @@
+"""Programs: what a function does, as a list of operations on variables.
+
+In: nothing but values. A program has no data and knows nothing of where arrays lie; it is printed
+(`listing`), checked, simplified, lowered onto shardings, or run by binding its operations one after
+another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, Protocol, final
+
+from meshard.algebra.sharding import NamedSharding
+from meshard.errors import MeshardError
+from meshard.runtime.primitive import Params, bind
+from meshard.runtime.types import ArrayType
+
+from .infer import Weak
+from .scope import GridKind
+
+__all__ = [
+    "Atom",
+    "Call",
+    "Eqn",
+    "Literal",
+    "Program",
+    "Var",
+    "evaluate",
+    "lies",
+    "listing",
+    "short_line",
+    "shown",
+]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MOST = 60
+
+
+@final
+class Var:
+    """A variable: it is given, or set by one operation, and never changes.
+
+    Attributes:
+        aval: shape and dtype; in the body of a `shard_map` also the axes over which it varies.
+        weak: the type of Python number that it is; None for an array.
+    """
+
+    __slots__ = ("aval", "weak")
+
+    def __init__(self, aval: ArrayType | GridKind, weak: Weak = None) -> None:
+        self.aval = aval
+        self.weak = weak
+
+    def str_short(self) -> str:
+        """Return its type as in ``float64[4,8]``; of a number that of Python."""
+        return self.aval.str_short() if self.weak is None else self.weak.__name__
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A Python number in the place of a variable."""
+
+    value: bool | int | float | complex
+
+
+Atom = Var | Literal
+
+
+class Call(Protocol):
+    """An operation that is more than a row: it holds programs, or says where something lies."""
+
+    @property
+    def name(self) -> str:
+        """What listings call it."""
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The programs that it holds, by name."""
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """What else a listing tells of it."""
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Do it under the interpreter at hand, and return its results."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Eqn:
+    """One operation.
+
+    Attributes:
+        name: what `bind` is given; of a call what it is called.
+        params: its parameters.
+        inputs: its operands.
+        outputs: what it sets.
+        line: where in the user's program it was written, as ``file:line``.
+        call: what to do instead of binding the name; None for a row.
+    """
+
+    name: str
+    params: Params
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    line: str
+    call: Call | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Program:
+    """A function as operations.
+
+    Attributes:
+        captured: variables for values of the code around it, which come before the inputs.
+        inputs: variables for the arguments.
+        eqns: the operations, in order.
+        outputs: the results.
+        name: what it is called in listings.
+    """
+
+    captured: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outputs: tuple[Atom, ...]
+    name: str = "program"
+    _checked: bool = field(default=False, compare=False, repr=False)
+
+    @cached_property
+    def numbers(self) -> dict[Var, int]:
+        """The number of each variable: captured, inputs, then as the operations set them."""
+        found: dict[Var, int] = {}
+        for var in (*self.captured, *self.inputs):
+            found[var] = len(found)
+        for eqn in self.eqns:
+            for var in eqn.outputs:
+                found[var] = len(found)
+        return found
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Eqn, tuple[Any, ...], tuple[int, ...]], ...]:
+        """Per operation its operands, as numbers of variables or literals, and its results."""
+        return tuple(
+            (
+                eqn,
+                tuple([x if isinstance(x, Literal) else self.numbers[x] for x in eqn.inputs]),
+                tuple([self.numbers[v] for v in eqn.outputs]),
+            )
+            for eqn in self.eqns
+        )
+
+    def check(self) -> None:
+        """Check that each variable is set once, and before it is used.
+
+        Raises:
+            MeshardError: if the program is wrong, which is a fault of meshard.
+        """
+        known = set(self.captured) | set(self.inputs)
+        for number, eqn in enumerate(self.eqns):
+            for atom in eqn.inputs:
+                if isinstance(atom, Var) and atom not in known:
+                    raise MeshardError(
+                        f"{self.name}: operation {number}, {eqn.name}, uses a variable before it "
+                        "is set."
+                    )
+            for var in eqn.outputs:
+                if var in known:
+                    raise MeshardError(
+                        f"{self.name}: operation {number}, {eqn.name}, sets a variable again."
+                    )
+                known.add(var)
+        for atom in self.outputs:
+            if isinstance(atom, Var) and atom not in known:
+                raise MeshardError(f"{self.name}: a result is never set.")
+
+    def __iter__(self) -> Iterator[Eqn]:
+        return iter(self.eqns)
+
+    def __len__(self) -> int:
+        return len(self.eqns)
+
+    def __str__(self) -> str:
+        return listing(self)
+
+
+def evaluate(
+    program: Program,
+    captured: Sequence[Any],
+    given: Sequence[Any],
+    binding: Callable[..., Any] = bind,
+) -> list[Any]:
+    """Run a program by binding its operations under the interpreter at hand.
+
+    Args:
+        program: the program.
+        captured: the values of the code around it.
+        given: the arguments.
+        binding: what to call for a row.
+    """
+    values: list[Any] = [None] * len(program.numbers)
+    first = len(program.captured)
+    values[:first] = captured
+    values[first : first + len(program.inputs)] = given
+    for eqn, sources, targets in program.steps:
+        operands = [x.value if type(x) is Literal else values[x] for x in sources]
+        if eqn.call is not None:
+            results: Sequence[Any] = eqn.call.run(operands)
+        else:
+            found = binding(eqn.name, *operands, **dict(eqn.params))
+            results = found if len(targets) > 1 else (found,)
+        for number, result in zip(targets, results, strict=True):
+            values[number] = result
+    return [
+        x.value if isinstance(x, Literal) else values[program.numbers[x]] for x in program.outputs
+    ]
+
+
+# listings
+
+
+def short_line(line: str) -> str:
+    """Return the file's name and the line of a place given as ``path:line``."""
+    return PurePath(line).name
+
+
+def shown(value: object) -> str:
+    """Return a parameter as a listing shows it, cut if it is long."""
+    if isinstance(value, tuple):
+        text = "(" + ", ".join(map(shown, value)) + ("," if len(value) == 1 else "") + ")"
+    elif callable(value) and hasattr(value, "__name__"):
+        text = value.__name__
+    else:
+        text = " ".join(str(value).split())
+    return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
+
+
+def lies(kind: object) -> str:
+    """Return in a few words how an array lies; nothing for a number."""
+    sharding: Any = getattr(kind, "sharding", None)
+    if sharding is None:
+        return ""
+    if isinstance(sharding, NamedSharding):
+        return repr(sharding.spec)
+    count = sharding.num_devices
+    if count == 1:
+        return "anywhere" if not getattr(kind, "committed", True) else "on one device"
+    return f"on {count} devices"
+
+
+def _names() -> Iterator[str]:
+    for count in itertools.count(1):
+        for letters in itertools.product(_LETTERS, repeat=count):
+            yield "".join(letters)
+
+
+def listing(program: Program, told: Mapping[Var, str] | None = None) -> str:
+    """Return a program as text.
+
+    Args:
+        program: the program.
+        told: for some variables what is told after their types, such as how they lie.
+    """
+    names: dict[Var, str] = {}
+    fresh = _names()
+    told = told or {}
+
+    def name(var: Var) -> str:
+        if var not in names:
+            names[var] = next(fresh)
+        return names[var]
+
+    def typed(var: Var) -> str:
+        more = told.get(var)
+        return f"{name(var)}: {var.str_short()}" + (f" {more}" if more else "")
+
+    return "\n".join(_lines(program, name, typed, ""))
+
+
+def _lines(
+    program: Program, name: Callable[[Var], str], typed: Callable[[Var], str], indent: str
+) -> list[str]:
+    def read(atom: Atom) -> str:
+        return repr(atom.value) if isinstance(atom, Literal) else name(atom)
+
+    given = ", ".join(map(typed, program.inputs))
+    captured = ", ".join(map(typed, program.captured))
+    head = f"{indent}{program.name}({given})" + (f" with {captured}" if captured else "") + ":"
+    rows: list[tuple[str, str]] = []
+    for eqn in program.eqns:
+        left = ", ".join(map(typed, eqn.outputs))
+        rows.append((f"{indent}    {left} = {_told(eqn, read)}", short_line(eqn.line)))
+    width = min(100, max((len(text) for text, _ in rows), default=0))
+    lines = [head]
+    for eqn, (text, where) in zip(program.eqns, rows, strict=True):
+        lines.append(f"{text:<{width}}  # {where}")
+        for part, inner in eqn.call.programs if eqn.call is not None else ():
+            inside = _lines(inner, name, typed, indent + " " * 8)
+            own = inside[0].lstrip().removeprefix(inner.name)
+            lines += [f"{indent}        {part}{own}", *inside[1:]]
+    return [*lines, f"{indent}    return {', '.join(map(read, program.outputs)) or 'nothing'}"]
+
+
+def _told(eqn: Eqn, read: Callable[[Atom], str]) -> str:
+    details: list[tuple[str, Any]] = list(eqn.params if eqn.call is None else eqn.call.details)
+    params = ", ".join(f"{k}={shown(v)}" for k, v in details)
+    operands = " ".join(map(read, eqn.inputs))
+    return f"{eqn.name}{f'[{params}]' if params else ''} {operands}".rstrip()

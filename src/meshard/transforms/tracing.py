@@ -1,0 +1,161 @@
+"""Tracing: running a function on values without data, to write down what it does.
+
+In: a function, and the types of its arguments. Out: a `Program` and the values that it captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+from meshard.ops.eager import EAGER
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array, home
+from meshard.runtime.primitive import Params, innermost, interpreting
+from meshard.runtime.traced import Traced
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld, here
+
+from .abstract import types_only
+from .body import Body
+from .grid import Grid
+from .infer import WEAK, Weak, inferred, number_type
+from .program import Program
+from .recorder import Recorder, Tracer
+
+__all__ = ["Tracing", "anywhere", "recording", "sub_program", "traced", "tracing"]
+
+Typed = tuple[ArrayType, Weak]
+
+
+@final
+class Tracing:
+    """The interpreter of a function that is being traced, outside of `shard_map` bodies.
+
+    Operations on arrays that exist already are run at once: their results are constants.
+    """
+
+    axis_sizes: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Write one operation down and return its result without data, or a tuple of results."""
+        if not any(isinstance(x, Traced) for x in operands):
+            with interpreting(EAGER):
+                return EAGER.run(name, operands, params)
+        world = here()
+        values: list[Any] = []
+        types: list[tuple[ArrayType | type, Weak]] = []
+        for x in operands:
+            if type(x) in WEAK:
+                types.append((type(x), number_type(x)))
+            elif isinstance(x, int):  # a Python number of a kind of its own
+                x = int(x)
+                types.append((int, int))
+            else:
+                x = as_array(x)
+                types.append((anywhere(world, x), getattr(x, "weak", None)))
+            values.append(x)
+        if not any(isinstance(t, ArrayType) for t, _ in types):
+            values[0] = as_array(values[0])
+            types[0] = anywhere(world, values[0]), types[0][1]
+        found = inferred(world, name, types, params)
+        results = self.recorder.result(name, params, values, found)
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
+    """Return the type of an array as it is while a program is traced: it lies nowhere yet."""
+    return world.type_of(x.shape, x.dtype, home(world), False)
+
+
+def tracing() -> Tracing | None:
+    """Return the interpreter at hand if it traces; None otherwise."""
+    found = innermost()
+    return found if isinstance(found, Tracing) else None
+
+
+def recording() -> Recorder | None:
+    """Return who writes down the operations at hand; None if they run, or only types matter."""
+    found = innermost()
+    if isinstance(found, (Tracing, Body)):
+        return found.recorder
+    return None
+
+
+@contextlib.contextmanager
+def _written(recorder: Recorder, varies: frozenset[str]) -> Iterator[None]:
+    """Write down the operations within; in a body, those of devices that a condition chose."""
+    body = innermost()
+    if not isinstance(body, Body):
+        with interpreting(Tracing(recorder)):
+            yield
+        return
+    with types_only(body, varies):
+        body.recorder = recorder
+        yield
+
+
+def sub_program(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    like: Sequence[Any],
+    varies: frozenset[str] = frozenset(),
+) -> tuple[Program, list[Any]]:
+    """Return a part of the function at hand as a program of its own, and what it captures.
+
+    Args:
+        name: what the part is called.
+        f: from values to the values that it returns.
+        like: values without data, of the types of its arguments.
+        varies: in a body the axes over which a condition varies that decides whether it runs.
+    """
+    parent = recording()
+    assert parent is not None
+    recorder = Recorder(name, parent)
+    given = []
+    for number, x in enumerate(like):
+        if isinstance(x, Grid):
+            value: Any = Grid(x.body, x.kind, (None,) * len(x.cells))
+            recorder.input(value)
+        else:
+            value = recorder.argument(x._type, getattr(x, "weak", None), f"operand {number}")
+        given.append(value)
+    with _written(recorder, varies):
+        return recorder.finish(f(*given))
+
+
+def traced(
+    name: str,
+    f: Callable[..., tuple[Sequence[Any], Any]],
+    types: Sequence[Typed],
+    origins: Sequence[str],
+) -> tuple[Program, list[Any], Any]:
+    """Trace a function.
+
+    Args:
+        name: what it is called.
+        f: from the flat arguments to its flat results, and whatever else is to be kept.
+        types: the arguments' types.
+        origins: what each argument is, for messages.
+
+    Returns:
+        The program, the arrays that it captures, and what else the function returned.
+    """
+    recorder = Recorder(name)
+    given = [recorder.argument(t, w, o) for (t, w), o in zip(types, origins, strict=True)]
+    try:
+        with interpreting(Tracing(recorder)):
+            results, rest = f(*given)
+            results = [
+                x if type(x) in WEAK or isinstance(x, Tracer) else as_array(x) for x in results
+            ]
+        program, captured = recorder.finish(results)
+    finally:
+        recorder.closed = True
+    assert all(type(x) is Array for x in captured), captured
+    return program, captured, rest
