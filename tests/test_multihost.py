@@ -671,6 +671,21 @@ def test_equal_trees_pass(processes):
     run(processes, body)
 
 
+def test_an_array_that_lies_on_one_process_is_one_array():
+    def body() -> None:
+        last = meshard.device_put(spread(GRID, "x"), meshard.devices()[-1])
+        assert assert_equal({"all": last}) is None
+        assert process_allgather(last).tolist() == GRID.tolist()
+        mine = meshard.device_put(GRID, meshard.local_devices()[0])  # each has one of its own
+        assert assert_equal(mine) is None
+
+    run(4, body)
+    message = refusal(
+        2, UnequalError, lambda: assert_equal(meshard.device_put(me(), meshard.local_devices()[0]))
+    )
+    assert "the value of process 1 differs from that of process 0" in message
+
+
 def test_a_leaf_that_differs_is_named_with_the_processes():
     def body() -> None:
         tree = {"step": 7, "rates": [np.ones(2), np.array([1.0, 2 + (me() == 2)])]}

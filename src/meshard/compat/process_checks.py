@@ -22,6 +22,8 @@ from .survey import by_answer, listed
 
 __all__ = ["assert_equal", "sync_global_devices"]
 
+Answer = tuple[str, tuple[tuple[int, str], ...]]
+
 _SHOWN = 160
 """How many characters of a value that differs are shown."""
 
@@ -84,7 +86,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         trees = listed(peers, [f"{one[1][0]} with leaves {list(one[1][1])}" for one in told])
         raise UnequalError(f"{start}: the trees differ: {trees}.")
     for number, name in enumerate(names):
-        answers = [one[2][number] for one in told]
+        answers = _answers([one[2][number] for one in told])
         wrong = _differing(peers, answers)
         if wrong is None:
             continue
@@ -102,18 +104,33 @@ def _told(world: RuntimeWorld, value: Hashable) -> list[Any]:
     return world.transport.all_gather(value, range(world.process_count))
 
 
-def _digests(world: RuntimeWorld, leaf: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return what a leaf is, and a digest of each piece of it that this process holds."""
+def _digests(world: RuntimeWorld, leaf: Any) -> tuple[Answer | None, Answer | None]:
+    """Return what a leaf is as one array of all, and as this process's own value.
+
+    Each says what it is, and gives a digest of each piece that this process holds. What lies on
+    this process alone is either: the others' answers tell which.
+    """
+    whole, own = None, None
+    if type(leaf) is Array:
+        kind, blocks = leaf._type, leaf._live()
+        held = []
+        for piece in kind.local:
+            block = blocks[piece]
+            assert block is not None
+            held.append((piece, _digest(block)))
+        whole = f"{kind.str_short()} with {kind.sharding!r}", tuple(held)
     if type(leaf) is not Array or leaf.is_fully_addressable:
         value = _host(leaf)
-        return f"{_name(value)}{list(value.shape)}", ((-1, _digest(value)),)
-    kind, blocks = leaf._type, leaf._live()
-    held = []
-    for piece in kind.local:
-        block = blocks[piece]
-        assert block is not None
-        held.append((piece, _digest(block)))
-    return f"{kind.str_short()} with {kind.sharding!r}", tuple(held)
+        own = f"{_name(value)}{list(value.shape)}", ((-1, _digest(value)),)
+    return whole, own
+
+
+def _answers(told: Sequence[tuple[Answer | None, Answer | None]]) -> list[Answer]:
+    """Return what all say of a leaf: of one array of all, if it is not each one's own."""
+    if all(whole is not None for whole, _ in told) and any(own is None for _, own in told):
+        return [whole for whole, _ in told if whole is not None]
+    found = [own or whole for whole, own in told]
+    return [one for one in found if one is not None]
 
 
 def _host(leaf: Any) -> Block:
@@ -141,9 +158,7 @@ def _digest(value: Block) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _differing(
-    peers: Sequence[int], answers: Sequence[tuple[str, tuple[tuple[int, str], ...]]]
-) -> str | None:
+def _differing(peers: Sequence[int], answers: Sequence[Answer]) -> str | None:
     """Return how the processes' values of a leaf differ; None if they do not."""
     if len({kind for kind, _ in answers}) == 1:
         pieces: dict[int, dict[int, str]] = {}

@@ -24,6 +24,7 @@ from meshard.runtime.place import (
     placed,
 )
 from meshard.runtime.primitive import bind
+from meshard.runtime.same_values import check_same_values
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
@@ -125,6 +126,7 @@ def array(
         result = value if wanted is None else value.astype(wanted, copy=False)
     else:
         host = as_host(value, "array", wanted)
+        check_same_values(host, [host], [place], "array")
         if place is not None:  # from here each piece goes where it lies
             return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
         result = as_array(host)

@@ -15,6 +15,7 @@ from meshard.errors import ArgumentError, ShardingError, TreeError
 
 from .array import Array, to_numpy
 from .place import as_host, as_sharding, check_devices_exist, checked_dtype, filled, placed
+from .same_values import check_same_values
 from .structs import checked_shape
 from .traced import Traced
 from .types import Block
@@ -59,6 +60,8 @@ def device_put(
     Raises:
         ShardingError: if a leaf's shape cannot lie as asked, or a device does not exist. Nothing
             has been deleted then.
+        UnequalError: if a value is to lie on devices of several processes, which give different
+            ones: each must give the whole array.
         TreeError: if ``device`` is not a prefix of ``x``.
         ArgumentError: if a leaf is both to be donated and to be aliased.
 
@@ -69,7 +72,9 @@ def device_put(
     """
     what = "device_put"
     if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
-        return placed(x, as_sharding(device, what))
+        target = as_sharding(device, what)
+        check_same_values(x, [x], [target], what)
+        return placed(x, target)
     leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
     given_up = prefix_leaves(donate, x, what, "donate")
@@ -79,6 +84,7 @@ def device_put(
                 f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
                 "nothing can share its memory. Choose one."
             )
+    check_same_values(x, leaves, targets, what)
     results = [
         None if leaf is None else placed(leaf, target)
         for leaf, target in zip(leaves, targets, strict=True)

@@ -35,6 +35,7 @@ from .place import (
     spans,
     wires_between,
 )
+from .same_values import check_same_values
 from .structs import ShapeDtypeStruct
 from .types import ArrayType, Blocks, dtype_name
 from .world import RuntimeWorld, here
@@ -90,6 +91,8 @@ def reshard(
 
     Raises:
         ShardingError: if a leaf's shape cannot lie as asked.
+        UnequalError: if a leaf that is no array is to lie on devices of several processes, which
+            give different ones.
         ArgumentError: if ``max_bytes`` does not hold a single row.
         TreeError: if ``sharding`` is no prefix of ``x``.
         DeletedArrayError: if an array was deleted.
@@ -110,6 +113,7 @@ def reshard(
     leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
+    check_same_values(x, leaves, targets, "reshard")
     routes = [None] * len(leaves)
     return optree.tree_unflatten(
         structure, _moved(leaves, targets, routes, donate, max_bytes, progress)
