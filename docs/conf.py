@@ -99,6 +99,12 @@ def skip_foreign(app: Sphinx, what: str, name: str, found: object, skip: bool, o
     return True if home.split(".")[0] in {"numpy", "ml_dtypes", "typing"} else None
 
 
+def tell_users_only(app: Sphinx, what: str, name: str, found: object, options: object, lines: list):
+    """Leave out what is for those who work on meshard: the package's own docstring, its tower."""
+    if name == "meshard":
+        lines.clear()
+
+
 def setup(app: Sphinx) -> None:
     """Add the drawings and the program to the build."""
     os.environ["MESHARD_NUM_DEVICES"] = "8"
@@ -106,3 +112,4 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", draw)
     app.connect("source-read", read_program)
     app.connect("autodoc-skip-member", skip_foreign)
+    app.connect("autodoc-process-docstring", tell_users_only)

@@ -114,7 +114,7 @@ class Array(ArrayMethods):
 
     @property
     def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
+        """False, since only Python scalars are weak."""
         return False
 
     @property
