@@ -14,7 +14,7 @@ from meshard.plan.hop import Hop
 from meshard.plan.load import Places, load_of
 from meshard.plan.presets import topology
 from meshard.plan.route import Route
-from meshard.plan.simulate import _time, simulate, simulate_many
+from meshard.plan.simulate import simulate, simulate_many, time_text
 from meshard.plan.topology import Level, Topology
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import meshes, specs, virtual_devices
@@ -401,4 +401,4 @@ def test_figures_as_a_dict():
     ("seconds", "text"), [(1234.0, "1,234 s"), (0.9999, "1,000 ms"), (5e-12, "0.005 ns")]
 )
 def test_times_are_short(seconds, text):
-    assert _time(seconds) == text
+    assert time_text(seconds) == text

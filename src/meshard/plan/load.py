@@ -10,7 +10,7 @@ that each holder is taken to send an equal part of everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -41,6 +41,7 @@ class Places:
     Args:
         topology: the topology.
         hops: which devices there are: those of the hops' layouts.
+        more: devices that are there besides.
 
     Attributes:
         ids: the devices' ids, ascending.
@@ -51,10 +52,10 @@ class Places:
         ArgumentError: if a device has no place in the topology.
     """
 
-    def __init__(self, topology: Topology, hops: Iterable[Hop]) -> None:
+    def __init__(self, topology: Topology, hops: Iterable[Hop], more: Sequence[int] = ()) -> None:
         held = [grid.held[0] for hop in hops for grid in (hop.before, hop.after)]
         self.topology = topology
-        self.ids: Ints = distinct(np.concatenate([np.empty(0, np.int64), *held]))
+        self.ids: Ints = distinct(np.concatenate([np.array(more, np.int64), *held]))
         self.groups: list[Ints] = []
         self.at: list[Ints] = []
         for level in range(len(topology.levels)):

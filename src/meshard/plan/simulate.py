@@ -39,7 +39,17 @@ if TYPE_CHECKING:
 Moves = Route | Hop | Sequence[Hop]
 """What can be simulated: a route, one hop, or hops one after another, between devices."""
 
-__all__ = ["HopTime", "HotSpot", "LevelTraffic", "Moves", "Simulation", "simulate", "simulate_many"]
+__all__ = [
+    "HopTime",
+    "HotSpot",
+    "LevelTraffic",
+    "Moves",
+    "Simulation",
+    "busy",
+    "simulate",
+    "simulate_many",
+    "time_text",
+]
 
 _WIDTH = 100
 _SPOTS = 5
@@ -145,16 +155,16 @@ class Simulation:
 
     def __str__(self) -> str:
         how = "exact" if self.exact else "estimated where several devices hold the same elements"
-        told = f"{self.topology}: {_time(self.seconds)} for {self.bytes:,} bytes, {how}"
+        told = f"{self.topology}: {time_text(self.seconds)} for {self.bytes:,} bytes, {how}"
         hops = [
-            (f"{number}", _time(x.seconds), f"{x.bytes:,}", f"{x.messages:,}", x.slowest)
+            (f"{number}", time_text(x.seconds), f"{x.bytes:,}", f"{x.messages:,}", x.slowest)
             for number, x in enumerate(self.hops, 1)
         ]
         total = max(self.bytes, 1)
         levels = [
             (
                 x.name,
-                _time(x.seconds),
+                time_text(x.seconds),
                 f"{x.bytes:,}",
                 f"{x.messages:,}",
                 f"{100 * x.bytes / total:.1f} %",
@@ -162,7 +172,9 @@ class Simulation:
             for x in self.levels
         ]
         spots = {
-            title: [(x.name, _time(x.seconds), f"{x.sent:,}", f"{x.received:,}", "") for x in some]
+            title: [
+                (x.name, time_text(x.seconds), f"{x.sent:,}", f"{x.received:,}", "") for x in some
+            ]
             for title, some in (("sends most", self.senders), ("receives most", self.receivers))
         }
         rows = [("hop", "seconds", "bytes", "messages", "slowest"), *hops]
@@ -242,6 +254,11 @@ def simulate_many(
         _hottest(timed, places, 1),
         all(load.exact for load in rounds),
     )
+
+
+def busy(load: Load, places: Places) -> HopTime:
+    """Return how long what passes between devices at one time takes."""
+    return _Timed(load, places).hop
 
 
 def _hops(moves: Moves) -> tuple[Hop, ...]:
@@ -351,10 +368,10 @@ def _hottest(timed: Sequence[_Timed], places: Places, direction: int) -> tuple[H
     return tuple([spot for *_, spot in sorted(found, key=lambda x: x[:3])[:_SPOTS]])
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return a time with three digits and a unit.
 
-    >>> _time(0.00123), _time(4.56e-7), _time(78.9), _time(0.0)
+    >>> time_text(0.00123), time_text(4.56e-7), time_text(78.9), time_text(0.0)
     ('1.23 ms', '456 ns', '78.9 s', '0 ns')
     """
     units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))

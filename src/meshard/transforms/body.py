@@ -19,9 +19,11 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
+from meshard.ops.decide import Cell, KernelPlan, decide_kernel
+from meshard.ops.decide_move import MovePlan, decide_move
 from meshard.ops.eager import EAGER, as_block, is_straight, run_cells
 from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.plan.traffic import Wire
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_parts
 from meshard.runtime.place import as_array, placed
@@ -58,6 +60,7 @@ class Body:
         mask: the devices that run the code at hand; None while that is all.
         typed: whether nothing is run at all, and only types are wanted.
         recorder: who writes the operations down; None if nobody does.
+        notes: where collectives are told of that are only typed; None if nobody asks.
     """
 
     def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
@@ -66,6 +69,7 @@ class Body:
         self.typed: bool = typed or (outer is not None and outer.typed)
         self.mask: Mask | None = None
         self.recorder: Any = None
+        self.notes: list[Wire] | None = None
         self.axis_sizes: Mapping[str, int] = scope.sizes
         self._constants: dict[int, tuple[Any, Grid]] = {}
         if outer is not None and outer.mask is not None:

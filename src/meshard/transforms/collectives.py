@@ -39,7 +39,7 @@ from .exchanges import (
     plan_source,
 )
 from .grid import Grid
-from .noting import laid
+from .noting import Told, laid, laying_wires
 from .scope import Extent, GridKind, Scope
 
 Groups = tuple[tuple[int, ...], ...] | None
@@ -210,7 +210,7 @@ def _row(
                 field = Field(scope.world, scope.mesh, extent, kind.shape, dtype)
                 made = _planned(field, real, groups, make, scope.manual)
                 out = scope.kind(cell_type(scope, made.shape, dtype), made.extent, now)
-                return extent, [made], out, None
+                return extent, [made], out, None, ()
             return _planned_arrays(
                 name, scope, kind, extent, real, groups, make, now, whole(params), dims, params
             )
@@ -224,12 +224,16 @@ def _row(
             if over not in plans:
                 made = planned(over)
                 plans[over] = *made, Wire([(p[0], m.rest) for m in made[1] for p in m.parts])
-            extent, pieces, out, inner, wire = plans[over]
+            extent, pieces, out, inner, lies, wire = plans[over]
             held = x.cells
             cells = [held[i] for i in scope.onto(kind.extent, extent)]
             active: Active = None
             if mask is not None:
                 active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
+            if body.notes is not None:
+                body.notes += laying_wires(scope, kind, cells, lies) if lies else ()
+                told = partial(wire.of, None)
+                body.notes.append(Told(array, wire.kind, axes, scope.mesh, told))
             if world.ledgers and (active is None or active):
                 communicated(world, wire.kind, axes, wire.of(active), name, array=array)
             found = (inner or pieces[0].run)(cells, active)
@@ -353,8 +357,9 @@ def _planned_arrays(
     full = scope.extent(scope.manual)
     out = scope.kind(outputs[0], full, varies)
 
+    shardings = [t.sharding for t in inputs]
+
     def run(cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
-        shardings = [t.sharding for t in inputs]
         arrays = laid(scope, kind, cells, shardings, name, everywhere=active is None)
         given = [None if x is None else x._live() for x in arrays]
         found = []
@@ -369,7 +374,7 @@ def _planned_arrays(
             ]
         )
 
-    return extent, pieces, out, run
+    return extent, pieces, out, run, shardings
 
 
 # the collectives

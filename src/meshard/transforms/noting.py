@@ -9,13 +9,15 @@ processes alike. Under a condition that differs between devices each process not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding
-from meshard.ops.decide import decide_kernel, decide_move
+from meshard.ops.decide import decide_kernel
+from meshard.ops.decide_move import decide_move
 from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.plan.traffic import Wire
 from meshard.runtime.ledger import wired
@@ -25,7 +27,34 @@ from meshard.runtime.types import ArrayType
 
 from .scope import GridKind, Scope
 
-__all__ = ["cell_types", "laid", "noted", "operation_wires"]
+__all__ = ["Told", "cell_types", "joined", "laid", "laying_wires", "noted", "operation_wires"]
+
+
+@final
+@dataclass(frozen=True)
+class Told:
+    """A communication of a body of which only the types are known.
+
+    Attributes:
+        array: what moves on one device.
+        kind: what it is called.
+        axes: the axes that it goes along.
+        mesh: the devices.
+        count: counts the bytes that each device receives.
+        exact: whether it receives so many, and not at most so many, as values will say.
+    """
+
+    array: str
+    kind: str
+    axes: tuple[str, ...]
+    mesh: Mesh
+    count: Callable[[], Mapping[int, int]]
+    exact: bool = True
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        return self.count()
 
 
 @final
@@ -60,6 +89,13 @@ class _Together:
         return found
 
 
+def joined(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
+    """Return the communications of all parts of the mesh, those of one step as one."""
+    if len({len(p) for p in parts}) == 1:
+        return [_Together(tuple(w)) for w in zip(*parts, strict=True)]
+    return [w for p in parts for w in p]
+
+
 @contextlib.contextmanager
 def noted(scope: Scope, what: str, parts: Sequence[Sequence[Wire]]) -> Iterator[None]:
     """Note the communications of all parts of the mesh, and no more of them within.
@@ -68,11 +104,7 @@ def noted(scope: Scope, what: str, parts: Sequence[Sequence[Wire]]) -> Iterator[
         BudgetError: if they exceed an open budget.
     """
     world = scope.world
-    if len({len(p) for p in parts}) == 1:
-        wires: list[Wire] = [_Together(tuple(w)) for w in zip(*parts, strict=True)]
-    else:
-        wires = [w for p in parts for w in p]
-    wired(world, what, wires)
+    wired(world, what, joined(parts))
     ledgers, world.ledgers = world.ledgers, ()
     try:
         yield
@@ -113,6 +145,19 @@ def operation_wires(
             found = decide_kernel(scope.world, row, types, dict(params)).wires
         scope.decisions[key] = found
     return found
+
+
+def laying_wires(
+    scope: Scope, kind: GridKind, cells: Sequence[Any], shardings: Sequence[Sharding]
+) -> list[Wire]:
+    """Return what `laid` moves to lay all cells out."""
+    types = cell_types(scope, kind, cells)
+    return joined(
+        [
+            wires_between(scope.world, t, scope.world.type_of(t.shape, t.dtype, s, True))
+            for t, s in zip(types, shardings, strict=True)
+        ]
+    )
 
 
 def laid(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, final
 
@@ -20,6 +21,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.move import stack
+from meshard.plan import traffic
 from meshard.plan.assemble import Copy, Message, Part, Recipe
 from meshard.runtime.array import Array
 from meshard.runtime.execute import run_part
@@ -34,7 +36,7 @@ from .boundary import cell_type
 from .collectives import Wire, active_groups, check_mask, piece_meshes
 from .exchanges import Active, Exchange, Field, plan_gather
 from .grid import Grid
-from .noting import laid
+from .noting import Told, laid, laying_wires
 from .scope import Extent, GridKind, Scope
 
 Axes = tuple[str, ...]
@@ -301,6 +303,13 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
             plan = plans[key] = planned(key or (), mask is not None)
         given = [[x.cells[i] for i in scope.onto(x.kind.extent, plan.extent)] for x in values]
         active: Active = None
+        if body.notes is not None:
+            if laying is not None:
+                body.notes += laying.wires(given)
+            lists_told = partial(plan.wire.of, None)
+            body.notes.append(Told(array, "all-gather", axes, scope.mesh, lists_told))
+            most = dict.fromkeys(map(int, scope.mesh.device_ids.ravel()), output.nbytes)
+            body.notes.append(Told(array, "all-to-all", axes, scope.mesh, most.copy, exact=False))
         if mask is not None:
             active = frozenset(active_groups(scope, mask.grid, plan.rest))
             if not active:
@@ -362,6 +371,11 @@ class _Laid:
         self.meshes = piece_meshes(scope, layouts)
         self.shapes = [layouts[0].box(i).shape for i in range(layouts[0].piece_count)]
         self.volumes = [_volume(s) for s in self.shapes]
+
+    def wires(self, given: Sequence[Sequence[Any]]) -> list[traffic.Wire]:
+        """Return what laying all cells out moves."""
+        ways = zip(self._kinds, given, (self._lies, self._lies, self._lists), strict=True)
+        return [w for k, cells, lies in ways for w in laying_wires(self._scope, k, cells, lies)]
 
     def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""

@@ -1,0 +1,102 @@
+"""Times of communications: those of hops where elements keep their places, else of rings."""
+
+import numpy as np
+import pytest
+
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Layout, even_cuts
+from meshard.algebra.sharding import SingleDeviceSharding
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError
+from meshard.plan.assemble import Source
+from meshard.plan.hop import Hop
+from meshard.plan.presets import topology
+from meshard.plan.simulate import simulate
+from meshard.plan.topology import Level, Topology
+from meshard.plan.traffic import Fold, Move, all_reduced, exchanged, gathered
+from meshard.plan.wire_time import seconds_of
+
+ROWS = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+WHOLE = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+ANYWHERE = SingleDeviceSharding(Device(0))
+ALL = np.arange(4).reshape(1, 4)
+FLAT = Topology("flat", (Level("all", latency=0.5, bandwidth=2.0),))
+PAIRS = Topology(
+    "pairs",
+    (Level("pair", latency=0.0, bandwidth=8.0, size=2), Level("all", latency=0.5, bandwidth=1.0)),
+)
+
+
+class Ring:
+    array, axes = "uint8[8]", ("i",)
+
+    def __init__(self, kind, received):
+        self.kind, self.received = kind, received
+
+
+def move(destination, *sources):
+    return Move("uint8[8]", ANYWHERE, (ANYWHERE,) * len(sources), destination, sources, 1)
+
+
+@pytest.mark.parametrize("where", [FLAT, PAIRS, topology("two racks")])
+@pytest.mark.parametrize(("before", "after"), [(ROWS, WHOLE), (WHOLE, ROWS)])
+def test_a_move_without_maps_takes_as_long_as_its_hop(where, before, after):
+    found = seconds_of([move(after, Source(before))], None, where)
+    assert found == simulate(Hop(before, after), 1, where).seconds
+
+
+def test_a_shift_by_one_sends_each_device_s_edge_to_the_next():
+    shift = DimMap(8, 8, [(1, 7, 0, 1), (0, 1, 7, 1)])
+    found = seconds_of([move(ROWS, Source(ROWS, (shift,)))], None, FLAT)
+    assert found == 1 / 2.0 + 0.5  # one byte and one message out of each device
+
+
+def test_collectives_go_round_a_ring():
+    # 4 devices, 8 bytes: an all-reduce brings 12 bytes to each, in 6 messages.
+    reduce = Fold("uint8[8]", ("i",), np.arange(4).reshape(4, 1), _one(), 1)
+    assert reduce.received == all_reduced(ALL, 8)
+    assert seconds_of([reduce], None, FLAT) == 12 / 2.0 + 6 * 0.5
+    gather = Ring("all-gather", gathered(ALL, 2))
+    assert seconds_of([gather], ALL, FLAT) == 6 / 2.0 + 3 * 0.5
+    assert seconds_of([Ring("permute", dict.fromkeys(range(4), 8))], ALL, FLAT) == 8 / 2.0 + 0.5
+    # Between pairs only two of the ring's four ways go: out of each pair as much as into it.
+    assert seconds_of([gather], ALL, PAIRS) == 6 / 1.0 + 3 * 0.5
+
+
+def _one():
+    return Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+
+
+def test_an_all_to_all_goes_from_each_to_each():
+    found = seconds_of([Ring("all-to-all", exchanged(ALL, 8))], ALL, PAIRS)
+    # Of 2 bytes to each other device, 8 leave each pair, in two messages of each device.
+    assert found == 8 / 1.0 + 2 * 0.5
+
+
+def test_what_happens_together_shares_the_ways():
+    halves = [Ring("all-gather", gathered(g, 4)) for g in (ALL[:, :2], ALL[:, 2:])]
+    groups = ALL.reshape(2, 2)
+    assert seconds_of(halves, groups, FLAT) == seconds_of(halves[:1], groups, FLAT)
+    twice = seconds_of([halves[0], halves[0]], groups, FLAT)
+    assert twice == 2 * seconds_of(halves[:1], groups, FLAT)
+
+
+def test_without_groups_all_that_receive_are_one():
+    gather = Ring("all-gather", gathered(ALL, 2))
+    assert seconds_of([gather], None, FLAT) == seconds_of([gather], ALL, FLAT)
+
+
+def test_nothing_takes_no_time():
+    assert seconds_of([], None, FLAT) == 0
+    assert seconds_of([Ring("permute", {0: 0, 1: 0})], ALL[:, :2], FLAT) == 0
+    assert seconds_of([move(ROWS, Source(ROWS, (DimMap.identity(8),)))], None, FLAT) == 0
+    aside = DimMap(8, 8, [(0, 2, 0, 1)])  # within the first device alone
+    assert seconds_of([move(ROWS, Source(ROWS, (aside,)))], None, FLAT) == 0
+    alone = Ring("all-reduce", {0: 4})
+    assert seconds_of([alone], np.array([[0]]), FLAT) == 0
+
+
+def test_a_device_that_the_topology_lacks_is_named():
+    small = Topology("small", (Level("host", latency=0.0, bandwidth=1.0, size=2),))
+    with pytest.raises(ArgumentError, match="Device 2 has no place in topology 'small'"):
+        seconds_of([Ring("all-gather", gathered(ALL, 2))], ALL, small)
