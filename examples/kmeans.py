@@ -59,12 +59,12 @@ def main():
     """Find ten groups of digits; print how often a digit is the commonest one of its group."""
     from sklearn.datasets import load_digits
 
-    meshard.config.update("num_devices", 8)
+    meshard.config.update("num_devices", 8 // meshard.process_count())
     images, digits = load_digits(return_X_y=True)
     points, weights = padded(images, 8)
     mesh = meshard.make_mesh((8,), ("data",))
     centres, group = cluster(points, weights, images[:10], mesh, 20)
-    group = np.asarray(group)[: len(images)]
+    group = meshard.multihost_utils.process_allgather(group, tiled=True)[: len(images)]
     counts = np.array([np.bincount(digits[group == g], minlength=10) for g in range(10)])
     print("images on each device:", (len(points) // 8, points.shape[1]))
     print("commonest digit of each group:", counts.argmax(axis=1))

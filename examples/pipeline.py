@@ -62,7 +62,7 @@ def pipeline_numpy(weights, batches):
 
 def main():
     """Send 6 microbatches of 16 rows through 4 layers on 4 x 2 devices."""
-    meshard.config.update("num_devices", 8)
+    meshard.config.update("num_devices", 8 // meshard.process_count())
     mesh = meshard.make_mesh((4, 2), ("stage", "model"))
     random = np.random.default_rng(0)
     weights = {"up": random.normal(size=(4, 32, 64)), "down": random.normal(size=(4, 64, 32)) / 8}
@@ -71,7 +71,7 @@ def main():
     found = pipeline(placed, batches, mesh)
     for name, w in placed.items():
         print(f"{name}: {w.shape}, of which a device holds {w.addressable_shards[0].data.shape}")
-    print("differs from plain NumPy by:", np.abs(found - pipeline_numpy(weights, batches)).max())
+    print("differs from plain NumPy by:", mnp.abs(found - pipeline_numpy(weights, batches)).max())
 
 
 if __name__ == "__main__":

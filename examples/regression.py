@@ -58,7 +58,7 @@ def fit_numpy(params, x, y, steps, rate):
 
 def main():
     """Find the weights that made noisy data; compare with the exact solution."""
-    meshard.config.update("num_devices", 8)
+    meshard.config.update("num_devices", 8 // meshard.process_count())
     mesh = meshard.make_mesh((8,), ("data",))
     random = np.random.default_rng(0)
     x, true = random.normal(size=(8000, 3)), np.array([2.0, -1.0, 0.5])

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -292,6 +293,31 @@ def test_examples_run_by_themselves(name: str, tmp_path: Path) -> None:
     assert PRINTS[name] in result.stdout
     for error in re.findall(r"differs.* by:? ([-+.\de]+)$", result.stdout, flags=re.M):
         assert float(error) < 1e-9
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_examples_run_in_four_processes(tmp_path: Path) -> None:
+    (tmp_path / "all.py").write_text(
+        "import runpy\n"
+        f"for name in {list(PROGRAMS)}:\n"
+        f"    runpy.run_path({str(EXAMPLES)!r} + f'/{{name}}.py', run_name='__main__')\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
+    result = subprocess.run(
+        [sys.executable, "-m", "meshard", "run", "-n", "4", "--timeout", "60", "all.py"],
+        capture_output=True,
+        encoding="utf-8",
+        env={**environment, "PYTHONIOENCODING": "utf-8"},
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for text in PRINTS.values():
+        assert result.stdout.count(text) == 4
+    errors = re.findall(r"(?:differs.* by:?|there and back:) ([-+.\de]+)$", result.stdout, re.M)
+    assert len(errors) == 4 * 6
+    assert max(map(float, errors)) < 1e-9
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -5,7 +5,15 @@ import threading
 import pytest
 
 from meshard.algebra import world as module
-from meshard.algebra.world import Config, Device, World, current, entered, install_world_factory
+from meshard.algebra.world import (
+    Config,
+    Device,
+    World,
+    count_processes,
+    current,
+    entered,
+    install_world_factory,
+)
 from meshard.errors import ArgumentError, ConfigError
 
 
@@ -110,6 +118,17 @@ def test_threads_that_come_first_together_get_one_world(fresh):
         thread.join()
     assert len(made) == 1
     assert seen == made * 4
+
+
+def test_processes_are_counted_before_there_is_a_world(fresh):
+    assert count_processes() == 1
+    install_world_factory(some_world, lambda: 3)
+    assert count_processes() == 3
+    fresh.config.update("num_devices", 8)  # no world has been made
+    with entered(some_world()):
+        assert count_processes() == current().process_count
+    current()
+    assert count_processes() == current().process_count
 
 
 def test_without_a_runtime_there_is_no_world(fresh):

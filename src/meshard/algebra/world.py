@@ -21,6 +21,7 @@ __all__ = [
     "Device",
     "World",
     "config",
+    "count_processes",
     "current",
     "entered",
     "install_world_factory",
@@ -256,6 +257,7 @@ class _Process:
         self.world: World | None = None
         self.making = threading.RLock()
         self.factory: Callable[[], World] | None = None
+        self.started: Callable[[], int] = lambda: 1
 
 
 _process = _Process()
@@ -263,9 +265,22 @@ _current: ContextVar[World | None] = ContextVar("meshard_world", default=None)
 config = _process.config
 
 
-def install_world_factory(factory: Callable[[], World]) -> None:
-    """Say how the process's default world is made; the runtime does so when it is imported."""
-    _process.factory = factory
+def install_world_factory(
+    factory: Callable[[], World], started: Callable[[], int] = lambda: 1
+) -> None:
+    """Say how the process's default world is made; the runtime does so when it is imported.
+
+    Args:
+        factory: makes the world.
+        started: returns how many processes it will have.
+    """
+    _process.factory, _process.started = factory, started
+
+
+def count_processes() -> int:
+    """Return the number of processes of the current world, which is not made for it."""
+    world = known_world()
+    return _process.started() if world is None else world.process_count
 
 
 def current() -> World:

@@ -175,4 +175,4 @@ def shutdown() -> None:
         world.transport.barrier(range(world.process_count))
 
 
-install_world_factory(_made)
+install_world_factory(_made, lambda: job_size() or 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshard.algebra.world import Device, current
+from meshard.algebra.world import Device, count_processes, current
 from meshard.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
@@ -67,9 +67,13 @@ def process_index(backend: str | None = None) -> int:
 
 
 def process_count(backend: str | None = None) -> int:
-    """Return the number of processes."""
+    """Return the number of processes.
+
+    It may be asked before ``num_devices`` is set, as in
+    ``config.update("num_devices", 8 // process_count())``.
+    """
     _platform(backend, "process_count")
-    return current().process_count
+    return count_processes()
 
 
 def create_device_mesh(
