@@ -166,3 +166,20 @@ def test_submodules_of_numpy_are_imported_by_their_names() -> None:
     numpy = importlib.import_module("meshard.numpy")
     assert importlib.import_module("meshard.numpy.fft") is numpy.fft
     assert importlib.import_module("meshard.numpy.linalg") is numpy.linalg
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("grad", "there is no automatic differentiation. Write the derivative out"),
+        ("vmap", "operations on arrays with one more dim"),
+        ("pmap", "use shard_map"),
+        ("DeviceArray", "one type, Array"),
+        ("GlobalDeviceArray", "it is meshard.gda.GlobalDeviceArray"),
+    ],
+)
+def test_what_is_not_here_says_what_to_do_instead(name: str, advice: str) -> None:
+    meshard = importlib.import_module("meshard")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{advice}"):
+        getattr(meshard, name)
+    assert not hasattr(meshard, name)

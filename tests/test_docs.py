@@ -71,3 +71,10 @@ def test_links_lead_to_pages() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.(?:md|py))(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_setting_of_the_environment_is_told() -> None:
+    told = set(re.findall(r"MESHARD_[A-Z_]+[A-Z]", (DOCS / "processes.md").read_text()))
+    sources = (ROOT / "src").rglob("*.py")
+    read = {name for p in sources for name in re.findall(r"MESHARD_[A-Z_]+[A-Z]", p.read_text())}
+    assert read - told == set(), "add them to the table of docs/processes.md"

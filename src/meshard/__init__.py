@@ -114,10 +114,32 @@ __all__ = [
     "typeof",
 ]
 
+# What people look for and will not find, and what to do instead.
+_NO_DERIVATIVES = (
+    "there is no automatic differentiation. Write the derivative out, as examples/regression.py "
+    "does, or take it in JAX: meshard.interop.jax passes arrays both ways"
+)
+_ONE_TYPE = "there is one type, Array; its sharding says the rest"
+_ABSENT: dict[str, str] = {
+    "grad": _NO_DERIVATIVES,
+    "value_and_grad": _NO_DERIVATIVES,
+    "vjp": _NO_DERIVATIVES,
+    "jvp": _NO_DERIVATIVES,
+    "jacfwd": _NO_DERIVATIVES,
+    "jacrev": _NO_DERIVATIVES,
+    "hessian": _NO_DERIVATIVES,
+    "vmap": "use operations on arrays with one more dim, or lax.map",
+    "pmap": "use shard_map, over a mesh with one axis",
+    "DeviceArray": _ONE_TYPE,
+    "ShardedDeviceArray": _ONE_TYPE,
+    "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
-        raise AttributeError(f"module 'meshard' has no attribute {name!r}")
+        advice = f": {_ABSENT[name]}" if name in _ABSENT else ""
+        raise AttributeError(f"module 'meshard' has no attribute {name!r}{advice}")
     import importlib
 
     module, inside = _LATE[name]
