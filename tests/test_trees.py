@@ -165,3 +165,19 @@ def test_broadcasting_repeats_the_leaves_of_a_prefix():
     }
     with pytest.raises(TreeError, match="prefix"):
         tree.broadcast({"a": 1}, EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        ({"w": 1}, {"w": 1, "b": 2}, r"got key\(s\): \['b', 'w'\], extra key\(s\): \['b'\]\.$"),
+        ({"w": 1, "b": 2}, {"w": 1}, r"missing key\(s\): \['b'\]\.$"),
+        ([1, 2], [1], r"list arity mismatch; expected: 2, got: 1\.$"),
+        ([1, 2], (1, 2), r"Expected an instance of list, got \(1, 2\)\.$"),
+    ],
+)
+def test_a_refusal_says_what_is_missing_and_not_the_whole_tree(first, other, message):
+    with pytest.raises(TreeError, match=message):
+        tree.map(operator.add, first, other)
+    with pytest.raises(TreeError, match=message):
+        tree.broadcast(first, other)

@@ -18,6 +18,7 @@ from .place import as_host, as_sharding, check_devices_exist, checked_dtype, fil
 from .same_values import check_same_values
 from .structs import checked_shape
 from .traced import Traced
+from .trees import mismatch
 from .types import Block
 from .world import here
 
@@ -105,8 +106,7 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
         return optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
     except ValueError as error:
         raise TreeError(
-            f"{what}: the tree of {name} must be a prefix of the tree of values: "
-            f"{str(error).split('; ')[0]}."
+            f"{what}: the tree of {name} must be a prefix of the tree of values: {mismatch(error)}."
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +61,12 @@ def _refusing(law: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise TreeError(f"tree: {law}: {str(error).split('; ')[0]}.") from error
+        raise TreeError(f"tree: {law}: {mismatch(error)}.") from error
+
+
+def mismatch(error: Exception) -> str:
+    """Return what optree finds wrong with a tree, without the tree itself, which may be large."""
+    return re.split(r"; (?!expected)\w+: ", str(error), maxsplit=1)[0].rstrip(".")
 
 
 def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
