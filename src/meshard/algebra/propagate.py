@@ -60,6 +60,7 @@ def propagate(
     operands: Sequence[Placement | None],
     axis_sizes: Mapping[str, int],
     weights: Sequence[int],
+    wanted: Sequence[Placement | None] = (),
 ) -> Propagation:
     """Choose how each factor is split.
 
@@ -68,6 +69,7 @@ def propagate(
         operands: each operand's placement on the mesh; None where it has no say.
         axis_sizes: the size of each mesh axis.
         weights: each operand's bytes; on a conflict the heavier one stays where it is.
+        wanted: for each result how it had better lie; what the operands leave open follows it.
 
     >>> from meshard.algebra.rule import OpRule
     >>> rule = OpRule.parse("i k, k j -> i j").bind([(4, 6), (6, 8)])
@@ -88,6 +90,12 @@ def propagate(
                     if factor in rule.whole:
                         displaced.append((part.axes, number))
                     elif rule.sizes[factor] != 1 or factor not in merged:
+                        _adopt(chosen, factor, part, rule.sizes, axis_sizes)
+    for term, wish in zip(rule.outputs, wanted, strict=False):
+        for dim, split in zip(term, wish or (), strict=False):
+            if split.shards > 1 and dim:
+                for factor, part in _proposals(dim, split, rule.sizes, axis_sizes):
+                    if factor not in rule.whole and rule.sizes[factor] != 1:
                         _adopt(chosen, factor, part, rule.sizes, axis_sizes)
     for axes, number in displaced:
         _rehome(chosen, axes, rule, number, axis_sizes)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-import numpy as np
-
+from meshard.runtime.pages import Pages
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -190,16 +189,21 @@ def run_chains(
         for share in range(shares):
             first, last = pieces * share // shares, pieces * (share + 1) // shares
             span = range(first * step, min(last * step, rows), step)
-            tasks.append(partial(_run_rows, chain, inputs, results, span, step))
+            tasks.append(partial(_run_rows, world.pages, chain, inputs, results, span, step))
     world.workers.run(tasks)
     return found
 
 
 def _run_rows(
-    chain: Chain, inputs: Sequence[Any], results: Sequence[Block], span: range, step: int
+    pages: Pages,
+    chain: Chain,
+    inputs: Sequence[Any],
+    results: Sequence[Block],
+    span: range,
+    step: int,
 ) -> None:
     rows = chain.rows
-    temporaries = [np.empty((step, *shape), dtype) for shape, dtype in chain.temporaries]
+    temporaries = [pages.empty((step, *shape), dtype) for shape, dtype in chain.temporaries]
     program = [(s.kernel, s.reads, s.writes, s.fills) for s in chain.steps]
     for start in span:
         stop = min(start + step, rows)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.layout import balanced_cuts, even_cuts
+from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
-from meshard.algebra.sharding import NamedSharding, device_tensor
+from meshard.algebra.sharding import NamedSharding, Sharding, device_tensor
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Fold, Move, Wire
 from meshard.runtime.types import ArrayType
@@ -26,9 +26,15 @@ from meshard.runtime.world import RuntimeWorld
 from .dtypes import order_matters, result_dtypes, weak_dtypes
 from .exchange import Reduction, plan_reduction
 from .frame import Frame
-from .registry import Dtype, MoveOp, Op, Operand, Params
+from .registry import Dtype, Op, Operand, Params
 
-__all__ = ["Cell", "KernelPlan", "MovePlan", "decide_kernel", "decide_move"]
+__all__ = [
+    "Cell",
+    "KernelPlan",
+    "bound_rule",
+    "decide_kernel",
+    "propagated",
+]
 
 
 @final
@@ -61,6 +67,9 @@ class KernelPlan:
         single: whether one cell is all there is, on the whole mesh.
         volume: the most factor positions that a cell has.
         wires: what passes between devices, the operands' moves first.
+        scatter: the dim along which each device that gave a partial result keeps a part of the
+            combined one; None where all of them keep the whole.
+        operands: how each operand lies when the kernel reads it; None for a number.
     """
 
     op: Op
@@ -79,24 +88,8 @@ class KernelPlan:
     single: bool
     volume: int
     wires: tuple[Wire, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class MovePlan:
-    """What moving elements between layouts does.
-
-    Attributes:
-        name: the operation.
-        part: what this process does.
-        output: the result's type.
-        wire: what passes between devices.
-    """
-
-    name: str
-    part: Part
-    output: ArrayType
-    wire: Move
+    scatter: int | None
+    operands: tuple[ArrayType | None, ...]
 
 
 def _operands(types: Sequence[ArrayType | type]) -> list[Operand]:
@@ -115,10 +108,64 @@ def _indices(
     return piece
 
 
+def bound_rule(op: Op, types: Sequence[ArrayType | type], params: Params) -> BoundRule:
+    """Return a row's rule on operands of these types.
+
+    Raises:
+        ShapeError: if the shapes do not fit the rule.
+    """
+    operands = _operands(types)
+    text = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
+    text, sizes = (text, {}) if isinstance(text, str) else text
+    rule = OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
+    return rule if op.partial is not None else _nothing_reduced(rule)
+
+
+def propagated(
+    op: Op,
+    types: Sequence[ArrayType | type],
+    params: Params,
+    wanted: Sequence[Sharding | None] = (),
+    leading: int | None = None,
+) -> tuple[Frame, BoundRule, Propagation]:
+    """Return how a row's factors are split, for operands of these types.
+
+    Args:
+        op: the row.
+        types: the operands' types.
+        params: the parameters.
+        wanted: for each result where it had better lie.
+        leading: the operand that stays where it is if operands disagree; None for the heaviest.
+    """
+    rule = bound_rule(op, types, params)
+    kinds = [t if isinstance(t, ArrayType) else None for t in types]
+    frame = Frame(op.name, kinds)
+    weights = [0 if k is None else k.nbytes for k in kinds]
+    if leading is not None:
+        weights[leading] = sum(weights) + 1
+    shapes = [rule.output_shape(i) for i in range(len(wanted))]
+    wishes = [frame.wish(w, s) for w, s in zip(wanted, shapes, strict=True)]
+    placements = [frame.placement(k) for k in kinds]
+    return frame, rule, propagate(rule, placements, frame.mesh.shape, weights, wishes)
+
+
 def decide_kernel(
-    world: RuntimeWorld, op: Op, types: Sequence[ArrayType | type], params: Params
+    world: RuntimeWorld,
+    op: Op,
+    types: Sequence[ArrayType | type],
+    params: Params,
+    wanted: Sequence[Sharding | None] = (),
+    leading: int | None = None,
 ) -> KernelPlan:
     """Work out how a row runs on operands of these types.
+
+    Args:
+        world: whose devices are used.
+        op: the row.
+        types: the operands' types.
+        params: the parameters.
+        wanted: for each result where it had better lie, as far as the operands leave it open.
+        leading: the operand that stays where it is if operands disagree; None for the heaviest.
 
     Raises:
         ShapeError: if the shapes do not fit the rule.
@@ -126,20 +173,9 @@ def decide_kernel(
         IncompatibleDevicesError: if the operands are committed to different devices.
     """
     operands = _operands(types)
-    text = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
-    text, sizes = (text, {}) if isinstance(text, str) else text
-    rule = OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
     dtypes, given = result_dtypes(op, operands, params)
     kinds = [t if isinstance(t, ArrayType) else None for t in types]
-    frame = Frame(op.name, kinds)
-    if op.partial is None:
-        rule = _nothing_reduced(rule)
-    found = propagate(
-        rule,
-        [frame.placement(k) for k in kinds],
-        frame.mesh.shape,
-        [0 if k is None else k.nbytes for k in kinds],
-    )
+    frame, rule, found = propagated(op, types, params, wanted, leading)
     moves: list[Part | None] = []
     wires: list[Wire] = []
     for kind, placement in zip(kinds, found.inputs, strict=True):
@@ -148,9 +184,45 @@ def decide_kernel(
         _output(world, frame, rule.output_shape(i), dtypes[i], placement, kinds)
         for i, placement in enumerate(found.outputs)
     )
+    scatter = None
+    if wanted and op.partial is not None and isinstance(op.partial.combine, np.ufunc):
+        scatter = _scatter(found, frame.wish(wanted[0], outputs[0].shape))
     return _with_cells(
-        world, op, params, frame, rule, found, kinds, moves, wires, outputs, operands, given
+        world,
+        op,
+        params,
+        frame,
+        rule,
+        found,
+        kinds,
+        moves,
+        wires,
+        outputs,
+        operands,
+        given,
+        scatter,
     )
+
+
+def _scatter(found: Propagation, wish: Placement | None) -> tuple[int, Split] | None:
+    """Return the dim along which a combined result is wanted divided, and how; None for none."""
+    axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
+    if wish is None or not axes:
+        return None
+    place = None
+    for dim, (own, want) in enumerate(zip(found.outputs[0], wish, strict=True)):
+        if own.cuts == want.cuts:
+            continue
+        parts = want.shards // own.shards
+        fine = (
+            *(a + c for a, b in pairwise(own.cuts) for c in balanced_cuts(b - a, parts)[:-1]),
+            own.cuts[-1],
+        )
+        own_axes = own.axes if own.shards > 1 else ()
+        if place is not None or want.axes != (*own_axes, *axes) or want.cuts != fine:
+            return None
+        place = dim, want
+    return place
 
 
 def _nothing_reduced(rule: BoundRule) -> BoundRule:
@@ -233,6 +305,7 @@ def _with_cells(
     outputs: tuple[ArrayType, ...],
     operands: Sequence[Operand],
     given: tuple[Dtype, ...],
+    scatter: tuple[int, Split] | None,
 ) -> KernelPlan:
     factors = found.factors
     names = [f for f in rule.sizes if f in factors and f not in found.reduced]
@@ -287,13 +360,21 @@ def _with_cells(
             found.outputs[0],
             outputs[0].shape,
             dtypes,
+            None if scatter is None else scatter[0],
         )
+    given_out = outputs
+    if scatter is not None:
+        dim, split = scatter
+        placement = list(found.outputs[0])
+        placement[dim] = split
+        lies = frame.sharding(tuple(placement))
+        given_out = (world.type_of(outputs[0].shape, outputs[0].dtype, lies, frame.committed),)
     return KernelPlan(
         op,
         tuple(moves),
         tuple(cells),
         tuple(tuple(g) for g in groups),
-        outputs,
+        given_out,
         reduction,
         partial,
         nbytes,
@@ -307,11 +388,28 @@ def _with_cells(
         order_matters(op, operands),
         all(factors[f].shards == 1 for f in names),
         volume,
-        (*wires, _fold(frame, found, outputs[0], dtypes)) if partial else tuple(wires),
+        (*wires, _fold(frame, found, outputs[0], dtypes, scatter is not None))
+        if partial
+        else tuple(wires),
+        None if scatter is None else scatter[0],
+        tuple(
+            None
+            if k is None
+            else k
+            if move is None
+            else world.type_of(k.shape, k.dtype, frame.sharding(placement), frame.committed)
+            for k, move, placement in zip(kinds, moves, found.inputs, strict=True)
+        ),
     )
 
 
-def _fold(frame: Frame, found: Propagation, output: ArrayType, dtypes: Sequence[Dtype]) -> Fold:
+def _fold(
+    frame: Frame,
+    found: Propagation,
+    output: ArrayType,
+    dtypes: Sequence[Dtype],
+    scattered: bool,
+) -> Fold:
     """Return what crosses when partial results are combined."""
     mesh = frame.mesh
     axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
@@ -324,6 +422,7 @@ def _fold(frame: Frame, found: Propagation, output: ArrayType, dtypes: Sequence[
         tensor,
         output.layout,
         sum(d.itemsize for d in dtypes),
+        scattered,
     )
 
 
@@ -333,77 +432,3 @@ def _process_array(world: RuntimeWorld, frame: Frame, tensor: Any) -> Any:
         return None
     process = {d.id: d.process_index for d in frame.mesh.flat_devices}
     return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
-
-
-def decide_move(
-    world: RuntimeWorld, op: MoveOp, types: Sequence[ArrayType], params: Params
-) -> MovePlan:
-    """Work out how elements move; the result keeps the first split operand's cuts if it can."""
-    frame = Frame(op.name, list(types))
-    maps = op.maps([t.shape for t in types], params)
-    shape = tuple(m.size for m in maps[0])
-    whole = op.whole(params)
-    order = sorted(
-        range(len(types)),
-        key=lambda i: (
-            not (op.follow and i == 0),
-            types[i].layout.piece_count == 1,
-            -types[i].nbytes,
-            i,
-        ),
-    )
-    onto = op.onto([t.shape for t in types], params) if op.onto else [None] * len(types)
-    placement: Placement | None = None
-    for number in order:
-        own = frame.placement(types[number])
-        if own is not None and op.flat:
-            axes = tuple(a for s in own for a in s.axes if s.shards > 1)
-            placement = (Split(axes, params["cuts"]),)
-            break
-        if own is not None and onto[number] is None:
-            alone = len(types) == 1
-            placement = tuple(
-                _moved_split(s, m, alone) if d not in whole else Split((), (0, m.size))
-                for d, (s, m) in enumerate(zip(own, maps[number], strict=True))
-            )
-            break
-    if placement is None:
-        placement = tuple(Split((), (0, n)) for n in shape)
-    dtype = types[0].dtype
-    lies = frame.sharding(placement)
-    if op.follow and not frame.is_guest(types[0]):
-        lies = types[0].sharding
-    output = world.type_of(shape, dtype, lies, frame.committed)
-    processes = world.process_map(output.sharding)
-    sources, origins = [], []
-    for kind, own_maps, place in zip(types, maps, onto, strict=True):
-        layout, origin = kind.layout, kind.sharding
-        if frame.is_guest(kind):
-            flat = tuple(Split((), (0, n)) for n in kind.shape)
-            origin = frame.sharding(flat)
-            layout = origin.layout(kind.shape)
-        elif processes is not None:
-            processes = {**processes, **(world.process_map(kind.sharding) or {})}
-        origins.append(origin)
-        sources.append(Source(layout, None if op.flat else own_maps, place, op.flat))
-    part = assemble(output.layout, sources, processes, world.process_index, world.sharing)
-    array = (types[0] if len(types) == 1 else output).str_short()
-    wire = Move(
-        array, output.sharding, tuple(origins), output.layout, tuple(sources), dtype.itemsize
-    )
-    return MovePlan(op.name, part, output, wire)
-
-
-def _moved_split(split: Split, dim_map: Any, alone: bool) -> Split:
-    """Return how the result's dim is split: at the operand's own cuts if the map keeps order."""
-    if split.shards == 1:
-        return Split((), (0, dim_map.size))
-    if dim_map.is_identity:
-        return split
-    cuts = dim_map.image_cuts(split.cuts) if alone else None
-    if cuts is None:
-        n = split.shards
-        cuts = (
-            even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(dim_map.size, n)
-        )
-    return Split(split.axes, cuts)

@@ -6,6 +6,7 @@ The second time that an operation meets operands of the same types, what to do i
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -26,7 +27,8 @@ from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
-from .decide import Cell, KernelPlan, MovePlan, decide_kernel, decide_move
+from .decide import Cell, KernelPlan, decide_kernel
+from .decide_move import MovePlan, decide_move
 from .exchange import combined, combined_across
 from .registry import REGISTRY, MoveOp, Params
 
@@ -303,6 +305,8 @@ def _run_partial(
     count = len(plan.groups)
     if plan.reduction is None:
         joined = [combined(world, law.combine, [results[i] for i in g]) for g in plan.groups]
+        if plan.scatter is not None:
+            joined = _divided(plan, joined)
     else:
         own = {
             plan.order[number] * count + piece: results[number]
@@ -311,3 +315,24 @@ def _run_partial(
         }
         joined = combined_across(world, plan.reduction, own, count, law.combine)
     return [[j[k] if j else None for j in joined] for k in _range(plan)]
+
+
+def _divided(plan: KernelPlan, joined: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the parts of combined results that each device keeps: views of them."""
+    output, dim = plan.outputs[0], plan.scatter
+    assert dim is not None
+    counts = [len(c) - 1 for c in output.layout.cuts]
+    parts = math.prod(counts) // len(joined)
+    coarse = [n // parts if d == dim else n for d, n in enumerate(counts)]
+    found = []
+    for piece, place in enumerate(np.ndindex(*counts)):
+        own = tuple([n // parts if d == dim else n for d, n in enumerate(place)])
+        (block,) = joined[int(np.ravel_multi_index(own, coarse))] if coarse else joined[0]
+        box = output.layout.box(piece)
+        start = box.slices[dim].start - output.layout.cuts[dim][own[dim] * parts]
+        size = box.slices[dim].stop - box.slices[dim].start
+        index = tuple(
+            [slice(start, start + size) if d == dim else slice(None) for d in range(len(counts))]
+        )
+        found.append((block[index],))
+    return found

@@ -86,6 +86,15 @@ class Frame:
             return self._spread(kind) if set(sharding.device_order) == self.device_set else None
         return None
 
+    def wish(self, sharding: Sharding | None, shape: tuple[int, ...]) -> Placement | None:
+        """Return a wish for a result as a placement on the frame's mesh; None where it is none."""
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+            return None
+        if self.single is not None:
+            return None
+        axes, cuts = sharding.spec.axes(len(shape)), sharding.layout(shape).cuts
+        return tuple(Split(a, c) for a, c in zip(axes, cuts, strict=True))
+
     def _spread(self, kind: ArrayType) -> Placement:
         """Split the longest dim of an operand that came with no mesh."""
         longest = max(range(kind.ndim), key=lambda d: kind.shape[d])

@@ -12,10 +12,9 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.rule import OpRule
 from meshard.runtime.types import ArrayType
 
-from .decide import KernelPlan
+from .decide import KernelPlan, bound_rule
 from .registry import Params
 
 __all__ = ["Piecewise", "piecewise"]
@@ -106,10 +105,7 @@ def _cut(
     op = plan.op
     if op.local is not None or not plan.outputs[0].shape:
         return None
-    operands = [(t.shape, t.dtype) if isinstance(t, ArrayType) else ((), t) for t in types]
-    text = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
-    text, sizes = (text, {}) if isinstance(text, str) else text
-    rule = OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
+    rule = bound_rule(op, types, params)
     first = rule.outputs[0][0]
     if len(first) != 1 or first[0] in rule.whole:
         return None

@@ -283,7 +283,7 @@ def _dims(sharding: NamedSharding, layout: Layout) -> list[tuple[str, ...]]:
 @final
 @dataclass(frozen=True)
 class Fold:
-    """Partial results are combined, and all that gave one get the result.
+    """Partial results are combined, and all that gave one get the result, or each a part of it.
 
     Attributes:
         array: what a group's result is a piece of.
@@ -291,6 +291,7 @@ class Fold:
         tensor: device ids, ``[partial result, shard..., replica]``.
         result: the layout of the result.
         itemsize: bytes per element of the partial results, all of them together.
+        scattered: whether each gets a part of the result.
     """
 
     array: str
@@ -298,11 +299,12 @@ class Fold:
     tensor: NDArray[np.int64]
     result: Layout
     itemsize: int
+    scattered: bool = False
 
     @property
     def kind(self) -> str:
         """What it is called."""
-        return "all-reduce"
+        return "reduce-scatter" if self.scattered else "all-reduce"
 
     @cached_property
     def received(self) -> Mapping[int, int]:
@@ -310,4 +312,5 @@ class Fold:
         groups = np.moveaxis(self.tensor, 0, -1)
         replicas = groups.shape[-2]
         sizes = [box.volume * self.itemsize for box in self.result.boxes for _ in range(replicas)]
-        return all_reduced(groups.reshape(-1, groups.shape[-1]), sizes)
+        count = scattered if self.scattered else all_reduced
+        return count(groups.reshape(-1, groups.shape[-1]), sizes)

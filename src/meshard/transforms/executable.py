@@ -136,10 +136,13 @@ class Executable:
             error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
 
 
-def brought(world: RuntimeWorld, x: Any, kind: Kind) -> Any:
-    """Return a value as an array of a type of the same shape and dtype; a number stays one."""
+def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
+    """Return a value as an array of a type of the same shape and dtype; a number stays one.
+
+    ``what`` is how ledgers call the move.
+    """
     if not isinstance(kind, ArrayType) or (type(x) is Array and x._type is kind):
         return x
     if kind.committed:
-        return placed(x, kind.sharding)
-    return resharded(world, x, kind)
+        return placed(x, kind.sharding, what=what)
+    return resharded(world, x, kind, what)

@@ -10,13 +10,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from meshard.algebra.sharding import Sharding
 from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.decide import decide_kernel, decide_move
+from meshard.ops.decide import decide_kernel
+from meshard.ops.decide_move import decide_move
 from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.runtime.primitive import Params
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType, Block
-from meshard.runtime.world import RuntimeWorld
+from meshard.runtime.world import RuntimeWorld, here
 
 Weak = type[Any] | None
 """The type of Python number that a value stands for; None for one that has a dtype of its own."""
@@ -46,6 +48,10 @@ class Ghost(Traced):
             "dtype only, and has no value. Where a branch or a loop depends on values use lax.cond "
             "or lax.while_loop."
         )
+
+    def _placed(self, sharding: Sharding, what: str) -> Any:
+        sharding.layout(self.shape)  # refuses what cannot lie so
+        return Ghost(here().type_of(self.shape, self.dtype, sharding, True))
 
     def __repr__(self) -> str:
         return self._type.str_short()

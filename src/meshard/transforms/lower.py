@@ -7,16 +7,18 @@ lowered to where their carries lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
-from meshard.algebra.sharding import Sharding
+from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import ArgumentError
-from meshard.ops.decide import KernelPlan, decide_kernel, decide_move
+from meshard.ops.decide import KernelPlan, decide_kernel
+from meshard.ops.decide_move import decide_move
 from meshard.ops.eager import runner
 from meshard.ops.piecewise import piecewise
-from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.ops.registry import REGISTRY, MoveOp, Op
 from meshard.ops.segment import Segment
 from meshard.plan.traffic import Wire
 from meshard.runtime.place import as_array, wires_between
@@ -25,9 +27,11 @@ from meshard.runtime.world import RuntimeWorld
 
 from .calls import ArrayCall, ConstraintCall
 from .executable import Executable, Kind, Run, Step, brought
+from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
 from .program import Atom, Eqn, Literal, Program, Var, lies, listing
 from .tracing import anywhere
+from .wishes import wishes
 
 __all__ = ["lower"]
 
@@ -49,7 +53,20 @@ def lower(
             comes.
         donated: the numbers of the operands whose blocks may be written over.
     """
-    return _Lowering(world, program, given, donated).lowered(results)
+    follow = _Lowering(world, program, given, donated)
+    found = follow.lowered(results)
+    if not follow.may_gain:
+        return found
+    wanted = wishes(program, follow.kinds, results)
+    if not wanted:
+        return found
+    other = _Lowering(world, program, given, donated, wanted).lowered(results)
+    return other if _moved(other) <= _moved(found) else found
+
+
+def _moved(executable: Executable) -> int:
+    """Return the bytes that a program moves at least, all devices together."""
+    return sum(times * crossing(step) for step, times in turns(executable))
 
 
 @final
@@ -76,8 +93,11 @@ class _Lowering:
         program: Program,
         given: Sequence[Kind],
         donated: Sequence[int],
+        wanted: Mapping[Var, NamedSharding] = MappingProxyType({}),
     ) -> None:
         self.world = world
+        self.may_gain = False
+        self._wanted = wanted
         self.program = program
         self.given = tuple(given)
         self.kinds: dict[Var, Kind] = {}
@@ -87,6 +107,7 @@ class _Lowering:
         self._donated = {variables[i] for i in donated}
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
+        self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
@@ -130,18 +151,86 @@ class _Lowering:
             self._single(eqn, runner(move), (move.output,), (move.wire,), made)
             return
         try:
-            plan = decide_kernel(world, row, kinds, params)
+            plan = self._decided(eqn, row, kinds)
         except Exception:
             # Where only an array will do, a number is one.
             if all(isinstance(k, ArrayType) for k in kinds):
                 raise
             made = [m or not isinstance(k, ArrayType) for k, m in zip(kinds, made, strict=True)]
             kinds = [self._array_of(x, k) for x, k in zip(eqn.inputs, kinds, strict=True)]
-            plan = decide_kernel(world, row, kinds, params)
+            plan = self._decided(eqn, row, kinds)
+        if any(plan.moves):
+            moved, plan = self._with_moves(eqn, row, kinds, plan)
+            eqn = moved
+            kinds = [
+                self.kind(x) if isinstance(x, Var) else k
+                for x, k in zip(eqn.inputs, kinds, strict=True)
+            ]
         weak = any(v.weak is not None for v in eqn.outputs)
         if not weak and not any(made) and self._fused(eqn, plan, kinds):
             return
         self._single(eqn, runner(plan), plan.outputs, plan.wires, made)
+
+    def _decided(self, eqn: Eqn, row: Op, kinds: Sequence[Kind]) -> KernelPlan:
+        """Return what an operation does: of the ways that are open the one that moves least."""
+        world, params = self.world, dict(eqn.params)
+        best = decide_kernel(world, row, kinds, params)
+        if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
+            self.may_gain = True
+        wanted = [self._wanted.get(v) for v in eqn.outputs]
+        wished = any(w is not None for w in wanted)
+        ways: list[tuple[Sequence[NamedSharding | None], int | None]] = []
+        if wished:
+            ways.append((wanted, None))
+        if best.wires:
+            arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
+            if len(arrays) > 1:
+                ways += [((), i) for i in arrays]
+                ways += [(wanted, i) for i in arrays] if wished else []
+        least = self._bytes(best, wanted)
+        for wish, leading in ways:
+            plan = decide_kernel(world, row, kinds, params, wish, leading)
+            cost = self._bytes(plan, wanted)
+            # What is split costs less work than what every device computes.
+            if cost < least or (cost == least and wish):
+                best, least = plan, cost
+        return best
+
+    def _with_moves(
+        self, eqn: Eqn, row: Op, kinds: Sequence[Kind], plan: KernelPlan
+    ) -> tuple[Eqn, KernelPlan]:
+        """Move operands in steps of their own, so that what is left can be part of a segment."""
+        inputs, after = list(eqn.inputs), list(kinds)
+        for k, target in enumerate(plan.operands):
+            x = inputs[k]
+            if plan.moves[k] is not None and isinstance(x, Var) and target is not None:
+                inputs[k], after[k] = self._once(eqn, x, target), target
+        wanted = [o.sharding if plan.scatter is not None else None for o in plan.outputs]
+        now = decide_kernel(self.world, row, after, dict(eqn.params), wanted)
+        if any(now.moves) or now.outputs != plan.outputs:
+            return eqn, plan
+        return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
+
+    def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
+        """Return an operand that lies otherwise, moved there once."""
+        key = x, target
+        if key not in self._elsewhere:
+            output = self._elsewhere[key] = Var(x.aval)
+            call = ConstraintCall(target.sharding)
+            self._placed(
+                Eqn(call.name, (), (x,), (output,), eqn.line, call), x, output, target, eqn.name
+            )
+        return self._elsewhere[key]
+
+    def _bytes(self, plan: KernelPlan, wanted: Sequence[NamedSharding | None]) -> int:
+        """Return the bytes that an operation moves, and its results' way to where they go."""
+        wires = list(plan.wires)
+        for kind, wish in zip(plan.outputs, wanted, strict=True):
+            if wish is not None and wish != kind.sharding:
+                target = self.world.type_of(kind.shape, kind.dtype, wish, True)
+                if not kind.guest and target.layout != kind.layout:
+                    wires += wires_between(self.world, kind, target)
+        return sum(sum(w.received.values()) for w in wires)
 
     def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
@@ -215,12 +304,15 @@ class _Lowering:
         kind = self._array_of(atom, self.kind(atom))
         return self.world.type_of(kind.shape, kind.dtype, sharding, True)
 
-    def _placed(self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType) -> None:
+    def _placed(
+        self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
+    ) -> None:
         source = self.kind(x)
-        group = _Group(partial(_bring, kind))
+        group = _Group(partial(_bring, kind, what))
         if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
             group.wires = wires_between(self.world, source, kind)
         self._add(group, eqn, (kind,))
+        group.name = "reshard" if what != eqn.name else what
 
     def _number(self, eqn: Eqn, call: ArrayCall) -> None:
         (x,) = eqn.inputs
@@ -327,9 +419,9 @@ def _first(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequen
     return many(world, operands)[0]
 
 
-def _bring(kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+def _bring(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
     x = operands[0]
-    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind)
+    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind, what)
 
 
 def _made(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:

@@ -1,0 +1,114 @@
+"""Wishes: where values had better lie, from what becomes of them.
+
+In: a program, and how its values lie when each operation only follows its operands. Out: shardings
+for values inside, found backwards from the results that are asked for, the constraints, and what
+the other operands of an operation are split over. A wish binds nobody: lowering takes it where that
+moves fewer bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.errors import MeshardError
+from meshard.ops.decide import propagated
+from meshard.ops.registry import REGISTRY, MoveOp
+from meshard.runtime.types import ArrayType
+
+from .calls import ConstraintCall, ShardMapCall
+from .executable import Kind
+from .program import Eqn, Literal, Program, Var
+
+__all__ = ["wishes"]
+
+
+def wishes(
+    program: Program,
+    kinds: Mapping[Var, Kind],
+    results: Sequence[Kind | Sharding | None] | None,
+) -> dict[Var, NamedSharding]:
+    """Return where values of a program had better lie.
+
+    Args:
+        program: the program.
+        kinds: how each value lies where operations only follow their operands.
+        results: for each result where it is asked to lie.
+    """
+    found: dict[Var, NamedSharding] = {}
+    for atom, wanted in zip(program.outputs, results or (), strict=False):
+        sharding = wanted.sharding if isinstance(wanted, ArrayType) else wanted
+        if isinstance(atom, Var) and isinstance(sharding, NamedSharding):
+            found[atom] = sharding
+    given = {*program.captured, *program.inputs}
+    for eqn in reversed(program.eqns):
+        for var, sharding in _before(eqn, kinds, found):
+            if var not in given or _is_free(kinds[var]):
+                found[var] = sharding
+    return found
+
+
+def _is_free(kind: Kind) -> bool:
+    """Whether an argument lies nowhere in particular."""
+    return isinstance(kind, ArrayType) and kind.guest
+
+
+def _before(
+    eqn: Eqn, kinds: Mapping[Var, Kind], found: Mapping[Var, NamedSharding]
+) -> list[tuple[Var, NamedSharding]]:
+    """Return where the operands of an operation had better lie."""
+    if isinstance(eqn.call, ConstraintCall):
+        (x,) = eqn.inputs
+        lies = eqn.call.sharding
+        return [(x, lies)] if isinstance(x, Var) and isinstance(lies, NamedSharding) else []
+    if isinstance(eqn.call, ShardMapCall):
+        specs = eqn.call.in_specs
+        arguments = eqn.inputs[len(eqn.inputs) - len(specs) :]
+        return [
+            (x, NamedSharding(eqn.call.mesh, spec))
+            for x, spec in zip(arguments, specs, strict=True)
+            if isinstance(x, Var) and x.weak is None
+        ]
+    if eqn.call is not None:
+        return []
+    row = REGISTRY[eqn.name]
+    types = [type(x.value) if isinstance(x, Literal) else kinds[x] for x in eqn.inputs]
+    if not any(isinstance(t, ArrayType) for t in types):
+        return []
+    if isinstance(row, MoveOp):
+        return _before_move(eqn, row, kinds, found)
+    wanted = [found.get(v) for v in eqn.outputs]
+    with contextlib.suppress(MeshardError):
+        frame, _, split = propagated(row, types, dict(eqn.params), wanted)
+        return [
+            (x, sharding)
+            for x, kind, placement in zip(eqn.inputs, types, split.inputs, strict=True)
+            if isinstance(x, Var) and isinstance(kind, ArrayType)
+            if isinstance(sharding := frame.sharding(placement), NamedSharding)
+        ]
+    return []
+
+
+def _before_move(
+    eqn: Eqn, row: MoveOp, kinds: Mapping[Var, Kind], found: Mapping[Var, NamedSharding]
+) -> list[tuple[Var, NamedSharding]]:
+    """Return where the operands of a move had better lie: along the dims that it leaves alone."""
+    wanted = found.get(eqn.outputs[0])
+    arrays = [x for x in eqn.inputs if isinstance(x, Var)]
+    types: list[Any] = [kinds[x] for x in arrays]
+    if wanted is None or row.flat or not all(isinstance(t, ArrayType) for t in types):
+        return []
+    maps = row.maps([t.shape for t in types], dict(eqn.params))
+    axes = wanted.spec.axes(len(maps[0]))
+    before = []
+    for x, kind, own in zip(arrays, types, maps, strict=True):
+        entries = [
+            a if m.is_identity and m.size == n else ()
+            for a, m, n in zip(axes, own, kind.shape, strict=False)
+        ]
+        if len(own) == kind.ndim and any(entries):
+            spec = type(wanted.spec)(*entries)
+            before.append((x, NamedSharding(wanted.mesh, spec, uneven=wanted.uneven)))
+    return before
