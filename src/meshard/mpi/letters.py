@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Generator, Sequence
+from struct import Struct
 from typing import final
 
 import numpy as np
@@ -17,14 +18,17 @@ import numpy as np
 from meshard.runtime.arena import Arena, Neighbour
 from meshard.runtime.types import Block
 
-__all__ = ["Letters", "mail_bytes", "packed"]
+__all__ = ["ROOM", "Letters", "mail_bytes", "packed"]
 
 _LINE = 64
 _SLOT = 4096
 _SLOTS = 2
-_HEAD = 32
-_ROOM = _SLOT - _HEAD
-_NUMBER, _SIZE, _CHUNK, _MORE = range(4)
+_WORD = 8
+_FACTS = Struct("QQQ")
+_HEAD = _WORD + _FACTS.size
+ROOM = _SLOT - _HEAD
+"""The most bytes of a letter that lies in a slot."""
+_LENGTH = Struct("Q")
 _BYTE = np.dtype(np.uint8)
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64")
 """Whether other processes see a processor's writes in the order in which it made them."""
@@ -74,12 +78,11 @@ class Letters:
         self._peer = peer
         self._put = _slots(own, peer, places)
         self._get = _slots(other, place, places)
-        self._put_words = [s[:_HEAD].cast("Q") for s in self._put]
-        self._get_words = [s[:_HEAD].cast("Q") for s in self._get]
         self._seen_there = other[place * _LINE : place * _LINE + 8].cast("Q")
         self._seen_here = own[peer * _LINE : peer * _LINE + 8].cast("Q")
         self._sent = 0
         self._read = 0
+        self._parts: list[bytes] = []
         self._fence = threading.Lock()
         self._fence.acquire()
 
@@ -92,15 +95,13 @@ class Letters:
     def put(self, blocks: Sequence[Block]) -> Generator[None, None, None]:
         """Write a letter; wait while the neighbour has not read the ones before."""
         size = sum([b.nbytes for b in blocks])
-        if size <= _ROOM:
-            yield from self._write(packed(blocks), 0, 0)
-            return
-        lease = self._arena.lease(size)
-        if lease is None:  # no addresses left: slot after slot
+        lease = self._arena.lease(size) if size > ROOM else None
+        if lease is None:  # where there are no addresses left, slot after slot
             letter = packed(blocks)
-            for at in range(0, size, _ROOM):
-                more = max(0, size - at - _ROOM)
-                yield from self._write(letter[at : at + _ROOM], 0, more)
+            for at in range(0, max(1, size), ROOM):
+                more = max(0, size - at - ROOM)
+                while not self.post(letter[at : at + ROOM], more):
+                    yield
             return
         flat = np.asarray(lease)
         at = 0
@@ -109,51 +110,59 @@ class Letters:
             np.copyto(part.view(block.dtype).reshape(block.shape), block)
             at += block.nbytes
         self._arena.lend(lease, (self._peer,))
-        yield from self._write(b"", lease.offset, 0, size)
-
-    def _write(
-        self, inside: bytes, chunk: int, more: int, size: int = 0
-    ) -> Generator[None, None, None]:
-        number = self._sent = self._sent + 1
-        while number - self._seen_there[0] > _SLOTS:
+        while not self.post(_LENGTH.pack(size), 0, lease.offset):
             yield
-        slot, words = self._put[number % _SLOTS], self._put_words[number % _SLOTS]
-        if inside:
-            slot[_HEAD : _HEAD + len(inside)] = inside
-        words[_SIZE] = size or len(inside)
-        words[_CHUNK] = chunk
-        words[_MORE] = more
+
+    def post(self, letter: bytes, more: int = 0, chunk: int = 0) -> bool:
+        """Write a letter that fits into a slot; return whether there was one free.
+
+        Args:
+            letter: the bytes, at most `ROOM`.
+            more: how many bytes follow in other slots.
+            chunk: where the bytes lie instead; the letter then says how many.
+        """
+        number = self._sent + 1
+        if number - self._seen_there[0] > _SLOTS:
+            return False
+        self._sent = number
+        slot, count = self._put[number % _SLOTS]
+        size = len(letter)
+        slot[_WORD : _HEAD + size] = _FACTS.pack(size, chunk, more) + letter
         self._keep_order()
-        words[_NUMBER] = number
+        count[0] = number
+        return True
 
     def get(self) -> Generator[None, None, Block]:
         """Wait for the next letter and return its bytes."""
-        first, more, size, chunk = yield from self._next()
-        if chunk:
-            start = chunk + self._arena.head
-            return self._neighbour.borrowed(chunk, start, (size,), _BYTE)
-        if not more:
-            return np.frombuffer(first, np.uint8)
-        parts = [first]
-        while more:
-            part, more, _, _ = yield from self._next()
-            parts.append(part)
-        return np.frombuffer(b"".join(parts), np.uint8)
-
-    def _next(self) -> Generator[None, None, tuple[bytes, int, int, int]]:
-        number = self._read = self._read + 1
-        slot, words = self._get[number % _SLOTS], self._get_words[number % _SLOTS]
-        while words[_NUMBER] != number:
+        while (found := self.collect()) is None:
             yield
+        return found if isinstance(found, np.ndarray) else np.frombuffer(found, np.uint8)
+
+    def collect(self) -> bytes | Block | None:
+        """Return the bytes of the next letter if it has come."""
+        number = self._read + 1
+        slot, count = self._get[number % _SLOTS]
+        if count[0] != number:
+            return None
         self._keep_order()
-        size, chunk, more = words[_SIZE], words[_CHUNK], words[_MORE]
-        inside = b"" if chunk else bytes(slot[_HEAD : _HEAD + size])
+        size, chunk, more = _FACTS.unpack_from(slot, _WORD)
+        letter = bytes(slot[_HEAD : _HEAD + size])
         self._keep_order()
-        self._seen_here[0] = number
-        return inside, more, size, chunk
+        self._read = self._seen_here[0] = number
+        if chunk:
+            (size,) = _LENGTH.unpack(letter)
+            return self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)
+        if more:
+            self._parts.append(letter)
+            return self.collect()
+        if self._parts:
+            letter = b"".join([*self._parts, letter])
+            self._parts.clear()
+        return letter
 
 
-def _slots(page: memoryview, place: int, places: int) -> list[memoryview]:
-    """Return the slots of a mail page for letters to one process of the host."""
+def _slots(page: memoryview, place: int, places: int) -> list[tuple[memoryview, memoryview]]:
+    """Return the slots of a mail page for one process of the host, and their numbers."""
     first = places * _LINE + place * _SLOTS * _SLOT
-    return [page[first + i * _SLOT : first + (i + 1) * _SLOT] for i in range(_SLOTS)]
+    slots = [page[first + i * _SLOT : first + (i + 1) * _SLOT] for i in range(_SLOTS)]
+    return [(slot, slot[:_WORD].cast("Q")) for slot in slots]

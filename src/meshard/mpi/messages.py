@@ -162,7 +162,7 @@ class _Window:
         then()
 
 
-def unpack(buffer: Block, boxes: Sequence[Block]) -> None:
+def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
     """Fill boxes from their bytes."""
     at = 0
     for box in boxes:

@@ -19,7 +19,7 @@ from meshard.runtime.pages import Pages
 from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
-from .letters import Letters, mail_bytes
+from .letters import ROOM, Letters, mail_bytes, packed
 from .messages import unpack
 
 __all__ = ["Segments", "open_segments"]
@@ -59,6 +59,59 @@ class Segments:
 
     def __contains__(self, process: int) -> bool:
         return process in self._letters
+
+    def is_small(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        receives: Sequence[tuple[int, Sequence[Block]]],
+    ) -> bool:
+        """Return whether all that passes is between neighbours, and fits into letters."""
+        letters, least = self._letters, self._table.pushed
+        for messages in (sends, receives):
+            for peer, blocks in messages:
+                if peer not in letters:
+                    return False
+                for block in blocks:
+                    if block.nbytes >= least:
+                        return False
+        return True
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        missing: list[tuple[int, Sequence[Block]]],
+    ) -> Waiting:
+        """Move small boxes; the letters are those of `talk`.
+
+        What has arrived is taken out of ``missing``.
+        """
+        letters = self._letters
+        seen, letter = None, b""
+        for peer, blocks in sends:
+            mail = letters[peer]
+            if len(blocks) != 1:
+                seen, letter = None, packed(blocks)
+            elif blocks[0] is not seen:  # often all get the same
+                seen = blocks[0]
+                letter = seen.tobytes()
+            if len(letter) > ROOM:
+                yield from mail.put(blocks)
+            elif letter:
+                while not mail.post(letter):
+                    yield
+        missing[:] = [e for e in missing if any(b.nbytes for b in e[1])]
+        while True:
+            left = []
+            for entry in missing:
+                found = letters[entry[0]].collect()
+                if found is None:
+                    left.append(entry)
+                else:
+                    unpack(found, entry[1])
+            missing[:] = left
+            if not left:
+                return
+            yield
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return what moves boxes to a neighbour, and what moves boxes from it, side by side.

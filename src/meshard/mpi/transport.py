@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
@@ -25,8 +25,8 @@ from .segments import Segments
 
 __all__ = ["MpiTransport"]
 
-Job = tuple[int, Iterator[None]]
-"""A peer, and what is to be done with it."""
+Job = tuple[Sequence[tuple[Any, ...]], Iterator[None]]
+"""What is to be done, and for whom it waits: the first of each tuple is a peer."""
 _EAGER_SECONDS = 2e-3
 """How long to give the core away between two looks, before sleeping."""
 
@@ -73,11 +73,15 @@ class MpiTransport:
         Raises:
             TransportError: if a peer fails or does not answer before the deadline.
         """
+        if self._near is not None and self._near.is_small(sends, receives):
+            missing = list(receives)
+            self._run([(missing, self._near.swap(sends, missing))])
+            return
         going, coming = dict(sends), dict(receives)
         jobs: list[Job] = []
         for peer in {**coming, **going}:
             out, back = going.get(peer, ()), coming.get(peer, ())
-            jobs += [(peer, job) for job in self._way(peer).talk(peer, out, back)]
+            jobs += [([(peer,)], job) for job in self._way(peer).talk(peer, out, back)]
         self._run(jobs)
 
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
@@ -97,10 +101,10 @@ class MpiTransport:
         for number, (owner, _, _) in enumerate(taken):
             coming.setdefault(owner, []).append(number)
         found: dict[int, Block] = {}
-        jobs: list[Job] = [(peer, near.lend(blocks, peer)) for peer, blocks in going.items()]
+        jobs: list[Job] = [([(peer,)], near.lend(blocks, peer)) for peer, blocks in going.items()]
         for owner, numbers in coming.items():
             kinds = {n: taken[n][1:] for n in numbers}
-            jobs.append((owner, near.take(owner, kinds, found)))
+            jobs.append(([(owner,)], near.take(owner, kinds, found)))
         self._run(jobs)
         return [found[n] for n in range(len(taken))]
 
@@ -111,8 +115,8 @@ class MpiTransport:
         jobs: list[Job] = []
         for peer in peers:
             if peer != self.index:
-                way = self._way(peer)
-                jobs += [(peer, way.tell(peer, letter)), (peer, way.hear(peer, found))]
+                way, label = self._way(peer), [(peer,)]
+                jobs += [(label, way.tell(peer, letter)), (label, way.hear(peer, found))]
         self._run(jobs)
         return [pickle.loads(found[p].tobytes()) for p in peers]
 
@@ -131,12 +135,10 @@ class MpiTransport:
             TransportError: if MPI reports a failure, or the deadline has passed.
         """
         begun = 0.0
-        peer = -1
         try:
             while True:
                 left = []
                 for job in jobs:
-                    peer = job[0]
                     for _ in job[1]:  # it waits
                         left.append(job)
                         break
@@ -148,11 +150,10 @@ class MpiTransport:
                     begun = now
                 waited = now - begun
                 if waited > self.deadline:
-                    peers = sorted({p for p, _ in jobs})
                     raise TransportError(
                         f"Process {self.index} has waited {self.deadline:g} s for processes "
-                        f"{', '.join(map(str, peers))}. Is one of them dead or hanging, or do "
-                        "they run other operations? MESHARD_TIMEOUT sets the seconds."
+                        f"{_named(jobs)}. Is one of them dead or hanging, or do they run other "
+                        "operations? MESHARD_TIMEOUT sets the seconds."
                     )
                 if waited < _EAGER_SECONDS and hasattr(os, "sched_yield"):
                     os.sched_yield()
@@ -160,6 +161,11 @@ class MpiTransport:
                     time.sleep(1e-4)
         except MPI.Exception as error:
             raise TransportError(
-                f"Process {self.index}: MPI failed in a message with process {peer}: "
-                f"{error.Get_error_string()}."
+                f"Process {self.index}: MPI failed in a message with one of processes "
+                f"{_named(jobs)}: {error.Get_error_string()}."
             ) from error
+
+
+def _named(jobs: Sequence[Job]) -> str:
+    """Return the peers that jobs wait for."""
+    return ", ".join(map(str, sorted({entry[0] for peers, _ in jobs for entry in peers})))

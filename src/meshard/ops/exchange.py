@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, final
 
@@ -36,7 +36,7 @@ _PIECE = 1 << 18
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reduction:
     """How partial results of several processes become the result.
 
@@ -46,6 +46,7 @@ class Reduction:
         place: from the combined shares to the result's pieces; None if they are those already.
         dtypes: the dtypes of the partial results.
         pieces: the pieces of the partial layout.
+        small: whether every piece of the result gets whole partial results, to be combined there.
     """
 
     cells: int
@@ -53,6 +54,38 @@ class Reduction:
     place: Part | None
     dtypes: tuple[Dtype, ...]
     pieces: int
+    small: bool = False
+
+    @cached_property
+    def routes(self) -> _Routes:
+        """Who sends what to whom, where partial results are small."""
+        sends = [(m.peer, tuple([c.origin for c in m.copies])) for m in self.gather.sends]
+        receives = []
+        for message in self.gather.receives:
+            places = tuple([(c.piece, c.target[0].start, c.shape[1:]) for c in message.copies])
+            receives.append((message.peer, places))
+        own = [
+            None if recipe is None else [(c.target[0].start, c.origin) for c in recipe.copies]
+            for recipe in self.gather.recipes
+        ]
+        return _Routes(tuple(sends), tuple(receives), tuple(own))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """How small partial results reach those who combine them.
+
+    Attributes:
+        sends: for each peer the pieces of the partial layout that it gets.
+        receives: for each peer the result's piece, the cell and the shape of what it sends.
+        own: for each piece of the result the cells that are here, and their partial pieces; None
+            for a piece that is not held here.
+    """
+
+    sends: tuple[tuple[int, tuple[int, ...]], ...]
+    receives: tuple[tuple[int, tuple[tuple[int, int, tuple[int, ...]], ...]], ...]
+    own: tuple[list[tuple[int, int]] | None, ...]
 
 
 def plan_reduction(
@@ -81,7 +114,8 @@ def plan_reduction(
     if scatter is None and (cells * volume <= _SMALL or not shape):
         whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
         gather = assemble(whole, [Source(parts)], processes, me)
-        return Reduction(cells, gather, None, dtypes, parts.piece_count)
+        some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
+        return Reduction(cells, gather, None, dtypes, parts.piece_count, some)
     dim = scatter
     if dim is None:
         dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
@@ -151,6 +185,8 @@ def combined_across(
         count: the number of the result's pieces.
         combine: joins two partial results, or all.
     """
+    if reduction.small:
+        return _combined_small(world, reduction, own, combine)
     stacks: list[Blocks] = []
     for k, dtype in enumerate(reduction.dtypes):
         blocks = tuple(
@@ -179,4 +215,38 @@ def combined_across(
     return [
         () if pieces[0] is None else tuple(b for b in pieces if b is not None)
         for pieces in zip(*placed, strict=True)
+    ]
+
+
+def _combined_small(
+    world: RuntimeWorld, reduction: Reduction, own: Mapping[int, tuple[Any, ...]], combine: Any
+) -> list[tuple[Any, ...]]:
+    """Combine partial results where all of them come to all who need the result."""
+    routes, dtypes = reduction.routes, reduction.dtypes
+    found: list[list[list[Any]] | None] = [
+        None if o is None else [[None] * len(dtypes) for _ in range(reduction.cells)]
+        for o in routes.own
+    ]
+    sends: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.sends]
+    receives: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.receives]
+    for k, dtype in enumerate(dtypes):
+        mine = {i: np.asarray(parts[k], dtype) for i, parts in own.items()}
+        for (_, blocks), (_, origins) in zip(sends, routes.sends, strict=True):
+            blocks += [mine[i] for i in origins]
+        for (_, blocks), (_, places) in zip(receives, routes.receives, strict=True):
+            for piece, cell, shape in places:
+                block = np.empty(shape, dtype)
+                blocks.append(block)
+                found[piece][cell][k] = block  # type: ignore[index]
+        for cells, here in zip(found, routes.own, strict=True):
+            if cells is not None and here is not None:
+                for cell, origin in here:
+                    cells[cell][k] = mine[origin]
+    if sends or receives:
+        world.transport.exchange(sends, receives)
+    return [
+        ()
+        if cells is None
+        else tuple([np.asarray(b) for b in combined(world, combine, [tuple(c) for c in cells])])
+        for cells in found
     ]

@@ -217,7 +217,8 @@ def _messages(
         for copy in message.copies:
             origin = operands[copy.operand][copy.origin]
             assert origin is not None
-            boxes.append(np.broadcast_to(origin[copy.region], copy.shape))
+            box = origin[copy.region]
+            boxes.append(box if box.shape == copy.shape else np.broadcast_to(box, copy.shape))
         sends.append((message.peer, boxes))
     receives = []
     for message in part.receives:
