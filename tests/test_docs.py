@@ -78,3 +78,9 @@ def test_every_setting_of_the_environment_is_told() -> None:
     sources = (ROOT / "src").rglob("*.py")
     read = {name for p in sources for name in re.findall(r"MESHARD_[A-Z_]+[A-Z]", p.read_text())}
     assert read - told == set(), "add them to the table of docs/processes.md"
+
+
+def test_every_example_is_shown() -> None:
+    page = (DOCS / "examples.md").read_text()
+    shown = set(re.findall(r"literalinclude} ../examples/(\w+)", page))
+    assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")}
