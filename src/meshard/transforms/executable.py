@@ -6,7 +6,7 @@ when the program was lowered, so that a call costs little more than its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from meshard.runtime.place import placed, resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .program import Eqn
+from .program import Eqn, Var
 
 __all__ = ["Executable", "Kind", "Step", "brought"]
 
@@ -70,6 +70,7 @@ class Executable:
         steps: the steps in order.
         results: the slots of what it returns.
         text: makes the program a listing, with how each value lies.
+        kinds: what each variable of the program is.
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class Executable:
         slots: int,
         results: Sequence[int],
         text: Callable[[], str],
+        kinds: Mapping[Var, Kind],
     ) -> None:
         self.name = name
         self.text = text
+        self.kinds = kinds
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.steps = tuple(steps)

@@ -409,7 +409,9 @@ class _Lowering:
         results = [slot(x) for x in outputs]
         kinds = [self.kind(x) for x in outputs]
         name = self.program.name
-        return Executable(name, self.given, kinds, steps, numbers, count, results, self._text)
+        return Executable(
+            name, self.given, kinds, steps, numbers, count, results, self._text, self.kinds
+        )
 
     def _text(self) -> str:
         return listing(self.program, {v: lies(k) for v, k in self.kinds.items()})
