@@ -18,7 +18,7 @@ import numpy as np
 from meshard.runtime.arena import Arena, Neighbour
 from meshard.runtime.types import Block
 
-__all__ = ["ROOM", "Letters", "mail_bytes", "packed"]
+__all__ = ["ROOM", "Letters", "mail_bytes", "packed", "unpack"]
 
 _LINE = 64
 _SLOT = 4096
@@ -44,6 +44,15 @@ def packed(blocks: Sequence[Block]) -> bytes:
     if len(blocks) == 1:
         return blocks[0].tobytes()
     return b"".join([b.tobytes() for b in blocks])
+
+
+def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
+    """Fill boxes from their bytes."""
+    at = 0
+    for box in boxes:
+        part = np.ndarray(box.shape, box.dtype, buffer, at)
+        box[...] = part
+        at += box.nbytes
 
 
 @final

@@ -18,6 +18,7 @@ from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
 from .datatypes import Datatypes, run_bytes
+from .letters import unpack
 
 __all__ = ["Messages", "slabs"]
 
@@ -160,15 +161,6 @@ class _Window:
         self._waiting.popleft()
         self._bytes -= nbytes
         then()
-
-
-def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
-    """Fill boxes from their bytes."""
-    at = 0
-    for box in boxes:
-        part = np.ndarray(box.shape, box.dtype, buffer, at)
-        box[...] = part
-        at += box.nbytes
 
 
 def _nothing(kept: object) -> None:

@@ -19,8 +19,7 @@ from meshard.runtime.pages import Pages
 from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
-from .letters import ROOM, Letters, mail_bytes, packed
-from .messages import unpack
+from .letters import ROOM, Letters, mail_bytes, packed, unpack
 
 __all__ = ["Segments", "open_segments"]
 
@@ -89,14 +88,15 @@ class Segments:
         seen, letter = None, b""
         for peer, blocks in sends:
             mail = letters[peer]
+            if sum([b.nbytes for b in blocks]) > ROOM:
+                yield from mail.put(blocks)
+                continue
             if len(blocks) != 1:
                 seen, letter = None, packed(blocks)
             elif blocks[0] is not seen:  # often all get the same
                 seen = blocks[0]
                 letter = seen.tobytes()
-            if len(letter) > ROOM:
-                yield from mail.put(blocks)
-            elif letter:
+            if letter:
                 while not mail.post(letter):
                     yield
         missing[:] = [e for e in missing if any(b.nbytes for b in e[1])]

@@ -171,7 +171,8 @@ def _moved(
                 leaves[number]._blocks = blocks
             together.append((number, Move(part, leaves[number]._live(), kind.dtype)))
         for batch in _batches(together, max_bytes):
-            found_all = run_moves(world, [m for _, m in batch], max_bytes, tell)
+            told = tell if progress else None
+            found_all = run_moves(world, [m for _, m in batch], max_bytes, told)
             for (number, _), found in zip(batch, found_all, strict=True):
                 results[number] = Array(kinds[number], found)
     if donate:
