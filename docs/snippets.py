@@ -187,8 +187,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put what is printed into the page")
     parser.add_argument("--drawings", type=Path, help="save the page's drawings in this folder")
     given = parser.parse_args()
+    for name in list(os.environ):  # what is printed must not depend on who prints it
+        if name.startswith("MESHARD_") or name in {"FORCE_COLOR", "COLORTERM"}:
+            del os.environ[name]
     faults = check(given.page, given.write, given.drawings)
     if faults:
+        faults.append(f"If the change is meant: python {sys.argv[0]} {given.page} --write")
         sys.exit("\n".join(faults))
 
 
