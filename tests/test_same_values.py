@@ -144,3 +144,12 @@ def test_digests_of_all_kinds(dtype: Any) -> None:
     assert digest(value) == digest(np.asfortranarray(value))
     assert digest(value) != digest(value[::-1])
     assert len(digest(value[:0])) == 16
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_bytes_that_hold_nothing_do_not_count(dtype: Any) -> None:
+    value = np.arange(1, 9).astype(dtype)
+    other = np.frombuffer(b"\xff" * value.nbytes, dtype).copy()
+    other[...] = value  # the padding may stay
+    assert digest(other) == digest(value)
+    assert digest(other * 2) != digest(value)
