@@ -44,9 +44,9 @@ from meshard.runtime.structs import ShapeDtypeStruct, typeof
 
 if TYPE_CHECKING:
     from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
+    from meshard.compat.parallel_outputs import jit, pjit
     from meshard.runtime.reshard import plan_reshard, reshard
     from meshard.transforms.abstract import eval_shape
-    from meshard.transforms.jit import jit, pjit
     from meshard.transforms.shard_map import shard_map
 
 # Loaded when they are first asked for: a module, and the name in it, or None for the module.
@@ -55,10 +55,10 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
     "gda": ("meshard.gda", None),
-    "jit": ("meshard.transforms.jit", "jit"),
+    "jit": ("meshard.compat.parallel_outputs", "jit"),
     "lax": ("meshard.lax", None),
     "multihost_utils": ("meshard.multihost_utils", None),
-    "pjit": ("meshard.transforms.jit", "pjit"),
+    "pjit": ("meshard.compat.parallel_outputs", "pjit"),
     "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
     "random": ("meshard.random", None),
     "reshard": ("meshard.runtime.reshard", "reshard"),

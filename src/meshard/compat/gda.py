@@ -391,6 +391,10 @@ class GlobalDeviceArray:
             self.shape, self._sharding, self._buffers, dtype=self._dtype
         )
 
+    def __meshard_array__(self) -> Array:
+        # What jit asks arguments that are no Array for.
+        return self.to_array()
+
     @classmethod
     def from_array(cls, x: Array) -> GlobalDeviceArray:
         """Make one of the blocks of an Array; nothing is copied.

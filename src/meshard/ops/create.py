@@ -33,6 +33,7 @@ from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
+from .whole import by_layout, made
 
 __all__ = [
     "arange",
@@ -70,7 +71,10 @@ def _made(
         check_devices_exist(world, sharding, what)
     settled = sharding is not None if committed is None else committed
     kind = world.type_of(shape, dtype, sharding or home(world), settled)
-    return filled(world, kind, lambda piece: make(kind.layout.box(piece)), what)
+    found: Array = made(
+        what, kind, lambda: filled(world, kind, lambda piece: make(kind.layout.box(piece)), what)
+    )
+    return found
 
 
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
@@ -243,14 +247,20 @@ def full_like(
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
     if is_traced(fill_value):
-        made = _spread(fill_value, sizes, wanted, device)
+        found = _spread(fill_value, sizes, wanted, device)
     else:
         value = as_host(fill_value, "full_like", wanted)
-        if device is None and sizes == x.shape and not is_traced(x):
-            return _full(sizes, value, x.sharding, "full_like", x.committed)
-        made = _full(sizes, value, device, "full_like")
+        own = device is None and sizes == x.shape
+        if own and not hasattr(x, "cells"):
+            return by_layout("full_like", _alike, x, value=value)
+        found = _full(sizes, value, device, "full_like")
     varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
-    return bind("pcast", made, axes=varies) if varies else made
+    return bind("pcast", found, axes=varies) if varies else found
+
+
+def _alike(x: Any, *, value: Block) -> Any:
+    """Make an array of one value that lies like another."""
+    return _full(x.shape, value, x.sharding, "full_like", x.committed)
 
 
 def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:

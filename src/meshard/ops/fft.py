@@ -26,6 +26,7 @@ from .elementwise import conjugate, where
 from .move import roll
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, RuleText, register
+from .whole import by_layout
 
 __all__ = [
     "fft",
@@ -171,6 +172,17 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
     return [(d, None if n == -1 else _length(name, n)) for d, n in zip(dims, lengths, strict=True)]
 
 
+def _each(
+    x: Any, *, name: str, how: str, work: Sequence[tuple[int, int | None]], scale: str
+) -> Any:
+    """Transform dims one after another, those first that no device needs to wait for."""
+    place = x.sharding
+    parts = place.shards(x.ndim) if isinstance(place, NamedSharding) else (1,) * x.ndim
+    for dim, n in sorted(work, key=lambda one: parts[one[0]] > 1):
+        x = _along(name, x, how, n, dim, scale)
+    return x
+
+
 def _many(
     name: str, a: Any, how: str, s: Any, axes: Any, norm: str | None, two: bool = False
 ) -> Any:
@@ -192,11 +204,11 @@ def _many(
     if how == "rfft":
         ((dim, n),) = ends
         x = _along(name, x, "rfft", n, dim, scale)
-    place = x.sharding
-    parts = place.shards(x.ndim) if isinstance(place, NamedSharding) else (1,) * x.ndim
     complex_way = "ifft" if how in ("ifft", "irfft") else "fft"
-    for dim, n in sorted(work, key=lambda one: parts[one[0]] > 1):
-        x = _along(name, x, complex_way, n, dim, scale)
+    if len(work) > 1:
+        x = by_layout(name, _each, x, name=name, how=complex_way, work=tuple(work), scale=scale)
+    else:
+        x = _each(x, name=name, how=complex_way, work=work, scale=scale)
     if how == "irfft":
         ((dim, n),) = ends
         return _along(name, x, "irfft", n, dim, scale)

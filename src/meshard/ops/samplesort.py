@@ -39,6 +39,7 @@ from .concrete import is_traced
 from .dtypes import SMALL_FLOATS
 from .frame import named_sharding
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
+from .whole import by_values
 
 __all__ = [
     "argsort_block",
@@ -219,6 +220,13 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
     Returns:
         The sorted array, and the other one in the same order; both lie like ``x``.
     """
+    given = (x,) if other is None else (x, other)
+    found: list[Array] = by_values("sort", _sort_split, *given, descending=descending)
+    return found
+
+
+def _sort_split(x: Array, other: Array | None = None, *, descending: bool) -> list[Array]:
+    x = regular(x)
     if other is None:
         runs = [bind("sort_runs", x, descending=descending)]
     else:

@@ -32,6 +32,7 @@ from .frame import Frame
 from .keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .sampling_tiles import tiling
+from .whole import by_values, in_program, made, typed_only
 
 __all__ = [
     "Draw",
@@ -213,10 +214,33 @@ def drawn(
     one = single_key(key, what)
     if isinstance(one, Traced):
         refuse_place(what, place)
+        if place is not None:
+            return by_values(
+                what,
+                partial(_drawn_at, what, sampler),
+                one,
+                shape=shape,
+                dtype=dtype,
+                place=as_sharding(place, what),
+                constants=constants,
+            )
         domain = DOMAINS[what]
         return bind(
             f"random_{sampler}", one, shape=shape, dtype=dtype, domain=domain, constants=constants
         )
+    return _drawn_at(what, sampler, one, shape=shape, dtype=dtype, place=place, constants=constants)
+
+
+def _drawn_at(
+    what: str,
+    sampler: str,
+    one: Any,
+    *,
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    place: Any,
+    constants: tuple[Any, ...],
+) -> Any:
     world = here()
     sharding = as_sharding(place, what)
     if sharding is None:
@@ -225,13 +249,19 @@ def drawn(
         check_devices_exist(world, sharding, what)
         where, committed = sharding, True
     kind = world.type_of(shape, dtype, where, committed)
-    value = key_words(one, what) if kind.local else 0
-    return _made(world, kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
+    if isinstance(one, Traced):
+        return typed_only(kind)
+
+    def make() -> Array:
+        value = key_words(one, what) if kind.local else 0
+        return _made(world, kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
+
+    return made(what, kind, make)
 
 
 def refuse_place(what: str, place: Any) -> None:
     """Refuse a sharding for what is drawn inside a transformation."""
-    if place is not None:
+    if place is not None and not in_program():
         raise ShardingError(
             f"{what}: out_sharding={place!r} has no meaning inside a transformed function: each "
             "device draws a block of its own there. Leave it out, and let out_specs say how the "

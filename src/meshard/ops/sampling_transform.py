@@ -8,6 +8,7 @@ numbers, so that it does not matter whether a parameter is a Python number, an a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,18 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.structs import checked_shape
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import Block, dtype_name
 
-from .concrete import is_traced
+from .concrete import is_array, is_traced
 from .dtypes import as_dtype, is_float
 from .registry import Dtype, Op, Operand, Params, register
 from .sampling import Draw, drawn, refuse_place, register_sampler
 from .sampling_basic import open_uniform
+from .whole import by_layout, layouts_known
 
 __all__ = [
     "arranged",
@@ -130,20 +131,19 @@ def result_shape(what: str, shape: Any, parameters: Mapping[str, Any]) -> tuple[
 
 def like(key: Any, shape: tuple[int, ...], *parameters: Any) -> Sharding | None:
     """Return where numbers are best drawn that meet parameters: as the largest of them lies."""
-    if is_traced(key, *parameters):
+    if is_traced(key, *parameters) and not layouts_known():
         return None
-    arrays = [
-        p for p in parameters if isinstance(p, Array) and p.committed and p.ndim and p.size > 1
-    ]
+    arrays = [p for p in parameters if is_array(p) and p.committed and p.ndim and p.size > 1]
     for x in sorted(arrays, key=lambda p: -p.size):
+        place: Sharding = x.sharding
         if x.shape == shape:
-            return x.sharding
+            return place
         lead = len(shape) - x.ndim
-        if isinstance(x.sharding, NamedSharding) and x.shape == shape[lead:]:
-            uneven = x.sharding.uneven
-            entries = (*[()] * lead, *x.sharding.spec.axes(x.ndim))
+        if isinstance(place, NamedSharding) and x.shape == shape[lead:]:
+            uneven = place.uneven
+            entries = (*[()] * lead, *place.spec.axes(x.ndim))
             if uneven is None or isinstance(uneven, str):
-                return NamedSharding(x.sharding.mesh, PartitionSpec(*entries), uneven=uneven)
+                return NamedSharding(place.mesh, PartitionSpec(*entries), uneven=uneven)
     return None
 
 
@@ -205,9 +205,19 @@ def transformed(
         return drawn(what, key, what, sizes, dtype, place, tuple(values.values()))
     if is_traced(*values.values()):
         refuse_place(what, place)
-    where = place if place is not None else like(key, sizes, *values.values())
+    if place is not None:
+        place = as_sharding(place, what)
+    made = partial(_transform, what, sizes, dtype, place)
+    return by_layout(what, made, key, *values.values())
+
+
+def _transform(
+    what: str, sizes: tuple[int, ...], dtype: Dtype, place: Any, key: Any, *values: Any
+) -> Any:
+    """Draw what a transform needs where the result lies best, and transform it."""
+    where = place if place is not None else like(key, sizes, *values)
     numbers = [uniforms(what, key, sizes, where, i) for i in range(_DRAWS[what])]
-    result = bind(f"random_{what}_of", *numbers, *values.values(), dtype=dtype)
+    result = bind(f"random_{what}_of", *numbers, *values, dtype=dtype)
     return finished(what, result, place)
 
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, resharded
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
-from meshard.runtime.world import here
 
 from .dtypes import accumulator, as_dtype, default_float
 from .move import concatenate
@@ -29,6 +28,7 @@ from .reduce import sum as sum_
 from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from .shape import broadcast_to, ravel, reshape
 from .update import at
+from .whole import by_layout, relaid
 
 __all__ = [
     "cumlogsumexp",
@@ -110,7 +110,13 @@ def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None)
     (dim,) = normalised_axes(axis, x.ndim, name)
     law = x.dtype if dtype is None else dtype
     wide = accumulator(law)
-    found = bind("scan", x, dim=dim, how=how, dtype=wide, whole=False)
+    found = by_layout(name, _along, x, dim=dim, how=how, dtype=wide)
+    return found if wide == law else found.astype(law)
+
+
+def _along(x: Array, *, dim: int, how: str, dtype: Dtype) -> Any:
+    """Scan along a dim in the way that the layout calls for."""
+    found = bind("scan", x, dim=dim, how=how, dtype=dtype, whole=False)
     # Cells without elements have no total.
     cuts = found.aval.layout.cuts[dim]
     starts = tuple(a for a, b in pairwise(cuts) if a < b)
@@ -123,9 +129,9 @@ def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None)
             found = bind("scan_shift", found, totals, dim=dim, how=how, starts=starts)
         else:  # the totals would outweigh a block: the axes move to another dim and back
             kind = found.aval
-            turned = bind("scan", x, dim=dim, how=how, dtype=wide, whole=True)
-            found = resharded(here(), turned, kind, "scan")
-    return found if wide == law else found.astype(law)
+            turned = bind("scan", x, dim=dim, how=how, dtype=dtype, whole=True)
+            found = relaid(turned, kind, "scan")
+    return found
 
 
 def _summed(x: Array, dtype: Any) -> Dtype:

@@ -85,7 +85,7 @@ def _unique(
     """Return the distinct elements, and those of the other three that are wanted."""
     if size is None:
         x = concrete(x, "unique", GIVE_SIZE)
-    flat = regular(ravel(x))
+    flat = ravel(x)
     if index or inverse:
         values, order = sort_split(flat, bind("positions", flat))
     else:
@@ -291,7 +291,7 @@ def _both(ar1: Any, ar2: Any) -> tuple[Any, Any]:
 
 def _sized_set(x: Any, size: int, fill_value: Any, *conditions: Any) -> Any:
     """Return a known number of distinct elements that meet a condition, the least first."""
-    (values,) = sort_split(regular(x))
+    (values,) = sort_split(x)
     chosen = _firsts(values, equal_nan=True)
     for condition in conditions:
         chosen = bind("logical_and", chosen, condition(values))

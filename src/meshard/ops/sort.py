@@ -8,7 +8,7 @@ see `samplesort`. No device ever holds more than about its share.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, resharded
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
@@ -29,6 +29,7 @@ from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import argsort_block, regular, sort_block, sort_split
 from .shape import moveaxis, ravel, reshape
 from .take import take
+from .whole import by_layout, relaid
 
 __all__ = [
     "argpartition",
@@ -55,7 +56,14 @@ register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
 register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
 
 
-def _along(x: Array, dim: int, name: str, descending: bool, alone: Callable[[Array], Any]) -> Any:
+def _alone(x: Array, name: str, descending: bool) -> Any:
+    """Sort an array of one dim that is split."""
+    if name == "sort":
+        return sort_split(x, descending=descending)[0]
+    return sort_split(x, bind("positions", x), descending=descending)[1]
+
+
+def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
     """Sort along a dim in the way that the layout calls for.
 
     Args:
@@ -63,8 +71,8 @@ def _along(x: Array, dim: int, name: str, descending: bool, alone: Callable[[Arr
         dim: the dim.
         name: the row that sorts a dim that is whole.
         descending: whether the greatest comes first.
-        alone: sorts an array of one dim that is split.
     """
+    x = regular(x)
     layout = x.aval.layout
     others = [d for d in range(x.ndim) if d != dim]
     shards = [sum(a < b for a, b in pairwise(c)) for c in layout.cuts]
@@ -75,16 +83,16 @@ def _along(x: Array, dim: int, name: str, descending: bool, alone: Callable[[Arr
     if any(x.shape[d] >= (len(layout.cuts[d]) - 1) * axes for d in others):
         return bind(name, x, dim=dim, descending=descending)
     if x.ndim == 1:
-        return alone(x)
+        return _alone(x, name, descending)
     last = moveaxis(x, dim, -1)
     rows = reshape(last, (volume, x.shape[dim]))
     if volume >= axes * math.prod(shards[d] for d in others):
         found = bind(name, rows, dim=1, descending=descending)
         # The merged dim is split, which the dims that it is made of may be too short to be.
         kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
-        found = resharded(here(), found, kind, name)
+        found = relaid(found, kind, name)
     else:
-        found = stack([alone(rows[i]) for i in range(volume)])
+        found = stack([_alone(rows[i], name, descending) for i in range(volume)])
     return moveaxis(reshape(found, last.shape), -1, dim)
 
 
@@ -98,7 +106,7 @@ def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
             "reshape(x, (1,)), or say axis=None."
         )
     (dim,) = normalised_axes(axis, x.ndim, name)
-    return regular(x), dim
+    return x, dim
 
 
 def sort(
@@ -133,9 +141,7 @@ def sort(
     [3, 2, 1]
     """
     x, dim = _operand("sort", a, axis)
-    return _along(
-        x, dim, "sort", bool(descending), lambda v: sort_split(v, descending=bool(descending))[0]
-    )
+    return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
 
 def argsort(
@@ -156,11 +162,7 @@ def argsort(
     [1, 2, 0]
     """
     x, dim = _operand("argsort", a, axis)
-
-    def alone(v: Array) -> Any:
-        return sort_split(v, bind("positions", v), descending=bool(descending))[1]
-
-    return _along(x, dim, "argsort", bool(descending), alone)
+    return by_layout("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
 
 
 def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:

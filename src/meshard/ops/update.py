@@ -70,6 +70,7 @@ def _update(
     starts: tuple[int, ...] = (),
 ) -> Block:
     """Return a copy of the block, changed at the positions that it holds."""
+    places = tuple(map(np.asarray, places))  # Python numbers, in a program
     rank = places[0].ndim
     first = starts or (0,) * len(arrays)
     local = [p - s for p, s in zip(places, first, strict=True)]

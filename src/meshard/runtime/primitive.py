@@ -13,7 +13,16 @@ from typing import Any, Protocol, final
 
 from meshard.errors import ArgumentError, MeshardError
 
-__all__ = ["Interpreter", "bind", "call", "innermost", "install", "interpreting"]
+__all__ = [
+    "Interpreter",
+    "bind",
+    "call",
+    "function",
+    "innermost",
+    "install",
+    "install_function",
+    "interpreting",
+]
 
 Params = tuple[tuple[str, Hashable], ...]
 
@@ -64,16 +73,30 @@ def innermost() -> Interpreter | None:
     return stack[-1] if stack else None
 
 
-def call(function: str, *args: Any, **kwargs: Any) -> Any:
+def install_function(name: str, function: Callable[..., Any]) -> None:
+    """Install one more function that a floor below calls by name."""
+    _DOORS.functions[name] = function
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return an installed function.
+
+    Raises:
+        ArgumentError: if there is none of that name.
+    """
+    found = _DOORS.functions.get(name)
+    if found is None:
+        raise ArgumentError(f"{name}: this version of meshard has no such operation.")
+    return found
+
+
+def call(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call one of the installed functions, for a method of `Array`.
 
     Raises:
         ArgumentError: if there is no such function.
     """
-    found = _DOORS.functions.get(function)
-    if found is None:
-        raise ArgumentError(f"{function}: this version of meshard has no such operation.")
-    return found(*args, **kwargs)
+    return function(name)(*args, **kwargs)
 
 
 @final

@@ -48,6 +48,10 @@ class _Abstract:
         results = tuple([Ghost(t, weak) for t, weak in inferred(here(), name, types, params)])
         return results[0] if len(results) == 1 else results
 
+    def without_data(self, kind: ArrayType) -> Ghost:
+        """Return an array of a type as a value without data."""
+        return Ghost(kind)
+
 
 _ABSTRACT = _Abstract()
 

@@ -5,7 +5,7 @@ Each can be run under any interpreter, by the function of the public surface tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, final
@@ -16,6 +16,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.place import as_array, placed
+from meshard.runtime.primitive import innermost
 
 from .constrained import constrained
 from .grid import Grid
@@ -29,15 +30,22 @@ __all__ = [
     "ShardMapCall",
     "SwitchCall",
     "WhileCall",
+    "WholeCall",
 ]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ConstraintCall:
-    """One operand, laid out as a sharding says."""
+    """One operand, laid out as a sharding says.
+
+    Attributes:
+        sharding: the sharding.
+        what: the function that asked for it.
+    """
 
     sharding: Sharding
+    what: str = "with_sharding_constraint"
     name = "sharding_constraint"
 
     @property
@@ -79,6 +87,46 @@ class ArrayCall:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the number as an array."""
         return [as_array(operands[0], self.dtype)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A function of arrays, and what else it is called with.
+
+    Attributes:
+        name: what listings call it.
+        function: the function.
+        params: what it is called with by name.
+        several: whether it returns a list.
+        values: whether it looks at values; else only at how its operands lie.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    params: Mapping[str, Any]
+    several: bool
+    values: bool
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """What else it is called with."""
+        return tuple(self.params.items())
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the results."""
+        given = [as_array(x) for x in operands]
+        later = getattr(innermost(), "by_values" if self.values else "by_layout", None)
+        if later is not None:
+            found = later(self.name, self.function, given, self.params)
+        else:
+            found = self.function(*given, **self.params)
+        return list(found) if self.several else [found]
 
 
 def _parted(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:

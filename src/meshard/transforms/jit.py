@@ -21,6 +21,7 @@ from meshard.ops.eager import EAGER
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.make import prefix_leaves
+from meshard.runtime.place import home
 from meshard.runtime.primitive import innermost
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
@@ -28,6 +29,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from .abstract import eval_shape as eval_shape_of
 from .constraint import with_sharding_constraint
 from .jit_arguments import Arguments
+from .jit_programs import Programs
 from .jit_trace import Trace, accepted, trace_of
 from .stages import Entry, Lowered, Traced
 
@@ -143,10 +145,7 @@ class Jitted:
         self._out = out_shardings
         self._keep_unused = keep_unused
         self._plain = not self._arguments.any_static
-        self._worlds: weakref.WeakKeyDictionary[RuntimeWorld, dict[Any, Entry]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._traces: weakref.WeakKeyDictionary[RuntimeWorld, dict[Any, Trace]] = (
+        self._worlds: weakref.WeakKeyDictionary[RuntimeWorld, Programs] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -167,7 +166,7 @@ class Jitted:
             args, kwargs, statics = self._arguments.parted(args, kwargs)
         given: Any = (args, kwargs)
         leaves, tree = optree.tree_flatten(given)
-        key: list[Any] = [tree, statics, ambient_mesh(), config.epoch]
+        key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
         for number, x in enumerate(leaves):
             kind: Any = type(x)
             if kind is Array:
@@ -177,25 +176,18 @@ class Jitted:
             else:
                 x = leaves[number] = accepted(self._arguments, statics, tree, number, x, self._what)
                 key.append(x._type)
-        cache = self._worlds.get(world)
-        if cache is None:
-            cache = self._worlds[world] = {}
-        entry = cache.get(tuple(key))
+        programs = self._worlds.get(world)
+        if programs is None:
+            programs = self._worlds.setdefault(world, Programs())
+        signature = tuple(key)
+        entry = programs.entries.get(signature)
         if entry is None:
-            entry = cache[tuple(key)] = self._entry(world, args, kwargs, statics, tree, key[4:])
+            kinds = key[5:]
+            entry = programs.entry(
+                signature,
+                lambda: Entry(world, self._trace(world, args, kwargs, statics, tree, kinds), kinds),
+            )
         return entry(world, leaves)
-
-    def _entry(
-        self,
-        world: RuntimeWorld,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        statics: Any,
-        tree: Any,
-        kinds: Sequence[Any],
-    ) -> Entry:
-        trace = self._trace(world, args, kwargs, statics, tree, kinds)
-        return Entry(world, trace, kinds)
 
     def _trace(
         self,
@@ -207,11 +199,10 @@ class Jitted:
         kinds: Sequence[Any],
     ) -> Trace:
         avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
-        key = tree, statics, ambient_mesh(), config.epoch, avals
-        cache = self._traces.setdefault(world, {})
-        found = cache.get(key)
-        if found is None:
-            found = cache[key] = trace_of(
+        key = tree, statics, ambient_mesh(), config.epoch, home(world), avals
+        return self._worlds.setdefault(world, Programs()).trace(
+            key,
+            lambda: trace_of(
                 world,
                 self._f,
                 self._name,
@@ -222,8 +213,9 @@ class Jitted:
                 kinds,
                 self._in,
                 self._out,
-            )
-        return found
+                self._keep_unused,
+            ),
+        )
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Be part of the function at hand, which is being transformed."""
@@ -279,7 +271,12 @@ class Jitted:
     def clear_cache(self) -> None:
         """Forget all programs."""
         self._worlds.clear()
-        self._traces.clear()
 
     def _cache_size(self) -> int:
-        return len(self._worlds.get(here(), {}))
+        programs = self._worlds.get(here())
+        return 0 if programs is None else len(programs.entries)
+
+    def __reduce__(self) -> str:
+        # As functions are: by name, where the module has the jitted function under it.
+        name: str = getattr(self, "__qualname__", self._name)
+        return name

@@ -155,7 +155,7 @@ class Arguments:
         both = set(named)
         if nums is None or names is None:  # the other one is inferred, as in JAX
             for n in tuple(found):
-                if n < count and placed[n].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                if 0 <= n < count and placed[n].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
                     both.add(placed[n].name)
             for number, p in enumerate(placed):
                 if p.name in both:

@@ -19,6 +19,7 @@ from meshard.errors import (
     IndivisibleError,
     MeshardError,
     ShardingError,
+    SpecError,
     TreeError,
 )
 from meshard.runtime import trees
@@ -32,11 +33,11 @@ from meshard.runtime.world import RuntimeWorld
 from .executable import Kind
 from .infer import WEAK
 from .jit_arguments import Arguments, Statics
-from .program import Program
+from .program import Program, Var
 from .simplify import simplified
 from .tracing import Typed, anywhere, traced
 
-__all__ = ["Trace", "accepted", "placed_kind", "trace_of"]
+__all__ = ["Trace", "accepted", "array_of", "placed_kind", "read_arguments", "trace_of"]
 
 
 @final
@@ -55,6 +56,7 @@ class Trace:
         in_shardings: for each argument where it must lie, if that is said.
         out_shardings: for each result, likewise.
         donated: for each argument whether it is given up; empty if none is.
+        used: the numbers of the arguments that matter: those that the program reads, or all.
     """
 
     name: str
@@ -67,6 +69,14 @@ class Trace:
     in_shardings: tuple[Sharding | None, ...]
     out_shardings: tuple[Sharding | None, ...]
     donated: tuple[bool, ...]
+    used: frozenset[int]
+
+
+def array_of(x: Any, dtype: Any = None) -> Array:
+    """Return a value as an array; other kinds of arrays say themselves which one they are."""
+    own = getattr(x, "__meshard_array__", None)
+    found: Array = as_array(x, dtype) if own is None else own()
+    return found
 
 
 def accepted(
@@ -78,14 +88,10 @@ def accepted(
         ArgumentError: if it is none.
         ConcretizationError: if it is a value of a transformation that has ended.
     """
-    held = getattr(x, "_array", None)
-    if isinstance(held, Array):  # a global device array
-        return held
     if isinstance(x, TracedValue):
         raise ConcretizationError(f"{what}: {x._stray()}")
     try:
-        found: Array = as_array(x)
-        return found
+        return array_of(x)
     except (MeshardError, TypeError, ValueError) as error:
         paths = tree.paths()
         name = arguments.told(paths[number], statics)
@@ -112,6 +118,7 @@ def trace_of(
     kinds: Sequence[Kind],
     in_shardings: Any,
     out_shardings: Any,
+    keep_unused: bool,
 ) -> Trace:
     """Trace a function for arguments of some types.
 
@@ -163,7 +170,15 @@ def trace_of(
         wanted,
         out,
         arguments.donated(args, kwargs, statics),
+        frozenset(range(len(kinds))) if keep_unused else read_arguments(program),
     )
+
+
+def read_arguments(program: Program) -> frozenset[int]:
+    """Return the numbers of the arguments that a program reads or returns."""
+    atoms = {x for eqn in program.eqns for x in eqn.inputs if isinstance(x, Var)}
+    atoms |= {x for x in program.outputs if isinstance(x, Var)}
+    return frozenset([i for i, x in enumerate(program.inputs) if x in atoms])
 
 
 def _wanted_inputs(
@@ -221,6 +236,14 @@ def placed_kind(
 
 
 def _check_divides(what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool) -> None:
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > kind.ndim:
+        one = "argument" if inward else "the"
+        raise SpecError(
+            f"{what}: {one} {told}, {kind.str_short()}, was given the sharding {sharding!r}, which "
+            f"is only valid for arrays of rank at least {len(sharding.spec)}, but its rank is "
+            f"{kind.ndim}. Remove entries from the spec"
+            + ("; that of a scalar is P()." if not kind.ndim else ".")
+        )
     if not isinstance(sharding, NamedSharding) or sharding.uneven is not None:
         sharding.layout(kind.shape)
         return

@@ -16,16 +16,17 @@ from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.runtime.array import Array
+from meshard.runtime.callers import at_line
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 
 from .abstract import types_only
-from .calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
+from .calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall, WholeCall
 from .executable import Executable, Kind, Run, brought
 from .infer import Ghost
 from .program import Eqn, Literal, Program
-from .tracing import anywhere
+from .tracing import anywhere, traced
 
 __all__ = ["Found", "lowered_call"]
 
@@ -66,6 +67,8 @@ def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lo
         return _switch(world, call, kinds, lower)
     if isinstance(call, ShardMapCall):
         return _mapped(world, call, kinds)
+    if isinstance(call, WholeCall):
+        return _whole(world, eqn, call, kinds, lower)
     raise MeshardError(f"{eqn.name} at {eqn.line} is a call that jit does not know.")
 
 
@@ -285,5 +288,38 @@ def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> F
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         return _returned(call.run(operands))
+
+    return Found(run, tuple(outputs))
+
+
+def _whole(
+    world: RuntimeWorld, eqn: Eqn, call: WholeCall, kinds: Sequence[Kind], lower: Lower
+) -> Found:
+    """Lower a function that is called when the program runs, or gone through now."""
+    given = [_array_type(k) for k in _arrays(world, kinds)]
+    if not call.values:
+        with at_line(eqn.line):
+            program, captured, _ = traced(
+                call.name,
+                lambda *operands: (call.run(operands), None),
+                [(k, None) for k in given],
+                [f"an operand of {call.name}"] * len(given),
+                placed=True,
+            )
+        own = lower(world, program, [*(x._type for x in captured), *given])
+        passed = [i for i, s in enumerate(own.results) if s < len(captured) + len(given)]
+
+        def follow(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+            arrays = [x if type(x) is Array else as_array(x) for x in operands]
+            results = own.run(world, [*captured, *arrays])
+            for number in passed:  # a result is an array of its own
+                results[number] = Array(results[number]._type, results[number]._live())
+            return _returned(results)
+
+        return Found(follow, own.outputs, ((call.name, own, 1),))
+    outputs = _typed(world, lambda *operands: call.run(operands), given)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        return _returned(_brought_all(world, call.run(operands), outputs))
 
     return Found(run, tuple(outputs))

@@ -57,7 +57,7 @@ class Tracer(Ghost):
         )
 
     def _placed(self, sharding: Any, what: str) -> Any:
-        return self.recorder.placed(self, sharding)
+        return self.recorder.placed(self, sharding, what)
 
     def _stray(self) -> str:
         return (
@@ -172,10 +172,10 @@ class Recorder:
         self.write(name, params, operands, made, call)
         return made
 
-    def placed(self, x: Tracer, sharding: Any) -> Tracer:
+    def placed(self, x: Tracer, sharding: Any, what: str) -> Tracer:
         """Write down that a value lies as a sharding says."""
         sharding.layout(x.shape)  # refuses what cannot lie so
-        call = ConstraintCall(sharding)
+        call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
 
     def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:

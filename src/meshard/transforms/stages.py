@@ -12,10 +12,12 @@ from typing import Any, final
 import optree
 
 from meshard.algebra.sharding import Sharding
+from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
+from meshard.runtime.primitive import function
 from meshard.runtime.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
@@ -23,7 +25,8 @@ from meshard.runtime.world import RuntimeWorld, here
 from .executable import Executable, Kind
 from .infer import WEAK
 from .jit_costs import MemoryAnalysis, costs, memory
-from .jit_trace import Trace, placed_kind
+from .jit_devices import captured_beside, check_devices
+from .jit_trace import Trace, array_of, placed_kind, read_arguments
 from .lower import lower
 from .program import listing
 from .tracing import anywhere
@@ -43,6 +46,10 @@ class Entry:
     def __init__(self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind]) -> None:
         self.trace = trace
         self.given: list[Kind] = []
+        self.captured = captured_beside(trace.captured, check_devices(trace, kinds))
+        self._wrap = (
+            function("global_device_array") if config.parallel_functions_output_gda else None
+        )
         self._moves: list[tuple[int, Sharding]] = []
         for number, (kind, told, wanted) in enumerate(
             zip(kinds, trace.told, trace.in_shardings, strict=True)
@@ -55,7 +62,7 @@ class Entry:
                     self._moves.append((number, wanted))
             self.given.append(found)
         # A number that was placed is an array for the program.
-        captured = [x._type for x in trace.captured]
+        captured = [x._type for x in self.captured]
         self._donated = [i for i, d in enumerate(trace.donated) if d]
         first = len(captured)
         outputs = trace.program.outputs
@@ -77,14 +84,20 @@ class Entry:
             [first + i for i in self._donated if isinstance(self.given[i], ArrayType)],
         )
         passed = set(range(first + len(kinds)))
+        self._looked_at = (
+            sorted(trace.used) if len(trace.used) > len(read_arguments(trace.program)) else []
+        )
         self._renewed = [i for i, s in enumerate(self.executable.results) if s in passed]
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
         """Return the results as a tree."""
         for number, sharding in self._moves:
             leaves[number] = placed(leaves[number], sharding, what=self.trace.what)
+        for number in self._looked_at:
+            if type(leaves[number]) is Array:
+                leaves[number]._live()
         donated = self._given_up(leaves) if self._donated else ()
-        found = self.executable.run(world, [*self.trace.captured, *leaves])
+        found = self.executable.run(world, [*self.captured, *leaves])
         for number in self._renewed:
             x = found[number]
             if type(x) is Array:  # a result is an array of its own
@@ -92,6 +105,8 @@ class Entry:
         for number, x in enumerate(found):
             if type(x) is not Array:
                 found[number] = as_array(x)
+        if self._wrap is not None:
+            found = list(map(self._wrap, found))
         for x in donated:
             x._discard(f"donated to {self.trace.what}")
         return optree.tree_unflatten(self.trace.out_tree, found)
@@ -100,7 +115,7 @@ class Entry:
         arrays = [leaves[i] for i in self._donated if type(leaves[i]) is Array]
         for x in arrays:
             x._live()
-            if sum(x is y for y in leaves) + sum(x is y for y in self.trace.captured) > 1:
+            if sum(x is y for y in leaves) + sum(x is y for y in self.captured) > 1:
                 raise ArgumentError(
                     f"{self.trace.what}: an array {x._type.str_short()} is donated and passed "
                     "twice, or read by the function besides; its memory can be given up only "
@@ -283,7 +298,7 @@ class Compiled(_Placed):
                 f"{self._trace.what}: argument {told} was compiled as a Python {kind.__name__} "
                 f"and is called with {wrong}."
             )
-        found: Array = as_array(x, kind.dtype if type(x) in WEAK else None)
+        found = array_of(x, kind.dtype if type(x) in WEAK else None)
         own = found._type
         if (own.shape, own.dtype) != (kind.shape, kind.dtype):
             raise ArgumentError(

@@ -20,8 +20,9 @@ from meshard.runtime.world import RuntimeWorld, here
 
 from .abstract import types_only
 from .body import Body
+from .calls import WholeCall
 from .grid import Grid
-from .infer import WEAK, Weak, inferred, number_type
+from .infer import WEAK, Ghost, Weak, inferred, number_type
 from .program import Program
 from .recorder import Recorder, Tracer
 
@@ -39,8 +40,13 @@ class Tracing:
 
     axis_sizes: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, placed: bool = False) -> None:
         self.recorder = recorder
+        self.placed = placed
+
+    def _kind(self, world: RuntimeWorld, x: Any) -> ArrayType:
+        kind: ArrayType = x._type
+        return kind if self.placed else anywhere(world, x)
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Write one operation down and return its result without data, or a tuple of results."""
@@ -58,14 +64,46 @@ class Tracing:
                 types.append((int, int))
             else:
                 x = as_array(x)
-                types.append((anywhere(world, x), getattr(x, "weak", None)))
+                types.append((self._kind(world, x), getattr(x, "weak", None)))
             values.append(x)
         if not any(isinstance(t, ArrayType) for t, _ in types):
             values[0] = as_array(values[0])
-            types[0] = anywhere(world, values[0]), types[0][1]
+            types[0] = self._kind(world, values[0]), types[0][1]
         found = inferred(world, name, types, params)
         results = self.recorder.result(name, params, values, found)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def by_layout(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    ) -> Any:
+        """Write a function down that is gone through when it is known how its operands lie."""
+        if self.placed:
+            return function(*operands, **params)
+        return self._whole(name, function, operands, params, False)
+
+    def by_values(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    ) -> Any:
+        """Write a function down that is called with arrays when the program runs."""
+        return self._whole(name, function, operands, params, True)
+
+    def _whole(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Any,
+        values: bool,
+    ) -> Any:
+        world = here()
+        given = [as_array(x) for x in operands]
+        with types_only(None):
+            like = function(*[Ghost(self._kind(world, x)) for x in given], **params)
+        several = isinstance(like, (list, tuple))
+        types = [(self._kind(world, x), None) for x in (like if several else [like])]
+        call = WholeCall(name, function, params, several, values)
+        results = self.recorder.result(name, (), given, types, call)
+        return results if several else results[0]
 
 
 def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
@@ -134,6 +172,7 @@ def traced(
     f: Callable[..., tuple[Sequence[Any], Any]],
     types: Sequence[Typed],
     origins: Sequence[str],
+    placed: bool = False,
 ) -> tuple[Program, list[Any], Any]:
     """Trace a function.
 
@@ -142,6 +181,7 @@ def traced(
         f: from the flat arguments to its flat results, and whatever else is to be kept.
         types: the arguments' types.
         origins: what each argument is, for messages.
+        placed: whether the types say how the arguments lie.
 
     Returns:
         The program, the arrays that it captures, and what else the function returned.
@@ -149,7 +189,7 @@ def traced(
     recorder = Recorder(name)
     given = [recorder.argument(t, w, o) for (t, w), o in zip(types, origins, strict=True)]
     try:
-        with interpreting(Tracing(recorder)):
+        with interpreting(Tracing(recorder, placed)):
             results, rest = f(*given)
             results = [
                 x if type(x) in WEAK or isinstance(x, Tracer) else as_array(x) for x in results
