@@ -28,6 +28,7 @@ __all__ = ["check_same_values", "digest"]
 _WORDS = 4096
 """The width of the grid of 8-byte words whose row and column sums stand for a large block."""
 
+_PADDED = (np.longdouble, np.clongdouble)
 Told = tuple[tuple[str, bytes], ...]
 
 
@@ -84,7 +85,7 @@ def digest(value: Block) -> bytes:
     """
     found = hashlib.blake2b(digest_size=16)
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    if value.dtype.char in "gG" and np.finfo(value.dtype).nmant == 63:
+    if value.dtype.type in _PADDED and np.finfo(np.longdouble).nmant == 63:
         part = np.dtype(np.longdouble).itemsize  # of which ten bytes are the number
         flat = np.ascontiguousarray(flat.reshape(-1, part)[:, :10]).reshape(-1)
     words = flat.nbytes // 8 // _WORDS * _WORDS
