@@ -120,7 +120,7 @@ class Messages:
 
 def slabs(box: Block, most: int) -> Iterator[Block]:
     """Cut a box along its first dims into slabs of at most so many bytes, where rows allow it."""
-    if box.nbytes <= most or max(box.shape) == 1:
+    if box.nbytes <= most or max(box.shape, default=1) == 1:
         yield box
         return
     dim = next(d for d, n in enumerate(box.shape) if n > 1)
