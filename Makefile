@@ -3,6 +3,7 @@
 #   make test      set up everything, then check, then run all tests
 #   make demo      set up what the demo needs, then run it
 #   make docs      the site, in build/docs/html
+#   make ranks     every law in real processes of every kind (an hour; RANKS="-k 'reduce or sort'")
 #   make check     lint, format check, types, floors and public surface
 #   make bench     the benchmarks (BENCH_ARGS="...")
 #   make coverage  the tests with branch coverage
@@ -35,15 +36,18 @@ MODEL := $(VENV)/.stamp-$(WEIGHTS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test check demo docs bench coverage format clean distclean
+.PHONY: help setup test ranks check demo docs bench coverage format clean distclean
 
 help:
-	@sed -n '3,10s/^# *//p' Makefile
+	@sed -n '3,11s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
 test: setup check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+ranks: setup
+	MESHARD_TEST_ALL_RANKS=1 $(BIN)/python -m pytest -n 0 tests/ranks/test_ranks.py $(RANKS)
 
 check: $(DEV)
 	$(BIN)/ruff check .

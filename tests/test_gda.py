@@ -393,6 +393,11 @@ def test_a_shard_of_wrong_shape_or_dtype_names_its_index():
     def one_off(value):
         return lambda index: value if index == wrong else GRID[index]
 
+    if len(on.local_devices) == 1:  # nothing has another dtype than the first
+        with pytest.raises(ShapeError, match=rf"shape \(2, 1\) {named} .* has shape \(8, 2\)"):
+            from_callback(on, one_off(GRID))
+        return
+
     for make in (from_callback, from_batched):
         with pytest.raises(
             ShapeError,
@@ -451,7 +456,7 @@ def test_a_callback_that_returns_what_other_processes_hold():
             GlobalDeviceArray.from_callback(GRID.shape, on, [], lambda index: spread)
     same = meshard.device_put(GRID, NamedSharding(on, P()))
     x = GlobalDeviceArray.from_callback(GRID.shape, on, [], lambda index: same)
-    np.testing.assert_array_equal(x.local_data(1), GRID)
+    np.testing.assert_array_equal(x.local_data(-1), GRID)
 
 
 @in_worlds
@@ -527,17 +532,17 @@ def test_arrays_for_devices_are_as_many_and_where_they_should_be():
     on = grid()
     count = len(on.local_devices)
     held = len({d.id // 2 for d in on.local_devices})
-    with pytest.raises(
-        ShardingError,
-        match=f"returned {held} arrays for {count} devices, which hold {held} indices",
-    ):
-        with_devices(on, lambda places: [meshard.device_put(GRID[i], g[0]) for i, g in places])
-    with pytest.raises(
-        ShardingError,
-        match=r"array 0 of what data_callback returned lies on CpuDevice\(id=\d\), where CpuDevice"
-        r"\(id=\d\) is expected: the arrays must come in the order in which data_callback was giv",
-    ):
-        with_devices(on, lambda places: on_devices(places)[::-1])
+    said = f"returned {held} arrays for {count} devices, which hold {held} indices"
+    if count > held:
+        with pytest.raises(ShardingError, match=said):
+            with_devices(on, lambda places: [meshard.device_put(GRID[i], g[0]) for i, g in places])
+    said = (
+        r"array 0 of what data_callback returned lies on CpuDevice\(id=\d\), where CpuDevice"
+        r"\(id=\d\) is expected: the arrays must come in the order in which data_callback was giv"
+    )
+    if count > 1:
+        with pytest.raises(ShardingError, match=said):
+            with_devices(on, lambda places: on_devices(places)[::-1])
     with pytest.raises(
         ArgumentError, match=r"array 0 of .* is a ndarray, not an Array on CpuDevic"
     ):
@@ -551,8 +556,9 @@ def test_arrays_for_devices_are_as_many_and_where_they_should_be():
         *first, last = on_devices(places)
         return [*first, last.astype("int32")]
 
-    with pytest.raises(ShardingError, match=r"expected dtype float64 for index .* dtype int32"):
-        with_devices(on, mixed)
+    if count > 1:
+        with pytest.raises(ShardingError, match=r"expected dtype float64 for index .* dtype int32"):
+            with_devices(on, mixed)
 
 
 # where shards lie

@@ -863,6 +863,7 @@ def test_shapes_are_refused_like_arrays():
 # JAX
 
 
+@pytest.mark.no_job
 def test_one_process_does_what_jax_does(tmp_path):
     pytest.importorskip("jax")
     program = tmp_path / "oracle.py"

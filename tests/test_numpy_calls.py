@@ -14,6 +14,7 @@ import pytest
 import meshard
 from meshard.errors import NotAddressableError
 from meshard.runtime.simulated import simulate
+from meshard.sharding import NamedSharding, P
 
 from .worlds import alone, mesh, put
 
@@ -36,6 +37,12 @@ def of_numpy() -> Iterator[Callable[..., Any]]:
                 yield found
 
 
+def laid_out(*spec: Any, on: meshard.sharding.Mesh | None = None) -> meshard.Array:
+    """Make an array without a word to other processes, which `device_put` compares values with."""
+    sharding = NamedSharding(on or mesh(), P(*spec))
+    return meshard.make_array_from_callback(VALUE.shape, sharding, lambda index: VALUE[index])
+
+
 def alone_in_a_job(body: Callable[[], Any]) -> Any:
     """Run a body in process 1 of two, while the other does nothing: it must not wait for it."""
 
@@ -45,9 +52,10 @@ def alone_in_a_job(body: Callable[[], Any]) -> Any:
     return simulate(2, 4, program, deadline=5)[1]
 
 
+@pytest.mark.no_job
 def test_no_function_answers_for_values_that_are_elsewhere() -> None:
     def body() -> tuple[set[str], list[str]]:
-        x, answered, refusals = put(VALUE, "i", "j"), set(), []
+        x, answered, refusals = laid_out("i", "j"), set(), []
         for function in of_numpy():
             name = f"{function.__module__}.{function.__name__}"
             notation = [("ij->", x)] if "einsum" in name else []
@@ -74,6 +82,7 @@ def test_no_function_answers_for_values_that_are_elsewhere() -> None:
     )
 
 
+@pytest.mark.no_job
 def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
     looks: dict[str, Callable[[Any], Any]] = {
         "asarray": np.asarray,
@@ -100,7 +109,7 @@ def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
     } | {f.__name__: f for f in UFUNCS}
 
     def body() -> None:
-        x = put(VALUE, "i", "j")
+        x = laid_out("i", "j")
         for name, look in looks.items():
             with pytest.raises(NotAddressableError, match=r"holds 4 of its 8 pieces") as caught:
                 look(x.astype(np.int64) if name == "index" else x)
@@ -110,9 +119,10 @@ def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
     alone_in_a_job(body)
 
 
+@pytest.mark.no_job
 def test_looking_at_what_is_here_asks_nobody() -> None:
     def body() -> None:
-        x = put(VALUE, "i", "j")
+        x = laid_out("i", "j")
         assert len(x) == 8
         for text in str(x), repr(x), f"{x}", f"{x:.2f}", f"{x!r}":
             assert text.startswith("Array(shape=(8, 2), dtype=float64, sharding=NamedSharding(")
@@ -129,6 +139,7 @@ def test_looking_at_what_is_here_asks_nobody() -> None:
     alone_in_a_job(body)
 
 
+@pytest.mark.no_job
 def test_an_array_of_another_process_is_refused_by_its_name() -> None:
     def body() -> None:
         y = meshard.device_put(VALUE, meshard.devices()[1])
@@ -141,12 +152,13 @@ def test_an_array_of_another_process_is_refused_by_its_name() -> None:
     alone_in_a_job(body)
 
 
+@pytest.mark.no_job
 def test_where_a_process_has_all_of_it_numpy_works() -> None:
     def body() -> None:
-        replicas = put(VALUE)
-        columns = put(VALUE, None, "j")  # each process has both
+        replicas = laid_out()
+        columns = laid_out(None, "j")  # each process has both
         own = meshard.device_put(VALUE, meshard.local_devices()[2])
-        for x in replicas, columns, own, put(VALUE, on=mesh((8,), ("i",))):
+        for x in replicas, columns, own, laid_out(on=mesh((8,), ("i",))):
             assert np.array_equal(x, VALUE)
             np.testing.assert_array_equal(np.concatenate([x, x]), np.concatenate([VALUE, VALUE]))
             assert float(np.sum(x)) == VALUE.sum()

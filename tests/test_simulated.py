@@ -20,6 +20,8 @@ from meshard.sharding import Mesh, NamedSharding, P
 
 from .worlds import whole
 
+pytestmark = pytest.mark.no_job
+
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():

@@ -45,6 +45,8 @@ def meant_for_jobs(item: Any) -> bool:
     Others see one process only. Fewer examples are drawn, since every process compares.
     """
     function = getattr(item, "obj", None)
+    if item.get_closest_marker("no_job") is not None:
+        return False
     if _shares() != [4, 4] and item.get_closest_marker("halves") is not None:
         return False
     if "world_kind" in getattr(getattr(item, "callspec", None), "params", ()):

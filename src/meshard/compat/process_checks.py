@@ -14,6 +14,7 @@ import numpy as np
 from meshard.errors import ArgumentError, UnequalError
 from meshard.runtime.array import Array, to_numpy
 from meshard.runtime.place import as_host
+from meshard.runtime.same_values import digest
 from meshard.runtime.trees import flatten_with_path
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
@@ -152,10 +153,8 @@ def _digest(value: Block) -> str:
             return "nan"
         value = value + value.dtype.type(0)  # -0.0 becomes 0.0
     if value.dtype.kind in "US":
-        data = repr(value.tolist()).encode()
-    else:
-        data = np.ascontiguousarray(value).tobytes()
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+        return hashlib.blake2b(repr(value.tolist()).encode(), digest_size=16).hexdigest()
+    return digest(value).hex()
 
 
 def _differing(peers: Sequence[int], answers: Sequence[Answer]) -> str | None:
