@@ -122,6 +122,10 @@ def test_what_is_no_prefix_is_refused(prefix):
 def test_what_is_no_place_is_refused(target):
     with pytest.raises(ArgumentError, match="device_put: expected a Sharding, a Device, a spec or"):
         meshard.device_put(GRID, target)
+    with pytest.raises(
+        ArgumentError, match=r"got 3 of type int\. A device by its number is meshard"
+    ):
+        meshard.device_put(GRID, 3)
 
 
 @pytest.mark.parametrize(

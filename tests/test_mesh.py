@@ -306,6 +306,8 @@ def test_make_mesh_takes_the_first_devices():
         ((2,), ("x", "y"), r"axis_shapes \(2,\) has 1 entries, axis_names \('x', 'y'\) has 2"),
         ((0,), ("x",), r"axis_shapes \(0,\) must be whole numbers from 1 on"),
         ((-1, 8), ("x", "y"), r"axis_shapes \(-1, 8\) must be whole numbers from 1 on"),
+        (8, ("x",), r"axis_shapes is 8; give a tuple, with one size per axis, such as \(8,\)"),
+        ("8", ("x",), "axis_shapes is '8'; give a tuple"),
         ((3, 3), ("x", "y"), r"\(3, 3\) needs 9 devices, but there are 8.*MESHARD_NUM_DEVICES=9"),
         ((2, 2), ("x", "x"), "'x' stands twice"),
         ((2,), ("x",), "axis_types has 2 entries"),

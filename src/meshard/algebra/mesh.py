@@ -6,7 +6,7 @@ import contextlib
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
@@ -287,11 +287,18 @@ def make_mesh(
             along the last axes lie on one host.
 
     Raises:
-        ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
+        ArgumentError: if there are fewer devices than the mesh needs, the lengths differ, or the
+            sizes are none.
 
     >>> make_mesh((2, 2), ("x", "y"), devices=[Device(i) for i in range(4)])
     Mesh('x': 2, 'y': 2)
     """
+    given: object = axis_shapes
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise ArgumentError(
+            f"make_mesh: axis_shapes is {axis_shapes!r}; give a tuple, with one size per axis, "
+            "such as (8,)."
+        )
     sizes = tuple(axis_shapes)
     names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
     if len(sizes) != len(names):

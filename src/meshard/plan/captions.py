@@ -9,9 +9,11 @@ from itertools import pairwise
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.world import Device
+from meshard.errors import ArgumentError
 
 __all__ = [
     "PALETTE",
+    "check_sharding",
     "device_label",
     "headline",
     "ink",
@@ -30,6 +32,19 @@ PALETTE = (
     *("#a6d8f5", "#f7cf7a", "#7fd0b6", "#f8f3a8", "#7db8dc", "#f2a878", "#e8c1d6", "#e3e3e3"),
     *("#1b6c99", "#8a5f00", "#00563f", "#8d8410", "#003f63", "#7d3700", "#853a63"),
 )
+
+
+def check_sharding(sharding: object, what: str) -> None:
+    """Refuse what is to be drawn and is no sharding.
+
+    Raises:
+        ArgumentError: if it is none.
+    """
+    if not isinstance(sharding, Sharding):
+        raise ArgumentError(
+            f"{what}: expected a sharding, got {sharding!r} of type {type(sharding).__name__}. A "
+            "mesh and a spec make one: NamedSharding(mesh, spec)."
+        )
 
 
 def device_label(ids: Iterable[int], platform: str = "", *, most: int = 6) -> str:

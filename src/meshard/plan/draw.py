@@ -15,7 +15,7 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import Sharding
 from meshard.errors import ArgumentError
 
-from .captions import PALETTE, device_label, headline, ink, platform_of, wrap
+from .captions import PALETTE, check_sharding, device_label, headline, ink, platform_of, wrap
 from .drawing import Drawing, draw_layout
 from .raster import Attempt, Line, Raster, Style, attempts, rasterize
 
@@ -119,6 +119,7 @@ def visualize_sharding(
         rulers: whether the cut points stand along the edges.
 
     Raises:
+        ArgumentError: if ``sharding`` is none.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
     >>> import numpy as np
@@ -134,6 +135,7 @@ def visualize_sharding(
     │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
     └───────┴───────┴───────┴───────┘
     """
+    check_sharding(sharding, "visualize_sharding")
     size = tuple(operator.index(n) for n in shape)
     words = headline(size, sharding) if header else ()
     style = Style(scale, min_width, max_width, rulers, use_color)

@@ -16,7 +16,7 @@ from typing import final
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 
-from .captions import PALETTE, device_label, headline, ink, platform_of, wrap
+from .captions import PALETTE, check_sharding, device_label, headline, ink, platform_of, wrap
 from .drawing import Drawing, Rectangle, Slab, cuts_shown, draw_layout, kept, split_rectangles
 
 __all__ = ["drawing_svg", "sharding_svg", "xml_text"]
@@ -120,8 +120,10 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
         dtype: the name of the dtype.
 
     Raises:
+        ArgumentError: if ``sharding`` is none.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
     """
+    check_sharding(sharding, "sharding_svg")
     names = [f"dim {dim}" for dim in range(len(shape))]
     if isinstance(sharding, NamedSharding):
         axes = sharding.spec.axes(len(shape))

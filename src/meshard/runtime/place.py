@@ -210,9 +210,11 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
                 f"NamedSharding(mesh, {given}), or call it within `with mesh:`."
             )
         return NamedSharding(mesh, given)
+    number = isinstance(given, int) and not isinstance(given, bool)
+    way = f" A device by its number is meshard.devices()[{given}]." if number else ""
     raise ArgumentError(
         f"{what}: expected a Sharding, a Device, a spec or None, got {given!r} of type "
-        f"{type(given).__name__}."
+        f"{type(given).__name__}.{way}"
     )
 
 
