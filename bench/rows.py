@@ -2,7 +2,14 @@
 
 from fnmatch import fnmatchcase
 
-from bench import rows_foundation, rows_interop, rows_planning, rows_programs, rows_random
+from bench import (
+    rows_foundation,
+    rows_interop,
+    rows_jit,
+    rows_planning,
+    rows_programs,
+    rows_random,
+)
 from bench.harness import Row
 
 ROWS: tuple[Row, ...] = (
@@ -10,6 +17,7 @@ ROWS: tuple[Row, ...] = (
     *rows_interop.ROWS,
     *rows_planning.ROWS,
     *rows_programs.ROWS,
+    *rows_jit.ROWS,
     *rows_random.ROWS,
 )
 
