@@ -1,5 +1,10 @@
 """Trees of containers and leaves, by optree: maps, flattening, structures."""
 
+from meshard.runtime.tree_nodes import (
+    register_dataclass,
+    register_pytree_node,
+    register_pytree_node_class,
+)
 from meshard.runtime.trees import (
     all,
     broadcast,
@@ -25,6 +30,9 @@ __all__ = [
     "map",
     "map_with_path",
     "reduce",
+    "register_dataclass",
+    "register_pytree_node",
+    "register_pytree_node_class",
     "structure",
     "transpose",
     "unflatten",
