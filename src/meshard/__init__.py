@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from meshard.compat.parallel_outputs import jit, pjit
     from meshard.runtime.reshard import plan_reshard, reshard
     from meshard.transforms.abstract import eval_shape
+    from meshard.transforms.explain import explain
     from meshard.transforms.shard_map import shard_map
 
 # Loaded when they are first asked for: a module, and the name in it, or None for the module.
@@ -54,6 +55,7 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "debug": ("meshard.debug", None),
     "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
+    "explain": ("meshard.transforms.explain", "explain"),
     "gda": ("meshard.gda", None),
     "jit": ("meshard.compat.parallel_outputs", "jit"),
     "lax": ("meshard.lax", None),
@@ -87,6 +89,7 @@ __all__ = [
     "errors",
     "eval_shape",
     "experimental",
+    "explain",
     "gda",
     "jit",
     "lax",

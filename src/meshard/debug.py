@@ -3,9 +3,14 @@
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg
 from meshard.runtime.ledger import Ledger, budget, ledger
+from meshard.transforms.explanation import ExplainedStep, Explanation
+from meshard.transforms.reasons import Notice
 
 __all__ = [
+    "ExplainedStep",
+    "Explanation",
     "Ledger",
+    "Notice",
     "budget",
     "drawing_svg",
     "drawing_text",

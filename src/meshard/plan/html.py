@@ -19,7 +19,16 @@ from .table import array_text, facts, figures_text, layout_text, names_text, siz
 if TYPE_CHECKING:
     from .planned import Planned
 
-__all__ = ["flow_svg", "page", "plan_html"]
+__all__ = [
+    "SHEET",
+    "flow_svg",
+    "label_svg",
+    "open_svg",
+    "page",
+    "plan_html",
+    "table_html",
+    "whole_page",
+]
 
 MOST_DRAWN = 4  # choices whose layouts are drawn
 MOST_ROWS = 100  # of a table
@@ -48,13 +57,18 @@ SHEET = (
 
 def page(plan: Planned) -> str:
     """Return a plan as a whole HTML page."""
+    return whole_page(_headline(plan), plan_html(plan))
+
+
+def whole_page(title: str, inside: str) -> str:
+    """Return an HTML page around an element that uses the sheet."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width,initial-scale=1"/>'
-        f"<title>{_text(_headline(plan))}</title>"
+        f"<title>{_text(title)}</title>"
         "<style>body{margin:24px;background:#ffffff}"
         "@media (prefers-color-scheme:dark){body{background:#15181d}}</style>"
-        f"</head><body>{plan_html(plan)}</body></html>\n"
+        f"</head><body>{inside}</body></html>\n"
     )
 
 
@@ -83,7 +97,9 @@ def _text(text: str) -> str:
     return xml_text(text)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int, chosen: int = 0) -> str:
+def table_html(
+    head: Sequence[str], rows: Iterable[Sequence[str]], texts: int, chosen: int = 0
+) -> str:
     """Return a table of which the first columns are text; the first ``chosen`` rows stand out."""
     number = ' class="n"'
 
@@ -127,7 +143,7 @@ def _arrays(plan: Planned) -> Iterator[str]:
         )
         for choice, group in islice(zip(plan.choices, plan.groups, strict=True), MOST_ROWS)
     ]
-    yield _table(("arrays", "what", "from", "to", "route", "count", "bytes"), rows, 5)
+    yield table_html(("arrays", "what", "from", "to", "route", "count", "bytes"), rows, 5)
     yield _more(len(plan.groups) - MOST_ROWS, "groups of arrays")
 
 
@@ -177,7 +193,7 @@ def _steps(plan: Planned) -> Iterator[str]:
         for s in steps[:MOST_ROWS]
     ]
     head = ("step", "operation", "to", "bytes", "most sent", "most received", "peers")
-    yield _table((*head, "messages", "rounds"), rows, 3)
+    yield table_html((*head, "messages", "rounds"), rows, 3)
     yield _more(len(steps) - MOST_ROWS, "steps")
 
 
@@ -192,7 +208,7 @@ def _routes(plan: Planned) -> Iterator[str]:
         rows = [(choice.route.name, choice.why or "as asked", figures_text(choice.figures))]
         rows += [(o.name, o.why, figures_text(o.figures)) for o in choice.others]
         yield f"<p>{_text(names_text([x.name for x in group]))}</p>"
-        yield _table(("route", "why", "figures of one array"), rows, 3, chosen=1)
+        yield table_html(("route", "why", "figures of one array"), rows, 3, chosen=1)
 
 
 # the flow
@@ -205,7 +221,8 @@ def flow_svg(flow: Flow) -> str:
     return _bands(flow) if single and few else _heat(flow)
 
 
-def _open(width: float, height: float, label: str) -> str:
+def open_svg(width: float, height: float, label: str) -> str:
+    """Return the opening tag of a drawing."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="meshard-flow" role="img" '
         f'aria-label="{_text(label)}" width="{width:.0f}" height="{height:.0f}" '
@@ -218,7 +235,8 @@ def _ids(span: tuple[int, int]) -> str:
     return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
 
 
-def _label(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+def label_svg(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+    """Return a text in a drawing, centred on its line."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central" '
         f'fill="#59636e" style="fill:var(--faint,#59636e)"{more}>{_text(text)}</text>'
@@ -232,9 +250,9 @@ def _bands(flow: Flow) -> str:
     width = BAND_WIDTH + 2 * BLOCK
     most = max([1.0, *flow.amounts.sum(axis=1).tolist(), *flow.amounts.sum(axis=0).tolist()])
     scale = (ROW - 8) / most
-    parts = [_open(width, height, "bytes from devices on the left to devices on the right")]
-    parts.append(_label(BLOCK, 12, "sends", "end"))
-    parts.append(_label(BLOCK + BAND_WIDTH, 12, "receives"))
+    parts = [open_svg(width, height, "bytes from devices on the left to devices on the right")]
+    parts.append(label_svg(BLOCK, 12, "sends", "end"))
+    parts.append(label_svg(BLOCK + BAND_WIDTH, 12, "receives"))
 
     def at(index: int, count: int) -> float:
         return TOP / 2 + (index + 0.5 + (rows - count) / 2) * ROW
@@ -275,7 +293,7 @@ def _bands(flow: Flow) -> str:
                 f'<rect x="{bar:.1f}" y="{y - high / 2:.2f}" width="6" height="{high:.2f}" '
                 f'fill="{color}"><title>{_text(f"{totals[index]:,.0f} bytes")}</title></rect>'
             )
-            parts.append(_label(x, y, f"device {_ids(span)}", anchor))
+            parts.append(label_svg(x, y, f"device {_ids(span)}", anchor))
     return "".join([*parts, "</svg>"])
 
 
@@ -284,16 +302,16 @@ def _heat(flow: Flow) -> str:
     rows, columns = flow.amounts.shape
     width, height = LEFT + columns * CELL + 180, TOP + rows * CELL + 30
     most = float(flow.amounts.max(initial=0))
-    parts = [_open(max(width, 360), height, "bytes from each device (row) to each (column)")]
-    parts.append(_label(LEFT, 12, "receivers →"))
-    parts.append(_label(4, TOP - 10, "senders ↓"))
+    parts = [open_svg(max(width, 360), height, "bytes from each device (row) to each (column)")]
+    parts.append(label_svg(LEFT, 12, "receivers →"))
+    parts.append(label_svg(4, TOP - 10, "senders ↓"))
     every = max(1, -(-max(rows, columns) // 16))
     for i in range(0, rows, every):
-        parts.append(_label(LEFT - 6, TOP + (i + 0.5) * CELL, str(flow.senders[i][0]), "end"))
+        parts.append(label_svg(LEFT - 6, TOP + (i + 0.5) * CELL, str(flow.senders[i][0]), "end"))
     for j in range(0, columns, every):
         x, y = LEFT + (j + 0.5) * CELL, TOP - 6
         turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"'
-        parts.append(_label(x, y, str(flow.receivers[j][0]), "start", turn))
+        parts.append(label_svg(x, y, str(flow.receivers[j][0]), "start", turn))
     parts.append(
         f'<rect x="{LEFT:.1f}" y="{TOP:.1f}" width="{columns * CELL:.1f}" '
         f'height="{rows * CELL:.1f}" fill="none" stroke="#d0d7de" '
@@ -314,12 +332,12 @@ def _heat(flow: Flow) -> str:
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{CELL:g}" height="{CELL:g}" fill="#0b5a8f" '
             f'style="fill:var(--hot,#0b5a8f)" fill-opacity="{0.08 + 0.92 * share:.3f}"/>'
         )
-        parts.append(_label(x + 16, y + CELL / 2, size_text(round(most * share))))
+        parts.append(label_svg(x + 16, y + CELL / 2, size_text(round(most * share))))
     note = []
     if any(a != b for a, b in (*flow.senders, *flow.receivers)):
         note.append("neighbouring devices stand together")
     if flow.estimated:
         note.append("estimated from some of the receivers")
     if note:
-        parts.append(_label(LEFT, TOP + rows * CELL + 16, "; ".join(note)))
+        parts.append(label_svg(LEFT, TOP + rows * CELL + 16, "; ".join(note)))
     return "".join([*parts, "</svg>"])

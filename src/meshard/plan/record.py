@@ -111,10 +111,10 @@ def lines_table(records: Sequence[Record]) -> str:
     return text
 
 
-def aligned(rows: Sequence[tuple[str, ...]], texts: int) -> str:
+def aligned(rows: Sequence[tuple[str, ...]], texts: int, width: int = _WIDTH) -> str:
     """Return rows in columns, of which the first are text; long texts are cut to fit the width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    while sum(widths) + 2 * (len(widths) - 1) > _WIDTH:
+    while sum(widths) + 2 * (len(widths) - 1) > width:
         widest = max(range(texts), key=lambda i: widths[i])
         if widths[widest] <= _NARROWEST:
             break
@@ -122,8 +122,8 @@ def aligned(rows: Sequence[tuple[str, ...]], texts: int) -> str:
     found = []
     for row in rows:
         cells = [
-            _cut(cell, width, tail=i == 0).ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            _cut(cell, wide, tail=i == 0).ljust(wide) if i < texts else cell.rjust(wide)
+            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
         ]
         found.append("  ".join(cells))
     return "\n".join(found)

@@ -1,21 +1,39 @@
 """What a program costs: operations, bytes read and written, bytes that cross, memory.
 
-In: an `Executable`. Out: estimates from the types of its steps alone.
+In: an `Executable`. Out: estimates from the types of its steps alone, those in loops and in bodies
+of `shard_map` included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .executable import Executable, Kind, Step
+from .executable import Executable, Step
+from .inside import Inside
+from .program import Eqn, Var
+from .reasons import bound_rule
+from .scope import GridKind, Scope
+from .unrolled import Item, unrolled
 
-__all__ = ["MemoryAnalysis", "costs", "crossing", "device_bytes", "memory", "turns"]
+__all__ = [
+    "MemoryAnalysis",
+    "costs",
+    "crossing",
+    "device_bytes",
+    "live_bytes",
+    "memory",
+    "most",
+    "turns",
+]
+
+Held = dict[int, int]
+"""Bytes by device id."""
 
 
 @final
@@ -51,38 +69,80 @@ def crossing(step: Step) -> int:
     return sum(sum(w.received.values()) for w in step.wires)
 
 
-def _size(kind: Kind) -> int:
+# operations and bytes
+
+
+def _size(kind: Any) -> int:
+    return 0 if isinstance(kind, type) else math.prod(kind.shape)
+
+
+def _operations(eqn: Eqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """Return the arithmetic operations of a row.
+
+    They are two for each product of a contraction, else one for each element of the largest
+    operand or result.
+    """
+    if eqn.call is not None:
+        return 0.0
+    if eqn.name == "contract":
+        rule = bound_rule(eqn, inputs)
+        if rule is not None:
+            return 2.0 * math.prod(rule.sizes.values())
+    return float(max(map(_size, (*inputs, *outputs)), default=0))
+
+
+def _flops(item: Item) -> float:
+    if isinstance(item.step, Step):
+        total = 0.0
+        for eqn in item.step.eqns:
+            given = [getattr(x, "aval", None) or type(x.value) for x in eqn.inputs]  # type: ignore[union-attr]
+            total += _operations(eqn, given, [v.aval for v in eqn.outputs])
+        return total
+    # An operation of a body is done once for each distinct cell of its results.
+    step, scope = item.step, item.scope
+    assert scope is not None
+    cells = max((_cells(scope, k) for k in step.outputs), default=1)
+    return cells * _operations(step.eqn, step.inputs, step.outputs)
+
+
+def _cells(scope: Scope, kind: Any) -> int:
+    return scope.count(kind.extent) if isinstance(kind, GridKind) else 1
+
+
+def _nbytes(item: Item, kind: Any) -> int:
+    if isinstance(kind, GridKind):
+        assert item.scope is not None
+        return _cells(item.scope, kind) * kind.nbytes
     return kind.nbytes if isinstance(kind, ArrayType) else 0
 
 
-def _operations(step: Step) -> float:
-    """Return the arithmetic operations of a step, roughly: one for each element."""
-    total = 0.0
-    for eqn in step.eqns:
-        if eqn.call is not None:
-            continue
-        sizes = [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outputs]
-        given = [math.prod(x.aval.shape) for x in eqn.inputs if hasattr(x, "aval")]
-        if eqn.name == "contract" and len(given) == 2 and sizes[0]:
-            total += 2.0 * math.sqrt(float(given[0]) * given[1] * sizes[0])
-        else:
-            total += max([*sizes, *given], default=0)
-    return total
+def _touched(item: Item) -> int:
+    """Return the bytes that a step reads and writes; what its parts do is theirs to tell."""
+    if any(e.call is not None and e.call.programs for e in item.eqns):
+        return 0
+    return sum(_nbytes(item, k) for k in (*item.inputs, *item.outputs))
 
 
-def costs(executable: Executable) -> dict[str, float]:
-    """Return the operations, bytes and communication of a program, all devices together."""
+def costs(world: RuntimeWorld, executable: Executable) -> dict[str, float]:
+    """Return the operations, bytes and communication of a program, all devices together.
+
+    What devices that hold the same would compute alike counts once. Loops of which only values
+    decide how often they turn count one turn; of branches the one that moves most counts.
+    """
     flops = accessed = moved = 0.0
-    for step, times in turns(executable):
-        flops += times * _operations(step)
-        accessed += times * sum(map(_size, (*step.inputs, *step.outputs)))
-        moved += times * crossing(step)
+    for item in unrolled(world, executable):
+        flops += item.counted * _flops(item)
+        accessed += item.counted * _touched(item)
+        moved += item.counted * item.total_bytes
     return {"flops": flops, "bytes accessed": accessed, "bytes communicated": moved}
 
 
-def device_bytes(kind: Kind) -> dict[int, int]:
-    """Return for each device id the bytes of an array that it holds."""
-    found: dict[int, int] = {}
+# memory
+
+
+def device_bytes(kind: Any) -> Held:
+    """Return for each device id the bytes of a value that it holds."""
+    found: Held = {}
     if isinstance(kind, ArrayType):
         for piece in range(kind.layout.piece_count):
             volume = kind.layout.box(piece).volume * kind.dtype.itemsize
@@ -91,36 +151,106 @@ def device_bytes(kind: Kind) -> dict[int, int]:
     return found
 
 
-def memory(world: RuntimeWorld, executable: Executable) -> MemoryAnalysis:
-    """Return the bytes of a program's values on the device that holds the most."""
-    arguments = _most([device_bytes(k) for k in executable.inputs])
-    outputs = _most([device_bytes(k) for k in executable.outputs])
-    given = len(executable.inputs)
-    alias = _most(
-        [
-            device_bytes(k)
-            for k, slot in zip(executable.outputs, executable.results, strict=True)
-            if slot < given
-        ]
-    )
-    live: dict[int, dict[int, int]] = {}
-    own = temporary = 0
-    for step in executable.steps:
-        for slot, kind in zip(step.writes, step.outputs, strict=True):
-            live[slot] = device_bytes(kind)
-        inside = max((memory(world, p).temp_size_in_bytes for _, p, _ in step.parts), default=0)
-        own = max(own, _most(list(live.values())) + inside)
-        results = set(executable.results)
-        rest = [b for slot, b in live.items() if slot not in results]
-        temporary = max(temporary, _most(rest) + inside)
-        for slot in step.dead:
-            live.pop(slot, None)
-    return MemoryAnalysis(arguments, outputs, temporary, alias, arguments + own)
+def _cell_bytes(scope: Scope, kind: Any) -> Held:
+    """Return for each device id the bytes of its cell of a body's value."""
+    if not isinstance(kind, GridKind):
+        return {}
+    layout = kind.type.layout
+    pieces = [layout.box(i).volume for i in range(layout.piece_count)]
+    volume = max(pieces, default=0) * kind.dtype.itemsize
+    return dict.fromkeys([d.id for d in scope.mesh.flat_devices], volume)
 
 
-def _most(held: list[dict[int, int]]) -> int:
-    total: dict[int, int] = {}
+def _sum(*held: Mapping[int, int]) -> Held:
+    total: Held = {}
     for one in held:
         for device, count in one.items():
             total[device] = total.get(device, 0) + count
-    return max(total.values(), default=0)
+    return total
+
+
+def most(held: Sequence[Mapping[int, int]]) -> int:
+    """Return the bytes on the device that holds the most of several values."""
+    return max(_sum(*held).values(), default=0)
+
+
+def _held(program: Executable | Inside) -> tuple[list[Held], list[Held]]:
+    """Return for each step the bytes of values that are there, and of results that are."""
+    return _held_steps(program) if isinstance(program, Executable) else _held_inside(program)
+
+
+def _held_steps(program: Executable) -> tuple[list[Held], list[Held]]:
+    live: dict[int, Held] = {}
+    results = set(program.results)
+    rest, done = [], []
+    for step in program.steps:
+        for slot, kind in zip(step.writes, step.outputs, strict=True):
+            live[slot] = device_bytes(kind)
+        rest.append(_sum(*(b for s, b in live.items() if s not in results)))
+        done.append(_sum(*(b for s, b in live.items() if s in results)))
+        for slot in step.dead:
+            live.pop(slot, None)
+    return rest, done
+
+
+def _held_inside(program: Inside) -> tuple[list[Held], list[Held]]:
+    last: dict[Var, int] = {}
+    for number, inner in enumerate(program.steps):
+        for x in inner.eqn.inputs:
+            if isinstance(x, Var):
+                last[x] = number
+    results = {x for x in program.program.outputs if isinstance(x, Var)}
+    live: dict[Var, Held] = {}
+    rest, done = [], []
+    for number, inner in enumerate(program.steps):
+        for var in inner.eqn.outputs:
+            live[var] = _cell_bytes(program.scope, program.kinds[var])
+        rest.append(_sum(*(b for v, b in live.items() if v not in results)))
+        done.append(_sum(*(b for v, b in live.items() if v in results)))
+        for var in [v for v in live if v not in results and last.get(v, -1) <= number]:
+            del live[var]
+    return rest, done
+
+
+def _temporaries(items: Sequence[Item]) -> list[tuple[Held, Held]]:
+    """Return for each step the bytes of temporaries, of the steps around it too, and of results."""
+    known: dict[tuple[int, int, str], tuple[list[Held], list[Held]]] = {}
+    place: dict[tuple[int, int, str], int] = {}
+    found: list[tuple[Held, Held]] = []
+    by_item: dict[int, tuple[Held, Held]] = {}
+    for item in items:
+        key = id(item.program), id(item.around), item.part
+        if key not in known:
+            known[key] = _held(item.program)
+            place[key] = 0
+        number = place[key]
+        place[key] += 1
+        rest, done = known[key][0][number], known[key][1][number]
+        if item.around is not None:
+            # The results of a part are those of the step around it, and counted there.
+            before, results = by_item[id(item.around)]
+            rest, done = _sum(before, rest), results
+        found.append((rest, done))
+        by_item[id(item)] = found[-1]
+    return found
+
+
+def live_bytes(world: RuntimeWorld, executable: Executable, items: Sequence[Item]) -> list[int]:
+    """Return for each step the bytes in use on the device that uses most, arguments included."""
+    arguments = _sum(*map(device_bytes, executable.inputs))
+    return [most([arguments, rest, done]) for rest, done in _temporaries(items)]
+
+
+def memory(world: RuntimeWorld, executable: Executable) -> MemoryAnalysis:
+    """Return the bytes of a program's values on the device that holds the most."""
+    items = unrolled(world, executable)
+    given = len(executable.inputs)
+    arguments = most([device_bytes(k) for k in executable.inputs])
+    passed = zip(executable.outputs, executable.results, strict=True)
+    return MemoryAnalysis(
+        arguments,
+        most([device_bytes(k) for k in executable.outputs]),
+        max((most([rest]) for rest, _ in _temporaries(items)), default=0),
+        most([device_bytes(k) for k, slot in passed if slot < given]),
+        max(live_bytes(world, executable, items), default=arguments),
+    )

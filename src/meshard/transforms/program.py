@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from typing import Any, Protocol, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import MeshardError
+from meshard.runtime.callers import at_line
 from meshard.runtime.primitive import Params, bind
 from meshard.runtime.types import ArrayType
+from meshard.runtime.world import here
 
 from .infer import Weak
 from .scope import GridKind
@@ -38,6 +41,7 @@ __all__ = [
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST = 60
+_NOTHING = contextlib.nullcontext()
 
 
 @final
@@ -207,18 +211,24 @@ def evaluate(
     first = len(program.captured)
     values[:first] = captured
     values[first : first + len(program.inputs)] = given
+    told = at_line if here().ledgers else _untold
     for eqn, sources, targets in program.steps:
         operands = [x.value if type(x) is Literal else values[x] for x in sources]
-        if eqn.call is not None:
-            results: Sequence[Any] = eqn.call.run(operands)
-        else:
-            found = binding(eqn.name, *operands, **dict(eqn.params))
-            results = found if len(targets) > 1 else (found,)
+        with told(eqn.line):
+            if eqn.call is not None:
+                results: Sequence[Any] = eqn.call.run(operands)
+            else:
+                found = binding(eqn.name, *operands, **dict(eqn.params))
+                results = found if len(targets) > 1 else (found,)
         for number, result in zip(targets, results, strict=True):
             values[number] = result
     return [
         x.value if isinstance(x, Literal) else values[program.numbers[x]] for x in program.outputs
     ]
+
+
+def _untold(line: str) -> contextlib.AbstractContextManager[None]:
+    return _NOTHING
 
 
 # listings
@@ -246,7 +256,7 @@ def lies(kind: object) -> str:
     if sharding is None:
         return ""
     if isinstance(sharding, NamedSharding):
-        return repr(sharding.spec)
+        return repr(sharding.spec).replace(",)", ")")
     count = sharding.num_devices
     if count == 1:
         return "anywhere" if not getattr(kind, "committed", True) else "on one device"

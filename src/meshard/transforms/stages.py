@@ -14,6 +14,7 @@ import optree
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ShardingError, TreeError
+from meshard.plan.topology import Topology
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
@@ -23,6 +24,8 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 
 from .executable import Executable, Kind
+from .explaining import explained
+from .explanation import Explanation
 from .infer import WEAK
 from .jit_costs import MemoryAnalysis, costs, memory
 from .jit_devices import captured_beside, check_devices
@@ -236,7 +239,19 @@ class _Placed(_Stage):
 
         They count all devices together; a loop whose number of turns is not known counts as one.
         """
-        return costs(self.executable)
+        return costs(self._world, self.executable)
+
+    def explain(self, topology: Topology | str | None = None) -> Explanation:
+        """Return what the program does step by step, what it moves, and why.
+
+        Args:
+            topology: where the devices are, or its name, as in ``"8-gpu hosts"``: times are
+                estimated on it. None for one process.
+
+        Raises:
+            ArgumentError: if there is no such topology, or a device has no place in it.
+        """
+        return explained(self._world, self._trace, self._kinds, self.executable, topology)
 
 
 @final
