@@ -124,6 +124,40 @@ def test_another_mpis_mpiexec_is_refused() -> None:
     assert "mpiexec says that it started 4 processes, but MPI joins 1" in done.stderr
 
 
+def test_open_mpis_mpiexec_is_refused_before_another_mpi_starts() -> None:
+    program = """
+import sys, types
+rc = lambda **options: options_seen.update(options)
+options_seen = {}
+def started(*ignored):
+    raise AssertionError("MPI was started")
+fake = types.ModuleType("mpi4py")
+fake.rc = rc
+fake.MPI = types.ModuleType("mpi4py.MPI")
+fake.MPI.Get_library_version = lambda: "MPICH Version:      5.0.2\\nMPICH Release date: Fri"
+fake.MPI.Is_initialized = fake.MPI.Init_thread = started
+sys.modules["mpi4py"] = fake
+import meshard
+try:
+    meshard.devices()
+except meshard.errors.ConfigError as error:
+    sys.stdout.write(f"{error}\\n{options_seen}\\n")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"OMPI_VERSION": "5.0.11", "OMPI_COMM_WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The mpiexec of Open MPI 5.0.11 has started this process" in done.stdout
+    assert "mpi4py is linked to MPICH Version: 5.0.2" in done.stdout
+    assert "`meshard run` finds it" in done.stdout
+    assert "{'initialize': False, 'finalize': True}" in done.stdout
+
+
 def test_the_job_is_described(tmp_path: Path) -> None:
     program = """
 tell(count, [d.id for d in meshard.devices()], [d.process_index for d in meshard.devices()],

@@ -53,21 +53,14 @@ def _host() -> str:
 
 
 def _joined(size: int, devices: int) -> RuntimeWorld:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ConfigError(
-            f"This process is one of {size} that mpiexec started, but mpi4py is not installed, "
-            'which joins them. Install it with pip install "meshard[mpi]", or start the program '
-            "without mpiexec."
-        ) from error
+    mpi = _imported(size)
     from .segments import open_segments
     from .table import read_table
     from .transport import MpiTransport
 
-    if not MPI.Is_initialized():  # mpi4py does so when it is imported, unless it was told not to
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    communicator = MPI.COMM_WORLD
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    communicator = mpi.COMM_WORLD
     if communicator.Get_size() != size:
         raise ConfigError(
             f"mpiexec says that it started {size} processes, but MPI joins "
@@ -97,8 +90,38 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
         )
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
-    _abort_on_errors(MPI)
+    _abort_on_errors(mpi)
     return world
+
+
+def _imported(size: int) -> Any:
+    """Return mpi4py's MPI, which starts only after it is known to fit the mpiexec.
+
+    Raises:
+        ConfigError: if mpi4py is missing, or its MPI is not the one of Open MPI's mpiexec.
+    """
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            mpi4py.rc(initialize=False, finalize=True)
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"This process is one of {size} that mpiexec started, but mpi4py is not installed, "
+            'which joins them. Install it with pip install "meshard[mpi]", or start the program '
+            "without mpiexec."
+        ) from error
+    library = MPI.Get_library_version()
+    started = os.environ.get("OMPI_VERSION", "")
+    # Another MPI ends the process when it starts, without a word of what to do.
+    if started and not library.startswith("Open MPI") and "pmix" not in library.lower():
+        raise ConfigError(
+            f"The mpiexec of Open MPI {started} has started this process, but mpi4py is linked to "
+            f"{' '.join(library.split()[:3])}: they are different MPI libraries. Use the mpiexec "
+            "that is installed beside mpi4py (`meshard run` finds it)."
+        )
+    return MPI
 
 
 def _abort_on_errors(mpi: Any) -> None:
