@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
@@ -147,10 +148,25 @@ def _switch(value: object) -> bool:
     return known[value.lower()]
 
 
+def _compiler(value: object) -> str:
+    if value not in ("numpy", "xla"):
+        raise ArgumentError(
+            "config: jit_compiler is 'numpy', or 'xla' where JAX is installed, which then runs "
+            f"what jit fuses on large blocks; got {value!r}."
+        )
+    if value == "xla" and find_spec("jax") is None:
+        raise ConfigError(
+            "config: jit_compiler 'xla' needs JAX, which is not installed. Install it with: "
+            'pip install "meshard[jax]"'
+        )
+    return str(value)
+
+
 _READERS: dict[str, Callable[[object], object]] = {
     "default_device": _device,
     "num_devices": _count,
     "default_float": _flag_float,
+    "jit_compiler": _compiler,
     "parallel_functions_output_gda": _switch,
 }
 
@@ -165,6 +181,7 @@ class Config:
     ``num_devices``                    devices of this process; None: one per core
     ``default_float``                  dtype of floats that nothing else decides
     ``default_device``                 where new arrays lie; None: the first device
+    ``jit_compiler``                   what runs fused work on large blocks: numpy or xla
     ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array
     =================================  ========================================================
 
@@ -176,6 +193,7 @@ class Config:
         self._values: dict[str, object] = {
             "default_device": None,
             "default_float": "float64",
+            "jit_compiler": "numpy",
             "num_devices": None,
             "parallel_functions_output_gda": False,
         }
@@ -241,6 +259,11 @@ class Config:
     def default_float(self) -> str:
         """The dtype of floats that nothing else decides: ``"float64"`` or ``"float32"``."""
         return str(self._values["default_float"])
+
+    @property
+    def jit_compiler(self) -> str:
+        """What runs the operations that jit fuses on large blocks: ``"numpy"`` or ``"xla"``."""
+        return str(self._values["jit_compiler"])
 
     @property
     def parallel_functions_output_gda(self) -> bool:

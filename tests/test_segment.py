@@ -1,0 +1,178 @@
+"""Segments give the bits of one operation at a time, whatever way they run: packed, loose, rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshard
+import meshard.numpy as mnp
+from meshard.ops.segment_runs import Loose, Packed, Rows
+from meshard.ops.segment_xla import Compiled
+from tests.worlds import alone, in_worlds, put, whole
+
+
+def normal(*shape: int) -> Any:
+    """Return numbers that are the same in every process."""
+    return np.random.default_rng(0).standard_normal(shape)
+
+
+def ways(f: Any, *args: Any) -> set[type]:
+    """Return how the segments of a program run."""
+    found = set()
+    for step in meshard.jit(f).lower(*args).executable.steps:
+        run = step.run
+        while hasattr(run, "func") and hasattr(run, "args") and run.args:
+            run = run.args[0]
+        found.add(type(run))
+    return found & {Loose, Packed, Rows, Compiled}
+
+
+def same_bits(f: Any, *args: Any) -> None:
+    for found, expected in zip(
+        meshard.tree.leaves(meshard.jit(f)(*args)), meshard.tree.leaves(f(*args)), strict=True
+    ):
+        assert found.dtype == expected.dtype
+        assert found.sharding.is_equivalent_to(expected.sharding, expected.ndim)
+        assert whole(found).tobytes() == whole(expected).tobytes()
+
+
+def test_the_way_follows_size_and_shape():
+    def body():
+        def chain(x):
+            return mnp.tanh(x * 2 + 1) * x
+
+        assert ways(chain, put(np.ones((8, 8)), "i")) == {Packed}
+        assert ways(chain, put(np.ones((9, 8)), "i", uneven="balanced")) == {Loose}
+        assert ways(chain, put(np.ones((2048, 512)), "i")) == {Rows}
+        assert ways(lambda x: (x + 1).sum(axis=1), put(np.ones((8, 8)), "i")) == {Loose}
+
+    alone(body)
+
+
+@in_worlds
+def test_operands_that_lie_otherwise():
+    for rows in 8, 512:
+        x = put(normal(rows, 256), "i", "j")
+        row, column = put(normal(256), "j"), put(normal(rows, 1), "i")
+        scalar, plain = put(np.float64(2.5)), normal(rows, 256)
+
+        def f(x, row, column, scalar, plain):
+            y = (x + row) * column - scalar
+            return y, mnp.exp(-abs(y)) + plain, x > row
+
+        same_bits(f, x, row, column, scalar, plain)
+
+
+@in_worlds
+def test_reductions_of_rows_are_part_of_it():
+    for rows in 16, 1024:
+        x = put(normal(rows, 300), "i")
+
+        def f(x):
+            d = x - x.mean(axis=1, keepdims=True)
+            n = d / mnp.sqrt((d * d).mean(axis=1, keepdims=True) + 1e-5)
+            return n, n.max(axis=1), (n > 0).any(axis=1), mnp.argmax(n, axis=1)
+
+        same_bits(f, x)
+
+
+@in_worlds
+def test_values_that_are_read_outside_are_kept_and_others_have_no_block():
+    x = put(normal(1024, 512), "i")
+
+    def f(x):
+        y = x * 2
+        z = y + 1
+        return z.sum(), y, mnp.sqrt(abs(z)) @ mnp.ones((512, 1))
+
+    for found, expected in zip(meshard.jit(f)(x), f(x), strict=True):
+        np.testing.assert_allclose(whole(found), whole(expected), rtol=1e-12)
+
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "less": lambda a, b: mnp.where(a < b, a, b),
+    "times": lambda a, b: a * b / 4,
+    "tanh": lambda a, b: mnp.tanh(a) - b,
+    "row": lambda a, b: a - b.max(axis=-1, keepdims=True),
+    "total": lambda a, b: a / (1 + abs(b).sum(axis=-1, keepdims=True)),
+    "half": lambda a, b: a.astype(np.float32) + b,
+    "column": lambda a, b: a - b.sum(axis=0),
+    "turn": lambda a, b: (a.T + 1).T * b,
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=8),
+    st.sampled_from([(8, 16), (7, 5), (1, 40), (640, 512), (0, 4)]),
+    st.sampled_from([(), ("i",), ("i", "j"), (None, "j"), (("i", "j"),)]),
+    st.randoms(use_true_random=False),
+)
+def test_any_program_gives_the_bits_of_its_operations(names, shape, spec, choice):
+    def f(x):
+        values = [x, x * 0.5]
+        for name in names:
+            values.append(OPERATIONS[name](values[-1], choice.choice(values)))
+        return values[-1], values[len(values) // 2]
+
+    def body():
+        data = np.random.default_rng(1).standard_normal(shape)
+        x = put(data, *spec, uneven="balanced")
+        state = choice.getstate()
+        expected = f(x)
+        choice.setstate(state)
+        for found, one in zip(meshard.jit(f)(x), expected, strict=True):
+            np.testing.assert_allclose(whole(found), whole(one), rtol=1e-12, atol=1e-14)
+
+    alone(body)
+
+
+# XLA
+
+
+@pytest.fixture
+def xla():
+    pytest.importorskip("jax")
+    meshard.config.update("jit_compiler", "xla")
+    yield
+    meshard.config.update("jit_compiler", "numpy")
+
+
+@pytest.mark.usefixtures("xla")
+@in_worlds
+def test_xla_runs_large_segments_if_it_is_asked_to():
+    for dtype in np.float32, np.float64:
+        x = put(normal(1024, 512).astype(dtype), "i", "j")
+        y = put(normal(1024, 1).astype(dtype), "i")
+
+        def f(x, y, n):
+            z = mnp.tanh(x * n + y) - x.max()
+            return z, z > 0, (z * z).astype(np.float64)
+
+        assert Compiled in ways(f, x, y, 2.5)
+        for found, expected in zip(meshard.jit(f)(x, y, 2.5), f(x, y, 2.5), strict=True):
+            assert found.dtype == expected.dtype
+            assert found.sharding.is_equivalent_to(expected.sharding, 2)
+            np.testing.assert_allclose(whole(found), whole(expected), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("xla")
+def test_xla_leaves_to_numpy_what_it_cannot_do():
+    def body():
+        x = put(normal(1024, 512), "i")
+        big = put(np.arange(1 << 20, dtype=np.complex128).reshape(1024, 1024), "i")
+        assert ways(lambda z: (z + 1).conj() * 2, big) == {Rows}
+        same_bits(lambda v: mnp.nextafter(v, 1) + mnp.cumsum(v, axis=1), x)
+
+    alone(body)
+
+
+def test_other_compilers_are_refused():
+    with pytest.raises(meshard.errors.ArgumentError, match="jit_compiler is 'numpy', or 'xla'"):
+        meshard.config.update("jit_compiler", "gcc")
