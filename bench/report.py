@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, ratio_of
+from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, PEERS, ratio_of
 from bench.figures import digits, with_quartiles, with_spread
 from bench.harness import Outcome
 
@@ -48,6 +48,7 @@ def show(out: Console, facts: Mapping[str, str], outcomes: Sequence[Outcome]) ->
     for outcome in outcomes:
         table.add_row(*_cells(outcome))
     out.print(table)
+    _show_others(out, outcomes)
     _show_errors(out, outcomes)
     _show_neighbours(out, outcomes)
 
@@ -72,6 +73,14 @@ def _cells(outcome: Outcome) -> list[str]:
 
 def _absent(outcome: Outcome, peer: str) -> str:
     return "[yellow]skipped[/]" if peer in outcome.errors else "[dim]-[/]"
+
+
+def _show_others(out: Console, outcomes: Sequence[Outcome]) -> None:
+    """Peers that have no column."""
+    for outcome in outcomes:
+        for peer, figure in outcome.figures.items():
+            if peer not in PEERS:
+                out.print(f"{outcome.row.key}: {peer} {with_spread(figure)}", markup=False)
 
 
 def _show_errors(out: Console, outcomes: Sequence[Outcome]) -> None:

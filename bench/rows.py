@@ -9,6 +9,7 @@ from bench import (
     rows_planning,
     rows_programs,
     rows_random,
+    rows_ranks,
 )
 from bench.harness import Row
 
@@ -19,6 +20,7 @@ ROWS: tuple[Row, ...] = (
     *rows_programs.ROWS,
     *rows_jit.ROWS,
     *rows_random.ROWS,
+    *rows_ranks.ROWS,
 )
 
 
