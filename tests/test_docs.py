@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import meshard
+from meshard.errors import ConfigError
 from tests.test_api import public_modules
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,10 @@ def test_every_setting_of_the_environment_is_told() -> None:
     told = set(re.findall(r"MESHARD_[A-Z_]+[A-Z]", (DOCS / "processes.md").read_text()))
     sources = (ROOT / "src").rglob("*.py")
     read = {name for p in sources for name in re.findall(r"MESHARD_[A-Z_]+[A-Z]", p.read_text())}
+    with pytest.raises(ConfigError, match="the settings are") as caught:
+        meshard.config.read("none")
+    settings = str(caught.value).partition("the settings are ")[2].rstrip(".").split(", ")
+    read |= {f"MESHARD_{name.upper()}" for name in settings}
     assert read - told == set(), "add them to the table of docs/processes.md"
 
 

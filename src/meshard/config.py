@@ -9,12 +9,14 @@ name                               meaning
                                    that nothing else decides
 ``default_device``                 the device of this process that new arrays lie on; ``"cpu"``
                                    or None (default): the first one
+``jit_compiler``                   ``"numpy"`` (default), or ``"xla"`` where JAX is installed:
+                                   what runs the work that jit fuses, on large blocks
 ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;
                                    False by default
 =================================  =============================================================
 
 The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAULT_FLOAT``,
-``MESHARD_DEFAULT_DEVICE``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
+``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
 """
 
 from meshard.algebra.world import config as _config
