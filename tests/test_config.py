@@ -13,7 +13,13 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, ConfigError
 from meshard.runtime.simulated import simulate
 
-NAMES = ("num_devices", "default_float", "default_device", "parallel_functions_output_gda")
+NAMES = (
+    "num_devices",
+    "default_float",
+    "default_device",
+    "jit_compiler",
+    "parallel_functions_output_gda",
+)
 
 
 @pytest.fixture(autouse=True)
