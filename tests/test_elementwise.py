@@ -749,3 +749,24 @@ def test_memory_order_does_not_show():
 
     found = everywhere(body)
     same(found[:8], [getattr(np, name)(cases[0][:, ::2].T.copy()) for name in names])
+
+
+@pytest.mark.parametrize("order", [range(8), (0, 4, 1, 5, 2, 6, 3, 7), (7, 6, 0, 1, 5, 4, 2, 3)])
+@pytest.mark.parametrize("axes", [("i",), ()])
+def test_small_blocks_lie_where_they_did_however_pieces_are_dealt(order, axes):
+    """The quick way, first decided and then looked up, where processes hold some of the pieces."""
+
+    def body():
+        devices = [meshard.devices()[i] for i in order]
+        lies = NamedSharding(Mesh(devices, ("i",)), P(*axes))
+        x = meshard.device_put(np.arange(16.0), lies)
+        found = []
+        for _ in range(2):
+            found += [x + x, x * 3.0, 2.0 - x, -x, mnp.sqrt(x), x > 4]
+        assert all(y.sharding == lies for y in found)
+        assert all(len(y._blocks) == len(x._blocks) for y in found)
+        for y in found:
+            assert [b is None for b in y._blocks] == [b is None for b in x._blocks]
+        return [whole(y) for y in found]
+
+    everywhere(body)

@@ -139,15 +139,17 @@ def is_straight(plan: KernelPlan) -> bool:
 
 def _straight(plan: KernelPlan) -> Runner | None:
     """Return the quick way for small cells that map pieces to pieces one by one; else None."""
-    op, count = plan.op, len(plan.cells)
+    here = [i for i, group in enumerate(plan.groups) if group]
     if (
         not is_straight(plan)
-        or plan.groups != tuple((i,) for i in range(count))
-        or any(p not in (i, -1) for i, c in enumerate(plan.cells) for p in c.pieces)
+        or [plan.groups[i] for i in here] != [(number,) for number in range(len(plan.cells))]
+        or any(p not in (i, -1) for i, c in zip(here, plan.cells, strict=True) for p in c.pieces)
     ):
         return None
-    kernel, output = op.kernel, plan.outputs[0]
+    kernel, output = plan.op.kernel, plan.outputs[0]
     scalars = tuple(p == -1 for p in plan.cells[0].pieces)
+    if len(here) < len(plan.groups):
+        return _straight_here(kernel, output, here, len(plan.groups), scalars)
 
     def unary(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
         x = operands[0]
@@ -164,6 +166,49 @@ def _straight(plan: KernelPlan) -> Runner | None:
     def scalar_left(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
         s, x = operands
         return Array(output, tuple([kernel(s, b) for b in x._blocks or x._live()]))
+
+    return {
+        (False,): unary,
+        (False, False): binary,
+        (False, True): scalar_right,
+        (True, False): scalar_left,
+    }[scalars]
+
+
+def _straight_here(
+    kernel: Callable[..., Any],
+    output: ArrayType,
+    here: Sequence[int],
+    count: int,
+    scalars: tuple[bool, ...],
+) -> Runner:
+    """Return the quick way where this process holds some of the pieces."""
+    first, last = here[0], here[-1] + 1
+    before, after = (None,) * first, (None,) * (count - last)
+    run = slice(first, last)
+    if last - first > len(here):  # pieces of others lie between them
+        plain, kernel = kernel, lambda *given: None if given[0] is None else plain(*given)
+        if scalars == (True, False):
+            kernel = lambda s, b: None if b is None else plain(s, b)  # noqa: E731
+
+    def unary(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x = operands[0]
+        return Array(output, (*before, *map(kernel, (x._blocks or x._live())[run]), *after))
+
+    def binary(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x, y = operands
+        a, b = (x._blocks or x._live())[run], (y._blocks or y._live())[run]
+        return Array(output, (*before, *map(kernel, a, b), *after))
+
+    def scalar_right(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        x, s = operands
+        blocks = (x._blocks or x._live())[run]
+        return Array(output, (*before, *[kernel(b, s) for b in blocks], *after))
+
+    def scalar_left(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+        s, x = operands
+        blocks = (x._blocks or x._live())[run]
+        return Array(output, (*before, *[kernel(s, b) for b in blocks], *after))
 
     return {
         (False,): unary,
