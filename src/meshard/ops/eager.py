@@ -23,6 +23,7 @@ from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
 from meshard.runtime.ledger import wired
 from meshard.runtime.place import as_array
+from meshard.runtime.profile import timed
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
@@ -67,10 +68,20 @@ class Eager:
                 return self.run(name, (as_array(operands[0]), *operands[1:]), params)
             found = _decide(world, name, key[2:], params)
             world.decided(tuple(key), found)
+        if world.profiles:
+            return _timed(world, name, found, operands)
         return found(world, operands)
 
 
 EAGER = Eager()
+
+
+def _timed(world: RuntimeWorld, name: str, run: Runner, operands: tuple[Any, ...]) -> Any:
+    """Run an operation while a profile is open."""
+    with timed(world, name, "operation") as ran_on:
+        result = run(world, operands)
+        ran_on([x.sharding for x in (result if isinstance(result, tuple) else (result,))])
+    return result
 
 
 def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:

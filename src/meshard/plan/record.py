@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-__all__ = ["Record", "aligned", "bytes_by_line", "lines_table", "records_table"]
+__all__ = ["Record", "aligned", "bytes_by_line", "labels", "lines_table", "records_table"]
 
 _WIDTH = 100
 _NARROWEST = 9
@@ -49,7 +49,7 @@ class Record:
         return max(self.received.values(), default=0)
 
 
-def _labels(lines: Sequence[str]) -> dict[str, str]:
+def labels(lines: Sequence[str]) -> dict[str, str]:
     """Return how lines are called in a table: no more folders than keep the files apart."""
     paths = {line: re.split(r"[/\\]", line.rpartition(":")[0]) for line in lines}
     files, length = {tuple(p) for p in paths.values()}, 1
@@ -67,11 +67,11 @@ def records_table(records: Sequence[Record]) -> str:
     for r in records:
         alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
         groups.setdefault(alike, []).append(r)
-    labels = _labels([r.line for r in records])
+    told = labels([r.line for r in records])
     rows = [("line", "operation", "kind", "axes", "array", "count", "per device", "total")]
     rows += [
         (
-            labels[r.line],
+            told[r.line],
             r.what,
             r.kind,
             ", ".join(r.axes) or "-",
@@ -97,12 +97,12 @@ def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:
 def lines_table(records: Sequence[Record]) -> str:
     """Return a table of the lines that moved most."""
     totals = bytes_by_line(records)
-    labels = _labels(list(totals))
+    told = labels(list(totals))
     rows = [("line", "operations", "count", "total")]
     for line in list(totals)[:_LINES]:
         own = [r for r in records if r.line == line]
         names = ", ".join(dict.fromkeys(f"{r.what} ({r.kind})" for r in own))
-        rows.append((labels[line], names, f"{len(own):,}", f"{totals[line]:,}"))
+        rows.append((told[line], names, f"{len(own):,}", f"{totals[line]:,}"))
     text = aligned(rows, 2)
     if len(totals) > _LINES:
         rest = sum(list(totals.values())[_LINES:])

@@ -14,6 +14,7 @@ import numpy as np
 from meshard.algebra.box import Index
 from meshard.plan.parts import Copy, Part, Replicas
 
+from .profile import timed
 from .types import Block, Blocks
 from .world import RuntimeWorld
 
@@ -40,6 +41,19 @@ def run_part(
         dtype: the dtype of all blocks.
         fill: the value of elements that no source gives; None if there are none.
     """
+    if world.profiles:
+        with timed(world, "move", "move"):
+            return _run_part(world, part, operands, dtype, fill)
+    return _run_part(world, part, operands, dtype, fill)
+
+
+def _run_part(
+    world: RuntimeWorld,
+    part: Part,
+    operands: Sequence[Blocks],
+    dtype: np.dtype[Any],
+    fill: object,
+) -> Blocks:
     tasks: list[Callable[[], None]] = []
     part, replicas = _with_replicas(world, part, dtype)
     results, views = _begun(world, part, operands, dtype, fill, tasks, replicas)

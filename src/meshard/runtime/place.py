@@ -28,6 +28,7 @@ from meshard.plan.traffic import Move
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
+from .profile import timed
 from .traced import Traced
 from .types import KEY, ArrayType, Block
 from .world import RuntimeWorld, here
@@ -250,6 +251,14 @@ def placed(
         return found
     world = here()
     check_devices_exist(world, sharding, what)
+    if world.profiles:
+        with timed(world, what, "move") as ran_on:
+            ran_on([sharding])
+            return _placed(world, x, sharding, donate, what)
+    return _placed(world, x, sharding, donate, what)
+
+
+def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what: str) -> Array:
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
     if type(x) is Array and (x.committed or not spans(world, sharding)):

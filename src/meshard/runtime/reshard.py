@@ -35,6 +35,7 @@ from .place import (
     spans,
     wires_between,
 )
+from .profile import timed
 from .same_values import check_same_values
 from .structs import ShapeDtypeStruct
 from .types import ArrayType, Blocks, dtype_name
@@ -129,7 +130,24 @@ def _moved(
     progress: Progress = None,
 ) -> list[Any]:
     """Return the leaves, each moved to its target, by its route where one is given."""
-    what, world = "reshard", here()
+    world = here()
+    if world.profiles:
+        with timed(world, "reshard", "move") as ran_on:
+            ran_on([t for t in targets if t is not None])
+            return _moved_now(world, leaves, targets, routes, donate, max_bytes, progress)
+    return _moved_now(world, leaves, targets, routes, donate, max_bytes, progress)
+
+
+def _moved_now(
+    world: RuntimeWorld,
+    leaves: Sequence[Any],
+    targets: Sequence[Sharding | None],
+    routes: Sequence[Route | None],
+    donate: bool,
+    max_bytes: int | None,
+    progress: Progress,
+) -> list[Any]:
+    what = "reshard"
     kinds: list[Any] = [
         _kind(world, leaf, target) for leaf, target in zip(leaves, targets, strict=True)
     ]

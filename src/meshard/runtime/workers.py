@@ -79,6 +79,10 @@ class Workers:
     """A few threads and the caller, who share a list of tasks.
 
     Tasks never read the current world: what they need is bound into them.
+
+    Attributes:
+        threads: how many there are, the caller included.
+        watch: what makes of each task one that tells when it runs; None while nobody asks.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -86,6 +90,7 @@ class Workers:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
             threads = cores or os.cpu_count() or 1
         self.threads = threads
+        self.watch: Callable[[Callable[[], None]], Callable[[], None]] | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
@@ -98,6 +103,8 @@ class Workers:
             BaseException: the error of the first task in order that failed, or an interrupt; the
                 tasks not yet begun are given up, and none is running any more.
         """
+        if self.watch is not None:
+            tasks = list(map(self.watch, tasks))
         helpers = min(self.threads, len(tasks)) - 1
         if helpers < 1:
             for task in tasks:

@@ -34,7 +34,8 @@ class RuntimeWorld(World):
         known_shardings: shardings whose devices are known to exist.
         homes: the sharding of new arrays on each device.
         settings: the state of the settings that the decisions were made under.
-        ledgers: the open ledgers and budgets, outermost first.
+        ledgers: the open ledgers and budgets, outermost first, and the open profiles.
+        profiles: the open profiles, outermost first.
         mark: what this world's types are known by.
         plans: the plans of reshards that were made.
     """
@@ -54,6 +55,7 @@ class RuntimeWorld(World):
         self.decisions: dict[Hashable, Any] = {}
         self.settings = config.epoch
         self.ledgers: tuple[Any, ...] = ()
+        self.profiles: tuple[Any, ...] = ()
         self.device_set = frozenset(self.devices)
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}

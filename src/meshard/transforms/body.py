@@ -28,6 +28,7 @@ from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_parts
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import Params
+from meshard.runtime.profile import timed
 from meshard.runtime.types import ArrayType
 
 from .boundary import cell_type, entered
@@ -127,11 +128,19 @@ class Body:
                 return self.run(name, (self.lift(values[0]), *values[1:]), params)
             found = decisions[tuple(key)] = _decide(self.scope, name, key[3:], params)
         if self.recorder is None:
+            if self.scope.world.profiles and not self.typed:
+                return self._timed(name, found, values)
             return found(self, values)
         result = found(self, values)
         results = result if isinstance(result, tuple) else (result,)
         self.recorder.write(name, params, values, results)
         return result
+
+    def _timed(self, name: str, run: Runner, values: Sequence[Any]) -> Any:
+        """Run an operation while a profile is open."""
+        with timed(self.scope.world, name, "body") as ran_on:
+            ran_on([NamedSharding(self.scope.mesh, PartitionSpec())])
+            return run(self, values)
 
     def lift(self, x: Any) -> Grid:
         """Return a value from outside as one that is the same on every device."""

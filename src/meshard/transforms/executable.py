@@ -14,6 +14,7 @@ from meshard.plan.traffic import Wire
 from meshard.runtime.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.place import placed, resharded
+from meshard.runtime.profile import timed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -109,7 +110,7 @@ class Executable:
             if world.ledgers:
                 for step in self.steps:
                     with at_line(step.line):
-                        found = step.run(world, [slots[i] for i in step.reads])
+                        found = _watched(world, step, [slots[i] for i in step.reads])
                     number += 1
                     if len(step.writes) == 1:
                         found = (found,)
@@ -137,6 +138,15 @@ class Executable:
         if number < len(self.steps):
             step = self.steps[number]
             error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
+
+
+def _watched(world: RuntimeWorld, step: Step, given: Sequence[Any]) -> Any:
+    """Run a step while a ledger or a profile is open."""
+    if not world.profiles:
+        return step.run(world, given)
+    with timed(world, step.name, "step", step.line) as ran_on:
+        ran_on([k.sharding for k in step.outputs if isinstance(k, ArrayType)])
+        return step.run(world, given)
 
 
 def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
