@@ -90,8 +90,11 @@ def accepted(
     """
     if isinstance(x, TracedValue):
         raise ConcretizationError(f"{what}: {x._stray()}")
-    try:
+    if hasattr(x, "__meshard_array__"):
         return array_of(x)
+    try:
+        found: Array = as_array(x)
+        return found
     except (MeshardError, TypeError, ValueError) as error:
         paths = tree.paths()
         name = arguments.told(paths[number], statics)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding, Sharding
@@ -110,5 +111,9 @@ def _before_move(
         ]
         if len(own) == kind.ndim and any(entries):
             spec = type(wanted.spec)(*entries)
-            before.append((x, NamedSharding(wanted.mesh, spec, uneven=wanted.uneven)))
+            uneven: Any = wanted.uneven
+            if isinstance(uneven, tuple):
+                cuts = [c if e else None for c, e in zip_longest(uneven[: len(entries)], entries)]
+                uneven = tuple(cuts) if any(c is not None for c in cuts) else None
+            before.append((x, NamedSharding(wanted.mesh, spec, uneven=uneven)))
     return before
