@@ -196,8 +196,11 @@ def _round(x: Block, decimals: int) -> Any:
     return np.round(x, decimals)
 
 
-def _astype(x: Block, dtype: Dtype) -> Block:
-    return x.astype(dtype, copy=False)
+def _astype(x: Block, dtype: Dtype, out: Block | None = None) -> Block:
+    if out is None:
+        return x.astype(dtype, copy=False)
+    np.copyto(out, x, casting="unsafe")
+    return out
 
 
 def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
@@ -214,7 +217,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round))
-register(Op("astype", "... -> ...", _astype, dtypes=_astype_law))
+register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 
 def where(

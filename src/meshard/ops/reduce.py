@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from . import narrow
 from .dtypes import accumulator, as_dtype, is_float, operand_dtype
 from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
 
@@ -236,8 +237,8 @@ def _position_partial(operands: Sequence[Operand], params: Params) -> tuple[Dtyp
 
 
 for _name, _find, _neutral, _better in (
-    ("argmax", np.argmax, _lowest, np.maximum),
-    ("argmin", np.argmin, _highest, np.minimum),
+    ("argmax", narrow.argmax, _lowest, np.maximum),
+    ("argmin", narrow.argmin, _highest, np.minimum),
 ):
     register(
         Op(

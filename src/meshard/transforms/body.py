@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -347,7 +348,7 @@ def _defers(plan: KernelPlan) -> bool:
         and not plan.partial
         and not plan.contiguous
         and len(plan.outputs[0].shape) > 0
-        and not any(c.params for c in plan.cells)
+        and plan.op.local is None
     )
 
 
@@ -372,7 +373,9 @@ def _deferred(
             cells = x.cells
             args.append(tuple([cells[i] for i in m]))
     count = len(plan.cells)
-    operation = Pending(body.scope.world, plan.op.kernel, args, kind, count, numbers)
+    params = plan.cells[0].params
+    kernel = partial(plan.op.kernel, **params) if params else plan.op.kernel
+    operation = Pending(body.scope.world, kernel, args, kind, count, numbers)
     grid = Grid(body, kind, operation)
     operation.held_by(grid)
     return grid
