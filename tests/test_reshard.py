@@ -10,6 +10,7 @@ from meshard.errors import ArgumentError, DeletedArrayError, IndivisibleError, T
 from meshard.plan.broadcast import striped
 from meshard.plan.choice import Choice, figures_of
 from meshard.resharding import Plan, plan_cache, plan_reshard, reshard
+from meshard.runtime import reshard as reshard_module
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from tests.watch import watched
@@ -236,3 +237,20 @@ def test_only_what_is_lacking_crosses_between_processes() -> None:
 
     for seen in simulate(8, 1, body, deadline=30):
         assert seen.sent <= GRID.nbytes // 8
+
+
+@pytest.mark.parametrize("window", [None, 1 << 16])
+def test_processes_that_hold_unequal_parts_cut_a_tree_alike(monkeypatch, window) -> None:
+    monkeypatch.setattr(reshard_module, "LARGE", 1 << 8)  # 16 KiB move together
+
+    def body() -> list[np.ndarray]:
+        devices = meshard.devices()
+        some = NamedSharding(Mesh(devices[:3], ("k",)), P())
+        ends = [some, devices[0], NamedSharding(mesh(), P("i")), NamedSharding(mesh(), P())]
+        values = [np.arange(96.0 * (k + 1)).reshape(12, -1) + k for k in range(24)]
+        tree = [meshard.device_put(v, ends[k % 4]) for k, v in enumerate(values)]
+        moved = reshard(tree, [ends[(k * k + 1) % 4] for k in range(24)], max_bytes=window)
+        return [whole(x) for x in reshard(moved, NamedSharding(mesh(), P()))]
+
+    for found, k in zip(everywhere(body), range(24), strict=True):
+        assert (found == np.arange(96.0 * (k + 1)).reshape(12, -1) + k).all()

@@ -115,8 +115,7 @@ class Letters:
         flat = np.asarray(lease)
         at = 0
         for block in blocks:
-            part = flat[at : at + block.nbytes]
-            np.copyto(part.view(block.dtype).reshape(block.shape), block)
+            np.ndarray(block.shape, block.dtype, flat, at)[...] = block
             at += block.nbytes
         self._arena.lend(lease, (self._peer,))
         while not self.post(_LENGTH.pack(size), 0, lease.offset):

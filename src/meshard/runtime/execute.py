@@ -240,7 +240,8 @@ def _messages(
         for copy in message.copies:
             target = results[copy.piece]
             assert target is not None
-            boxes.append(_target(target, copy))
+            plain = copy.within is None and copy.target  # NumPy gives a scalar for 0-d
+            boxes.append(target[copy.target] if plain else _target(target, copy))
         receives.append((message.peer, boxes))
     return sends, receives
 

@@ -188,7 +188,7 @@ def _moved_now(
                     continue
                 leaves[number]._blocks = blocks
             together.append((number, Move(part, leaves[number]._live(), kind.dtype)))
-        for batch in _batches(together, max_bytes):
+        for batch in _batches(world, together, kinds, max_bytes):
             told = tell if progress else None
             found_all = run_moves(world, [m for _, m in batch], max_bytes, told)
             for (number, _), found in zip(batch, found_all, strict=True):
@@ -233,15 +233,23 @@ def _given_up(x: Array) -> Blocks:
 
 
 def _batches(
-    moves: Sequence[tuple[int, Move]], window: int | None
+    world: RuntimeWorld,
+    moves: Sequence[tuple[int, Move]],
+    kinds: Sequence[Any],
+    window: int | None,
 ) -> Iterator[list[tuple[int, Move]]]:
-    """Yield what moves together: all of it, or as much as is worth a look at the progress."""
+    """Yield what moves together: all of it, or as much as is worth a look at the progress.
+
+    Between processes the sizes of whole arrays decide, so that all of them cut alike.
+    """
     limit = max(64 * LARGE, window or 0)
+    count = world.process_count
     batch: list[tuple[int, Move]] = []
     size = 0
     for number, move in moves:
         batch.append((number, move))
-        size += move.part.elements * move.dtype.itemsize
+        filled = move.part.elements * move.dtype.itemsize
+        size += filled if count == 1 else kinds[number].nbytes // count
         if size >= limit:
             yield batch
             batch, size = [], 0
