@@ -19,6 +19,7 @@ NAMES = (
     "default_device",
     "jit_compiler",
     "parallel_functions_output_gda",
+    "check",
 )
 
 
@@ -60,6 +61,19 @@ def test_whether_jit_returns_global_device_arrays_is_true_or_false():
     for wrong in (1, None, "yes", 0.0):
         with pytest.raises(ArgumentError, match=f"{name} is True or False .*, not {wrong!r}"):
             meshard.config.update(name, wrong)
+
+
+def test_how_processes_are_compared_is_one_of_three():
+    assert meshard.config.read("check") == "hash"
+    for given in ("off", "full", "hash"):
+        meshard.config.update("check", given)
+        assert meshard.config.read("check") == given
+    for wrong in ("on", None, True, 1):
+        with pytest.raises(ArgumentError, match=f"'off', 'hash' or 'full', not {wrong!r}"):
+            meshard.config.update("check", wrong)
+    done = run("import meshard", MESHARD_CHECK="always")
+    assert done.returncode == 1
+    assert "config: check is 'off', 'hash' or 'full', not 'always'." in done.stderr
 
 
 def test_floats_that_nothing_else_decides_take_the_default():

@@ -26,6 +26,7 @@ class Host:
 
     def __init__(self, count: int = 3, table: Table | None = None, able: Sequence[int] = ()):
         self.count = count
+        self.stamp = dict.fromkeys(range(count), 0)
         self.pages = [Pages() for _ in range(count)]
         self.found: list[Any] = [None] * count
         self._rounds: list[list[Any]] = [[None] * count for _ in range(2)]
@@ -54,7 +55,9 @@ class Host:
             self._gates[at].wait(10)
             return self._rounds[at]
 
-        self.found[me] = open_segments(self.pages[me], [0] * self.count, me, table, all_gather)
+        self.found[me] = open_segments(
+            self.pages[me], [0] * self.count, me, table, all_gather, self.stamp.__getitem__
+        )
 
     def play(self, jobs: list[Any], seed: int = 0) -> list[Any]:
         """Go on with generators in any order until all have ended; return what they return."""
@@ -83,6 +86,16 @@ def test_letters_arrive_as_they_were_written(host, size):
     there, back = host.segments[0]._letters[1], host.segments[1]._letters[0]
     _, found = host.play([there.put([value]), back.get()])
     assert found.tobytes() == value.tobytes()
+
+
+def test_letters_from_another_place_of_the_program_are_not_read():
+    host = Host(2)
+    there, back = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    host.stamp[1] = (1 << 64) - 1  # for both what process 0 marks its letters to process 1 with
+    assert there.post(b"one")
+    assert back.collect() is None
+    host.stamp[0] = (1 << 64) - 1
+    assert back.collect() == b"one"
 
 
 @given(st.lists(st.integers(0, 3 * ROOM), max_size=12), st.integers(0, 99))

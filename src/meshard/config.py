@@ -11,12 +11,16 @@ name                               meaning
                                    or None (default): the first one
 ``jit_compiler``                   ``"numpy"`` (default), or ``"xla"`` where JAX is installed:
                                    what runs the work that jit fuses, on large blocks
+``check``                          how it is checked that processes run the same operations on
+                                   arrays that span them: ``"hash"`` (default): where they
+                                   communicate; ``"full"``: at each operation; ``"off"``
 ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;
                                    False by default
 =================================  =============================================================
 
 The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAULT_FLOAT``,
-``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
+``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_CHECK``,
+``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
 """
 
 from meshard.algebra.world import config as _config

@@ -28,6 +28,7 @@ catches ``ValueError`` goes on working::
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
     ├── TransportError       RuntimeError  processes that cannot be reached or are out of step
+    │   └── AgreementError                 processes that run different operations
     └── UnequalError         ValueError, AssertionError  values that differ between processes
 """
 
@@ -38,6 +39,7 @@ from collections.abc import Sequence
 import numpy as np
 
 __all__ = [
+    "AgreementError",
     "ArgumentError",
     "AxisNameError",
     "BudgetError",
@@ -173,6 +175,10 @@ class ConfigError(MeshardError, RuntimeError):
 
 class TransportError(MeshardError, RuntimeError):
     """Processes that cannot be reached or have come out of step."""
+
+
+class AgreementError(TransportError):
+    """Processes that run different operations on arrays that span them."""
 
 
 class UnequalError(MeshardError, ValueError, AssertionError):

@@ -74,7 +74,8 @@ if me == 0:
 """
     code, _, said, seconds = run(tmp_path, program, 2, "--timeout", "2")
     assert code != 0
-    assert "TransportError: Process 0 has waited 2 s for processes 1." in said
+    assert "TransportError: Process 0 waits for process 1, in step 3 of processes 0 and 1" in said
+    assert "Process 1 has ended its program" in said
     assert "MESHARD_TIMEOUT" in said
     assert seconds < 30
 

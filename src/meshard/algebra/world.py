@@ -162,7 +162,15 @@ def _compiler(value: object) -> str:
     return str(value)
 
 
+def _check(value: object) -> str:
+    name = str(value)
+    if name not in ("off", "hash", "full"):
+        raise ArgumentError(f"config: check is 'off', 'hash' or 'full', not {value!r}.")
+    return name
+
+
 _READERS: dict[str, Callable[[object], object]] = {
+    "check": _check,
     "default_device": _device,
     "num_devices": _count,
     "default_float": _flag_float,
@@ -182,6 +190,7 @@ class Config:
     ``default_float``                  dtype of floats that nothing else decides
     ``default_device``                 where new arrays lie; None: the first device
     ``jit_compiler``                   what runs fused work on large blocks: numpy or xla
+    ``check``                          how processes are compared: ``off``, ``hash``, ``full``
     ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array
     =================================  ========================================================
 
@@ -191,6 +200,7 @@ class Config:
     def __init__(self) -> None:
         self.epoch = 0
         self._values: dict[str, object] = {
+            "check": "hash",
             "default_device": None,
             "default_float": "float64",
             "jit_compiler": "numpy",
@@ -264,6 +274,11 @@ class Config:
     def jit_compiler(self) -> str:
         """What runs the operations that jit fuses on large blocks: ``"numpy"`` or ``"xla"``."""
         return str(self._values["jit_compiler"])
+
+    @property
+    def check(self) -> str:
+        """How the operations of processes are compared: ``"off"``, ``"hash"`` or ``"full"``."""
+        return str(self._values["check"])
 
     @property
     def parallel_functions_output_gda(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, UnequalError
+from meshard.runtime.agreeing import meet
 from meshard.runtime.array import Array, to_numpy
 from meshard.runtime.place import as_host
 from meshard.runtime.same_values import digest
@@ -46,7 +47,7 @@ def sync_global_devices(name: str) -> None:
             f"sync_global_devices: name is {name!r} of type {type(name).__name__}, not a string."
         )
     world = here()
-    told = _told(world, ("sync_global_devices", name))
+    told = _told(world, "sync_global_devices", ("sync_global_devices", name))
     if len(set(told)) > 1:
         peers = range(world.process_count)
         places = [repr(one[1]) if one[0] == "sync_global_devices" else one[0] for one in told]
@@ -78,7 +79,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     pairs, structure = flatten_with_path(in_tree)
     names = [".".join(map(str, path)) or "the value" for path, _ in pairs]
     mine = [_digests(world, leaf) for _, leaf in pairs]
-    told = _told(world, (what, (str(structure), tuple(names)), tuple(mine)))
+    told = _told(world, what, (what, (str(structure), tuple(names)), tuple(mine)))
     start = f"{fail_message}. {what}" if fail_message else what
     if len({one[0] for one in told}) > 1:
         calls = listed(peers, [one[0] for one in told])
@@ -94,14 +95,15 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         shown = [kind for kind, _ in answers]
         if len(set(shown)) == 1:
             # All have heard the same digests, so that all come here for the same leaf.
-            shown = _told(world, _text(pairs[number][1]))
+            shown = _told(world, what, _text(pairs[number][1]))
         raise UnequalError(f"{start}: {name} {wrong}. It is {listed(peers, shown)}.")
 
 
-def _told(world: RuntimeWorld, value: Hashable) -> list[Any]:
+def _told(world: RuntimeWorld, what: str, value: Hashable) -> list[Any]:
     """Return a small value of every process."""
     if world.process_count == 1:
         return [value]
+    meet(world, range(world.process_count), what)
     return world.transport.all_gather(value, range(world.process_count))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.errors import ArgumentError, ShapeError, ShardingError, TreeError
+from meshard.runtime.agreeing import meet
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_host
 from meshard.runtime.trees import flatten_with_path
@@ -98,6 +99,7 @@ def surveyed(
     )
     told: list[Any] = [mine]
     if list(peers) != [world.process_index]:
+        meet(world, peers, what)
         told = world.transport.all_gather(mine, peers)
     if len({one[0] for one in told}) > 1:
         calls = listed(peers, [one[0] for one in told])

@@ -14,6 +14,7 @@ from typing import Any
 
 from meshard.algebra.world import Device, World, config, current, install_world_factory, known_world
 from meshard.errors import ConfigError
+from meshard.runtime.lookout import Lookout
 from meshard.runtime.workers import Workers
 from meshard.runtime.world import RuntimeWorld, alone
 
@@ -57,6 +58,7 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
     from .segments import open_segments
     from .table import read_table
     from .transport import MpiTransport
+    from .watch import say_goodbye, speak_when_ended, whereabouts
 
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -70,11 +72,13 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
     transport = MpiTransport(communicator, float(os.environ.get("MESHARD_TIMEOUT") or 300))
     everybody = range(size)
     table = read_table() if transport.index == 0 else None
-    told: list[Any] = transport.all_gather((devices, _host(), table), everybody)
+    mine = devices, _host(), table, whereabouts()
+    told: list[Any] = transport.all_gather(mine, everybody)
     transport.settle(told[0][2])
-    owners = [p for p, (count, _, _) in enumerate(told) for _ in range(count)]
-    names = list(dict.fromkeys(name for _, name, _ in told))
-    hosts = [names.index(name) for _, name, _ in told]
+    transport.letters.know([place for *_, place in told])
+    owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
+    names = list(dict.fromkeys(name for _, name, *_ in told))
+    hosts = [names.index(name) for _, name, *_ in told]
     world = RuntimeWorld(
         transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
     )
@@ -86,11 +90,14 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
                 transport.index,
                 transport.table,
                 lambda value: transport.all_gather(value, everybody),
+                transport.lookout.agreement.stamp,
             )
         )
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
-    _abort_on_errors(mpi)
+    _abort_on_errors(mpi, transport.lookout)
+    say_goodbye(transport.lookout, transport.letters)
+    speak_when_ended(transport.lookout)
     return world
 
 
@@ -124,24 +131,27 @@ def _imported(size: int) -> Any:
     return MPI
 
 
-def _abort_on_errors(mpi: Any) -> None:
+def _abort_on_errors(mpi: Any, lookout: Lookout) -> None:
     """End the whole job when this process fails, since the others would wait for it."""
+    from .watch import speak_before_abort
+
     before = sys.excepthook
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         before(kind, error, trace)
-        _abort(mpi)
+        _say_failed(mpi)
+        speak_before_abort(lookout, error)
+        mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = report
 
 
-def _abort(mpi: Any) -> None:
+def _say_failed(mpi: Any) -> None:
     rank = mpi.COMM_WORLD.Get_rank()
     print(f"meshard: process {rank} has failed; the job is ended.", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    mpi.COMM_WORLD.Abort(1)
 
 
 def end_job() -> None:
@@ -150,7 +160,8 @@ def end_job() -> None:
     if world is not None and world.process_count > 1:
         from mpi4py import MPI
 
-        _abort(MPI)
+        _say_failed(MPI)
+        MPI.COMM_WORLD.Abort(1)
 
 
 def initialize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from struct import Struct
 from typing import final
 
@@ -24,7 +24,7 @@ _LINE = 64
 _SLOT = 4096
 _SLOTS = 2
 _WORD = 8
-_FACTS = Struct("QQQ")
+_FACTS = Struct("QQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
 """The most bytes of a letter that lies in a slot."""
@@ -70,6 +70,8 @@ class Letters:
         place: this process's number on the host.
         peer: the neighbour's.
         places: how many processes the host has.
+        stamp: says what marks letters at this place of the program; those of a neighbour that is
+            elsewhere are not read.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class Letters:
         place: int,
         peer: int,
         places: int,
+        stamp: Callable[[], int],
     ) -> None:
         self._arena = arena
         self._neighbour = neighbour
         self._peer = peer
+        self._stamp = stamp
         self._put = _slots(own, peer, places)
         self._get = _slots(other, place, places)
         self._seen_there = other[place * _LINE : place * _LINE + 8].cast("Q")
@@ -135,7 +139,7 @@ class Letters:
         self._sent = number
         slot, count = self._put[number % _SLOTS]
         size = len(letter)
-        slot[_WORD : _HEAD + size] = _FACTS.pack(size, chunk, more) + letter
+        slot[_WORD : _HEAD + size] = _FACTS.pack(self._stamp(), size, chunk, more) + letter
         self._keep_order()
         count[0] = number
         return True
@@ -147,13 +151,18 @@ class Letters:
         return found if isinstance(found, np.ndarray) else np.frombuffer(found, np.uint8)
 
     def collect(self) -> bytes | Block | None:
-        """Return the bytes of the next letter if it has come."""
+        """Return the bytes of the next letter if it has come.
+
+        One that is marked otherwise never fits: the lookout finds out why.
+        """
         number = self._read + 1
         slot, count = self._get[number % _SLOTS]
         if count[0] != number:
             return None
         self._keep_order()
-        size, chunk, more = _FACTS.unpack_from(slot, _WORD)
+        stamp, size, chunk, more = _FACTS.unpack_from(slot, _WORD)
+        if stamp != self._stamp():
+            return None
         letter = bytes(slot[_HEAD : _HEAD + size])
         self._keep_order()
         self._read = self._seen_here[0] = number

@@ -23,7 +23,7 @@ from .letters import unpack
 __all__ = ["Messages", "slabs"]
 
 Waiting = Generator[None, None, None]
-_DATA, _SIZE, _OBJECT = 11, 12, 13
+_DATA, _SIZE, _OBJECT, _KINDS = range(4)
 
 
 @final
@@ -33,10 +33,17 @@ class Messages:
     Args:
         communicator: the processes.
         table: the sizes that decide how something is moved.
+        stamp: says what marks the messages to and from a process at this place of the program;
+            those of a process that is elsewhere are not received.
     """
 
-    def __init__(self, communicator: MPI.Intracomm, table: Table) -> None:
+    def __init__(
+        self, communicator: MPI.Intracomm, table: Table, stamp: Callable[[int], int]
+    ) -> None:
         self._comm = communicator
+        self._stamp = stamp
+        highest = communicator.Get_attr(MPI.TAG_UB)
+        self._stamps = ((1 << 15) - 1 if highest is None else int(highest)) // _KINDS
         self._table = table
         self.datatypes = Datatypes()
 
@@ -46,7 +53,7 @@ class Messages:
 
     def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
         """Send boxes; done when all have left their place."""
-        window = _Window(self._table.window)
+        window, tag = _Window(self._table.window), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             message: Any
             if isinstance(piece, list):
@@ -55,14 +62,14 @@ class Messages:
                 message = self.datatypes.message(piece)
             else:
                 message = [_bytes(piece), MPI.BYTE]
-            request = self._comm.Isend(message, peer, _DATA)
+            request = self._comm.Isend(message, peer, tag)
             # The message is kept until then, and with it what was packed.
             yield from window.add(request, _size(piece), partial(_nothing, message))
         yield from window.rest()
 
     def _receive(self, peer: int, boxes: Sequence[Block]) -> Waiting:
         """Fill boxes; what is contiguous is received in place."""
-        window = _Window(self._table.window)
+        window, tag = _Window(self._table.window), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             then: Callable[[], None]
             if isinstance(piece, list):
@@ -74,16 +81,19 @@ class Messages:
             else:
                 buffer = np.empty(piece.nbytes, np.uint8)
                 then = partial(unpack, buffer, [piece])
-            request = self._comm.Irecv([buffer, MPI.BYTE], peer, _DATA)
+            request = self._comm.Irecv([buffer, MPI.BYTE], peer, tag)
             yield from window.add(request, buffer.nbytes, then)
         yield from window.rest()
+
+    def _tag(self, peer: int, kind: int) -> int:
+        return self._stamp(peer) % self._stamps * _KINDS + kind
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes; the peer does not know how many."""
         size = np.array([len(letter)], np.int64)
         requests = [
-            self._comm.Isend(size, peer, _SIZE),
-            self._comm.Isend([letter, MPI.BYTE], peer, _OBJECT),
+            self._comm.Isend(size, peer, self._tag(peer, _SIZE)),
+            self._comm.Isend([letter, MPI.BYTE], peer, self._tag(peer, _OBJECT)),
         ]
         while not MPI.Request.Testall(requests):
             yield
@@ -91,11 +101,11 @@ class Messages:
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
         """Receive what a peer tells, into ``found[peer]``."""
         size = np.empty(1, np.int64)
-        request = self._comm.Irecv(size, peer, _SIZE)
+        request = self._comm.Irecv(size, peer, self._tag(peer, _SIZE))
         while not request.Test():
             yield
         letter = np.empty(int(size[0]), np.uint8)
-        request = self._comm.Irecv([letter, MPI.BYTE], peer, _OBJECT)
+        request = self._comm.Irecv([letter, MPI.BYTE], peer, self._tag(peer, _OBJECT))
         while not request.Test():
             yield
         found[peer] = letter

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -253,6 +254,7 @@ def open_segments(
     me: int,
     table: Table,
     all_gather: Callable[[object], list[Any]],
+    stamp: Callable[[int], int],
 ) -> tuple[Segments | None, tuple[int, ...] | None]:
     """Map the memory of all processes of this host, and let them map this process's.
 
@@ -264,6 +266,7 @@ def open_segments(
         me: this process.
         table: the sizes that decide how something is moved.
         all_gather: brings a small object of each process to all.
+        stamp: says what marks the letters to and from a process.
 
     Returns:
         The neighbours, None if there are none that can be reached; and for each process the number
@@ -293,6 +296,7 @@ def open_segments(
             places[me],
             places[p],
             len(here),
+            partial(stamp, p),
         )
         for p, neighbour in found.items()
     }

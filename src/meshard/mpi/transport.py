@@ -2,7 +2,7 @@
 
 Who shares a host with this process is reached through memory (`segments`), others by messages of
 MPI (`messages`). Both ends know all shapes from the same plan, so that nothing but data is sent.
-All that waits is a generator; they go on in turn, and a deadline ends the wait.
+All that waits is a generator; they go on in turn, and the lookout ends a wait that is in vain.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import os
 import pickle
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
 
-from meshard.errors import TransportError
+from meshard.runtime.agreement import Agreement
+from meshard.runtime.lookout import Lookout
 from meshard.runtime.transport import Lent, Table, Taken
 from meshard.runtime.types import Block
 
 from .messages import Messages
 from .segments import Segments
+from .watch import MpiLetters
 
 __all__ = ["MpiTransport"]
 
@@ -49,6 +52,9 @@ class MpiTransport:
         self.deadline = deadline
         self.index: int = self._comm.Get_rank()
         self.count: int = self._comm.Get_size()
+        self.letters = MpiLetters(communicator)
+        agreement = Agreement(self.index, self.count, self.barrier)
+        self.lookout = Lookout(agreement, self.letters, deadline)
         self.hosts: tuple[int, ...] | None = None
         self._near: Segments | None = None
         self.settle(table or Table())
@@ -56,7 +62,7 @@ class MpiTransport:
     def settle(self, table: Table) -> None:
         """Move by this table from now on."""
         self.table = table
-        self._messages = Messages(self._comm, table)
+        self._messages = Messages(self._comm, table, self.lookout.agreement.stamp)
 
     def reach(self, near: Segments | None, hosts: tuple[int, ...] | None) -> None:
         """Move through memory what passes between processes of one host, from now on."""
@@ -132,9 +138,10 @@ class MpiTransport:
         """Go on with each job where it can go on, until all are done.
 
         Raises:
-            TransportError: if MPI reports a failure, or the deadline has passed.
+            TransportError: if MPI reports a failure, a process has ended or diverged, or the
+                deadline has passed.
         """
-        begun = 0.0
+        lookout, begun, peers = self.lookout, 0.0, _peers(jobs)
         try:
             while True:
                 left = []
@@ -143,29 +150,24 @@ class MpiTransport:
                         left.append(job)
                         break
                 if not left:
-                    return
+                    break
                 jobs = left
                 now = time.monotonic()
                 if not begun:
                     begun = now
-                waited = now - begun
-                if waited > self.deadline:
-                    raise TransportError(
-                        f"Process {self.index} has waited {self.deadline:g} s for processes "
-                        f"{_named(jobs)}. Is one of them dead or hanging, or do they run other "
-                        "operations? MESHARD_TIMEOUT sets the seconds."
-                    )
-                if waited < _EAGER_SECONDS and hasattr(os, "sched_yield"):
+                    lookout.begin()
+                if now - begun < _EAGER_SECONDS and hasattr(os, "sched_yield"):
                     os.sched_yield()
                 else:
                     time.sleep(1e-4)
+                    lookout.look(partial(_peers, jobs))
         except MPI.Exception as error:
-            raise TransportError(
-                f"Process {self.index}: MPI failed in a message with one of processes "
-                f"{_named(jobs)}: {error.Get_error_string()}."
-            ) from error
+            lookout.failed(_peers(jobs), error.Get_error_string())
+        if begun:
+            lookout.end()
+        lookout.met(peers)
 
 
-def _named(jobs: Sequence[Job]) -> str:
-    """Return the peers that jobs wait for."""
-    return ", ".join(map(str, sorted({entry[0] for peers, _ in jobs for entry in peers})))
+def _peers(jobs: Sequence[Job]) -> list[int]:
+    """Return the processes that jobs wait for."""
+    return sorted({entry[0] for peers, _ in jobs for entry in peers})

@@ -19,6 +19,8 @@ from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ConcretizationError, DtypeError
 from meshard.runtime import primitive
+from meshard.runtime.agreeing import token_of
+from meshard.runtime.agreement import Agreement, Token
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
 from meshard.runtime.ledger import wired
@@ -67,6 +69,9 @@ class Eager:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, (as_array(operands[0]), *operands[1:]), params)
             found = _decide(world, name, key[2:], params)
+            token = token_of(world, name, params, key[2:])
+            if token is not None and world.agreement is not None:
+                found = partial(_agreed, world.agreement, token, found)
             world.decided(tuple(key), found)
         if world.profiles:
             return _timed(world, name, found, operands)
@@ -82,6 +87,18 @@ def _timed(world: RuntimeWorld, name: str, run: Runner, operands: tuple[Any, ...
         result = run(world, operands)
         ran_on([x.sharding for x in (result if isinstance(result, tuple) else (result,))])
     return result
+
+
+def _agreed(
+    agreement: Agreement,
+    token: Token,
+    runner: Runner,
+    world: RuntimeWorld,
+    operands: tuple[Any, ...],
+) -> Any:
+    """Run an operation on arrays that span processes, which all of them must run."""
+    agreement.enter(token)
+    return runner(world, operands)
 
 
 def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,8 +6,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import CodeType
 
-__all__ = ["at_line", "user_line"]
+__all__ = ["at_line", "is_ours", "line_of", "stated_line", "user_line"]
 
 _stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
 
@@ -24,7 +25,7 @@ def user_line() -> str:
     if stated is not None:
         return stated
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -39,5 +40,19 @@ def at_line(line: str) -> Iterator[None]:
         _stated.reset(token)
 
 
-def _is_ours(module: str) -> bool:
+def stated_line() -> str | None:
+    """Return the line that `at_line` states; None if it states none."""
+    return _stated.get()
+
+
+def line_of(code: CodeType, place: int) -> int:
+    """Return the line of a place in a function: a frame's ``f_lasti``, which is quick to take."""
+    for start, end, line in code.co_lines():
+        if line is not None and start <= place < end:
+            return line
+    return code.co_firstlineno
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module's frames are the library's own."""
     return module.partition(".")[0] in _OURS and not module.startswith(_USERS)

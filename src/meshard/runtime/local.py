@@ -20,6 +20,7 @@ class LocalTransport:
     index = 0
     count = 1
     hosts: tuple[int, ...] | None = None
+    lookout = None
 
     def __init__(self) -> None:
         self.table = Table()

@@ -25,6 +25,7 @@ from meshard.errors import ArgumentError, DtypeError, ShardingError
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
+from .agreeing import agree
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
@@ -269,6 +270,7 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
         return result
     value = as_host(x, what)
     kind = world.type_of(value.shape, value.dtype, sharding, True)
+    agree(world, what, (), (kind,))
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []
     for piece in kind.local:
@@ -295,6 +297,7 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
         BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
     """
     source, blocks = x._type, x._live()
+    agree(world, what, (), (source, kind))
     if source.layout == kind.layout:
         return Array(kind, blocks)
     if world.ledgers:
@@ -344,6 +347,7 @@ def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], w
     Raises:
         ShardingError: if a value has another shape or dtype than its piece; the index is named.
     """
+    agree(world, what, (), (kind,))
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []
     for piece in kind.local:

@@ -15,6 +15,7 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import CoverageError
 
+from .agreeing import meet
 from .array import Array
 from .make import needed_sharding, prefix_leaves
 from .place import as_host, filled
@@ -163,6 +164,7 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
             f"{_WHAT}: process {world.process_index} has no device of {sharding!r}; say "
             "global_shape=."
         )
+    meet(world, processes, _WHAT)
     told: list[Any] = world.transport.all_gather((value.shape, str(value.dtype)), processes)
     shapes: dict[int, Shape] = {p: s for p, (s, _) in zip(processes, told, strict=True)}
     if len({(len(shape), dtype) for shape, dtype in told}) > 1:

@@ -20,6 +20,7 @@ from meshard.plan.reshard import Leaf, Plan, install_runner
 from meshard.plan.route import Route
 from meshard.plan.topology import Topology
 
+from .agreeing import agree
 from .array import Array
 from .donate import SLAB, can_donate, run_part_donating
 from .execute import LARGE, Move, run_moves
@@ -164,6 +165,7 @@ def _moved_now(
             leaf._live()
             moving.append(number)
     types: list[tuple[ArrayType, Any]] = [(leaves[i]._type, kinds[i]) for i in moving]
+    agree(world, what, (("max_bytes", max_bytes),), tuple([t for pair in types for t in pair]))
     parts = [part_between(world, source, kind) for source, kind in types]
     if max_bytes is not None:
         _check_window(world, parts, types, max_bytes)

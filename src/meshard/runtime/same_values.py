@@ -16,6 +16,7 @@ import numpy as np
 from meshard.algebra.sharding import Sharding
 from meshard.errors import UnequalError
 
+from .agreeing import meet
 from .array import Array
 from .place import as_host, check_devices_exist
 from .traced import Traced
@@ -64,6 +65,7 @@ def check_same_values(
             together.setdefault(peers, []).append(number)
     for peers, numbers in together.items():
         mine = tuple(_told(leaves[i], what) for i in numbers)
+        meet(world, peers, f"`{what}`")
         told: list[Any] = world.transport.all_gather(mine, peers)
         if any(one != mine for one in told):
             paths = [".".join(map(str, path)) for path, _ in flatten_with_path(tree)[0]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -18,6 +17,8 @@ import numpy as np
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
 
+from .agreement import Agreement
+from .lookout import Lookout
 from .transport import Lent, Table, Taken
 from .types import Block
 from .world import RuntimeWorld
@@ -38,50 +39,62 @@ class _Post:
             (a, b): deque() for a in range(count) for b in range(count)
         }
         self.changed = threading.Condition()
+        self.letters: list[list[Any]] = [[] for _ in range(count)]
         self.failed: int | None = None
+        self.lost: set[int] = set()
         self.ended: set[int] = set()
 
-    def put(self, source: int, target: int, kind: str, letter: object) -> None:
+    def put(self, source: int, target: int, kind: str, stamp: int, letter: object) -> None:
         with self.changed:
-            self.boxes[source, target].append((kind, letter))
+            self.boxes[source, target].append((kind, stamp, letter))
             self.changed.notify_all()
 
-    def take(self, source: int, target: int, kind: str) -> Any:
-        box = self.boxes[source, target]
-        until = time.monotonic() + self.deadline
-        with self.changed:
-            while not box:
-                left = until - time.monotonic()
-                if self.failed is not None:
-                    who = (
-                        f"process {self.failed} has failed"
-                        if self.failed < self.count
-                        else "the caller was interrupted"
-                    )
-                    raise TransportError(
-                        f"Process {target} waits for a message of process {source}, but {who}."
-                    )
-                if source in self.ended:
-                    raise TransportError(
-                        f"Process {target} waits for a message of process {source}, which has "
-                        "ended its program. Do all processes run the same operations?"
-                    )
-                if left <= 0:
-                    raise TransportError(
-                        f"Process {target} has waited {self.deadline:g} s for a message of "
-                        f"process {source}. Do all processes run the same operations?"
-                    )
-                self.changed.wait(min(left, 0.05))
-            sent, letter = box.popleft()
-        if sent != kind:
+    def take(self, source: int, target: int, kind: str, lookout: Lookout) -> Any:
+        sent, stamp, letter = self._next(source, target, lookout)
+        if stamp != lookout.agreement.stamp(source):
+            lookout.suspect((source,))
+        if sent != kind or stamp != lookout.agreement.stamp(source):
             raise TransportError(
                 f"Process {target} expects {kind} of process {source}, which sent {sent}: the "
                 "processes have come out of step."
             )
+        lookout.met((source,))
         return letter
+
+    def _next(self, source: int, target: int, lookout: Lookout) -> tuple[str, int, Any]:
+        """Wait for the next message from a process."""
+        box = self.boxes[source, target]
+        waits = False
+        while True:
+            with self.changed:
+                if not box and waits:
+                    self.changed.wait(0.02)
+                gone, failed = source in self.ended, self.failed
+                found: tuple[str, int, Any] | None = box.popleft() if box else None
+            if found is not None:
+                break
+            if not waits:
+                waits = True
+                lookout.begin()
+            if failed is not None or gone:
+                lookout.last_look((source,))
+            if failed is not None:
+                who = (
+                    f"process {failed} has failed"
+                    if failed < self.count
+                    else "the caller was interrupted"
+                )
+                raise TransportError(
+                    f"Process {target} waits for a message of process {source}, but {who}."
+                )
+            lookout.look(lambda: (source,))
+        if waits:
+            lookout.end()
+        return found
 
     def fail(self, index: int) -> None:
         with self.changed:
+            self.lost.add(index)
             if self.failed is None:
                 self.failed = index
             self.changed.notify_all()
@@ -101,6 +114,32 @@ class _Post:
 
 
 @final
+class _Letters:
+    """The side channel of one simulated process."""
+
+    def __init__(self, post: _Post, index: int) -> None:
+        self._post = post
+        self._index = index
+
+    def post(self, peer: int, letter: object) -> None:
+        with self._post.changed:
+            self._post.letters[peer].append(letter)
+            self._post.changed.notify_all()
+
+    def collect(self) -> list[Any]:
+        with self._post.changed:
+            found = self._post.letters[self._index]
+            self._post.letters[self._index] = []
+        return found
+
+    def fate(self, peer: int) -> tuple[str, bool] | None:
+        return ("has failed", True) if peer in self._post.lost else None
+
+    def notice(self, text: str) -> None:
+        """Say nothing: there is one user for all."""
+
+
+@final
 class SimulatedTransport:
     """One simulated process's end of the post."""
 
@@ -112,6 +151,14 @@ class SimulatedTransport:
         self.count = post.count
         self.hosts: tuple[int, ...] | None = hosts
         self.table = table or Table()
+        agreement = Agreement(index, post.count, self.barrier)
+        self.lookout = Lookout(agreement, _Letters(post, index), post.deadline)
+
+    def _put(self, peer: int, kind: str, letter: object) -> None:
+        self._post.put(self.index, peer, kind, self.lookout.agreement.stamp(peer), letter)
+
+    def _take(self, peer: int, kind: str) -> Any:
+        return self._post.take(peer, self.index, kind, self.lookout)
 
     def exchange(
         self,
@@ -120,9 +167,9 @@ class SimulatedTransport:
     ) -> None:
         """Send copies of blocks, then wait for the peers'."""
         for peer, blocks in sends:
-            self._post.put(self.index, peer, "boxes", [np.array(b) for b in blocks])
+            self._put(peer, "boxes", [np.array(b) for b in blocks])
         for peer, blocks in receives:
-            letter = self._post.take(peer, self.index, "boxes")
+            letter = self._take(peer, "boxes")
             if len(letter) != len(blocks):
                 raise TransportError(
                     f"Process {self.index} expects {len(blocks)} boxes of process {peer}, which "
@@ -143,10 +190,10 @@ class SimulatedTransport:
             seen = block.view()
             seen.flags.writeable = False
             for peer in takers:
-                self._post.put(self.index, peer, "a replica", seen)
+                self._put(peer, "a replica", seen)
         found = []
         for owner, shape, dtype in taken:
-            block = self._post.take(owner, self.index, "a replica")
+            block = self._take(owner, "a replica")
             if block.shape != shape or block.dtype != dtype:
                 raise TransportError(
                     f"Process {self.index} expects a replica {dtype}{shape} of process {owner}, "
@@ -160,8 +207,8 @@ class SimulatedTransport:
         """Return a copy of every peer's object, this process's included."""
         letter = pickle.dumps(value)
         for peer in peers:
-            self._post.put(self.index, peer, "an object", letter)
-        return [pickle.loads(self._post.take(peer, self.index, "an object")) for peer in peers]
+            self._put(peer, "an object", letter)
+        return [pickle.loads(self._take(peer, "an object")) for peer in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all peers have come here."""
@@ -225,6 +272,7 @@ def simulate(
         try:
             with entered(world):
                 results[index] = program()
+            transport.lookout.goodbye()
             post.end(index)
         except BaseException as error:  # raised again in the caller's thread
             errors[index] = error

@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from .lookout import Lookout
 from .types import Block
 
 __all__ = ["Lent", "Table", "Taken", "Transport"]
@@ -60,6 +61,10 @@ class Transport(Protocol):
     count: int
     table: Table
     hosts: tuple[int, ...] | None
+
+    @property
+    def lookout(self) -> Lookout | None:
+        """What this process knows of the others while it waits; None if it is alone."""
 
     def exchange(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device, World, config, current, install_world_factory
 
+from .agreement import Agreement
 from .local import LocalTransport
 from .pages import Pages
 from .transport import Transport
@@ -27,6 +28,7 @@ class RuntimeWorld(World):
 
     Attributes:
         transport: how to reach the other processes.
+        agreement: what is kept of the operations run together with others; None without others.
         pages: memory for large blocks.
         workers: the thread pool.
         decisions: what was decided for each operation on each kind of operands.
@@ -50,6 +52,8 @@ class RuntimeWorld(World):
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
         self.transport = transport
+        lookout = transport.lookout
+        self.agreement: Agreement | None = None if lookout is None else lookout.agreement
         self.pages = Pages()
         self.workers = Workers()
         self.decisions: dict[Hashable, Any] = {}

@@ -17,6 +17,7 @@ from meshard.algebra.layout import even_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.agreeing import agree
 from meshard.runtime.array import Array
 from meshard.runtime.place import home, placed
 from meshard.runtime.types import ArrayType
@@ -130,6 +131,7 @@ def _entered_whole(
     sharding, kind, pieces = found
     if x is None:
         return Grid(body, kind, (None,) * len(pieces))
+    agree(scope.world, "shard_map", (("in_spec", spec),), (type,))
     if type.sharding is not sharding:
         x = placed(x, sharding, what="shard_map")
     blocks = x._live()

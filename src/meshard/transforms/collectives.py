@@ -20,6 +20,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
+from meshard.runtime.agreement import call_text
 from meshard.runtime.array import Array
 from meshard.runtime.ledger import communicated
 from meshard.runtime.types import ArrayType
@@ -41,6 +42,7 @@ from .exchanges import (
 from .grid import Grid
 from .noting import Told, laid, laying_wires
 from .scope import Extent, GridKind, Scope
+from .sharing import collective
 
 Groups = tuple[tuple[int, ...], ...] | None
 Plan = Callable[[Field, Axes], Exchange | Fold]
@@ -203,6 +205,7 @@ def _row(
         dtype = kind.dtype
         plans: dict[Extent, Any] = {}
         array = kind.type.str_short()
+        call = f"{call_text(name, tuple(params.items()))} of {kind.str_short()}"
 
         def planned(over: Extent) -> Any:
             extent = scope.extent((*kind.extent, *real, *over))
@@ -236,6 +239,7 @@ def _row(
                 body.notes.append(Told(array, wire.kind, axes, scope.mesh, told))
             if world.ledgers and (active is None or active):
                 communicated(world, wire.kind, axes, wire.of(active), name, array=array)
+            collective(scope, call, pieces[0].rest, active)
             found = (inner or pieces[0].run)(cells, active)
             if factor != 1:
                 found = _scaled(found, factor)

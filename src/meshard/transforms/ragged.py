@@ -38,6 +38,7 @@ from .exchanges import Active, Exchange, Field, plan_gather
 from .grid import Grid
 from .noting import Told, laid, laying_wires
 from .scope import Extent, GridKind, Scope
+from .sharing import collective
 
 Axes = tuple[str, ...]
 Tables = Mapping[int, Any]
@@ -261,6 +262,7 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
     world, dtype = scope.world, output.dtype
     told = repr(axes[0]) if len(axes) == 1 else repr(axes)
     name, array = _NAME, output.type.str_short()
+    text = f"`{name}` over {told} of {', '.join([k.str_short() for k in (operand, output, table)])}"
     laying = _Laid(scope, operand, output, table) if scope.auto else None
     plans: dict[Any, _Planned] = {}
 
@@ -314,6 +316,7 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
             active = frozenset(active_groups(scope, mask.grid, plan.rest))
             if not active:
                 return Grid(body, plan.out, (None,) * scope.count(plan.extent))
+        collective(scope, text, plan.rest, active)
         if world.ledgers:
             communicated(world, "all-gather", axes, plan.wire.of(active), name, array=array)
         lists = given[2] if laying is None else laying.tables(given[2], mask is None)

@@ -16,6 +16,7 @@ from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.plan.topology import Topology
 from meshard.runtime import trees
+from meshard.runtime.agreeing import agreed
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import function
@@ -32,6 +33,7 @@ from .jit_devices import captured_beside, check_devices
 from .jit_trace import Trace, array_of, placed_kind, read_arguments
 from .lower import lower
 from .program import listing
+from .sharing import program
 from .tracing import anywhere
 
 __all__ = ["ArgInfo", "Compiled", "Entry", "Lowered", "Traced"]
@@ -90,6 +92,7 @@ class Entry:
         self._looked_at = (
             sorted(trace.used) if len(trace.used) > len(read_arguments(trace.program)) else []
         )
+        self._shared: tuple[tuple[int, ...], str] | None = None
         self._renewed = [i for i, s in enumerate(self.executable.results) if s in passed]
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
@@ -100,6 +103,11 @@ class Entry:
             if type(leaves[number]) is Array:
                 leaves[number]._live()
         donated = self._given_up(leaves) if self._donated else ()
+        if world.agreement is not None:
+            if self._shared is None:
+                self._shared = program(self.executable)
+            members, told = self._shared
+            agreed(world, members, told, f"`{self.trace.what}`")
         found = self.executable.run(world, [*self.captured, *leaves])
         for number in self._renewed:
             x = found[number]
