@@ -7,7 +7,8 @@ when the program was lowered, so that a call costs little more than its kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, final
 
 from meshard.plan.traffic import Wire
@@ -18,7 +19,7 @@ from meshard.runtime.profile import timed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .program import Eqn, Var
+from .program import Eqn, Listed, Var, listing
 
 __all__ = ["Executable", "Kind", "Step", "brought"]
 
@@ -70,7 +71,7 @@ class Executable:
         outputs: the types of what it returns.
         steps: the steps in order.
         results: the slots of what it returns.
-        text: makes the program a listing, with how each value lies.
+        listed: returns what runs as a program to be printed, with how each value lies.
         kinds: what each variable of the program is.
     """
 
@@ -83,11 +84,11 @@ class Executable:
         numbers: dict[int, Any],
         slots: int,
         results: Sequence[int],
-        text: Callable[[], str],
+        listed: Callable[[], Listed],
         kinds: Mapping[Var, Kind],
     ) -> None:
         self.name = name
-        self.text = text
+        self.listed = listed
         self.kinds = kinds
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -133,6 +134,14 @@ class Executable:
             self._tell(error, number)
             raise
         return [slots[i] for i in self.results]
+
+    def text(self, called: Mapping[Var, str] = MappingProxyType({})) -> str:
+        """Return what runs as a listing, with how each value lies and what moves.
+
+        Args:
+            called: for some variables what they are called in the user's program.
+        """
+        return listing(replace(self.listed(), called=called))
 
     def _tell(self, error: Exception, number: int) -> None:
         if number < len(self.steps):

@@ -24,6 +24,7 @@ from .reasons import Notice
 __all__ = ["Communication", "ExplainedStep", "Explanation"]
 
 _WIDTH = 120
+_INDENT = "\u2003"
 _ROWS = 80
 _WARNINGS = 20
 
@@ -229,7 +230,7 @@ class Explanation:
             self.devices,
             list(self._bars()),
             _head(self._loops),
-            [_cells(s, self._loops) for s in self.steps],
+            [[c.replace("  ", _INDENT) for c in _cells(s, self._loops)] for s in self.steps],
             self._texts,
         )
 
@@ -281,8 +282,9 @@ class Explanation:
         head = _head(self._loops)
         rows = [_cells(s, self._loops) for s in self._shown]
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        if sum(widths) + 2 * (len(widths) - 1) > _WIDTH:
-            rows = [_cells(s, self._loops, size_text) for s in self._shown]
+        if sum(widths) + 2 * (len(widths) - 1) > _WIDTH:  # pages and JSON have all of it
+            head = head[:-1]
+            rows = [_cells(s, self._loops, size_text)[:-1] for s in self._shown]
         lines = [self._headline]
         if rows:
             lines.append(aligned([head, *rows], self._texts, _WIDTH))

@@ -29,7 +29,7 @@ from .calls import ArrayCall, ConstraintCall
 from .executable import Executable, Kind, Run, Step, brought
 from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
-from .program import Atom, Eqn, Literal, Program, Var, lies, listing
+from .program import Atom, Eqn, Listed, Literal, Program, Var, lies
 from .tracing import anywhere
 from .wishes import wishes
 
@@ -410,11 +410,39 @@ class _Lowering:
         kinds = [self.kind(x) for x in outputs]
         name = self.program.name
         return Executable(
-            name, self.given, kinds, steps, numbers, count, results, self._text, self.kinds
+            name,
+            self.given,
+            kinds,
+            steps,
+            numbers,
+            count,
+            results,
+            partial(self._listed, outputs),
+            self.kinds,
         )
 
-    def _text(self) -> str:
-        return listing(self.program, {v: lies(k) for v, k in self.kinds.items()})
+    def _listed(self, outputs: Sequence[Atom]) -> Listed:
+        """Return what runs as a program to be printed."""
+        own = self.program
+        eqns = [eqn for group in self._groups for eqn in group.eqns]
+        notes, parts = {}, {}
+        for group in self._groups:
+            moving = [w for w in group.wires if any(w.received.values())]
+            if moving:
+                notes[id(group.eqns[-1])] = ", ".join(map(_moving, moving))
+            if group.parts:
+                parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]
+        return Listed(
+            Program(own.captured, own.inputs, tuple(eqns), tuple(outputs), own.name),
+            {v: lies(k) for v, k in self.kinds.items()},
+            notes,
+            parts,
+        )
+
+
+def _moving(wire: Wire) -> str:
+    kind = f"{wire.kind} {','.join(wire.axes)}".rstrip()
+    return f"{kind}: {max(wire.received.values()):,} bytes to a device"
 
 
 def _first(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:

@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import Any, Protocol, final
 
 from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.runtime.callers import at_line
 from meshard.runtime.primitive import Params, bind
@@ -29,6 +30,7 @@ __all__ = [
     "Atom",
     "Call",
     "Eqn",
+    "Listed",
     "Literal",
     "Program",
     "Var",
@@ -41,6 +43,7 @@ __all__ = [
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MOST = 60
+_WIDEST = 100
 _NOTHING = contextlib.nullcontext()
 
 
@@ -245,6 +248,9 @@ def shown(value: object) -> str:
         text = "(" + ", ".join(map(shown, value)) + ("," if len(value) == 1 else "") + ")"
     elif callable(value) and hasattr(value, "__name__"):
         text = value.__name__
+    elif isinstance(value, PartitionSpec | NamedSharding):
+        spec = value if isinstance(value, PartitionSpec) else value.spec
+        text = repr(spec).replace(",)", ")")
     else:
         text = " ".join(str(value).split())
     return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
@@ -256,7 +262,7 @@ def lies(kind: object) -> str:
     if sharding is None:
         return ""
     if isinstance(sharding, NamedSharding):
-        return repr(sharding.spec).replace(",)", ")")
+        return shown(sharding.spec)
     count = sharding.num_devices
     if count == 1:
         return "anywhere" if not getattr(kind, "committed", True) else "on one device"
@@ -269,55 +275,96 @@ def _names() -> Iterator[str]:
             yield "".join(letters)
 
 
-def listing(program: Program, told: Mapping[Var, str] | None = None) -> str:
-    """Return a program as text.
+@final
+@dataclass(frozen=True)
+class Listed:
+    """A program, and what a listing tells of it besides.
 
-    Args:
+    Attributes:
         program: the program.
         told: for some variables what is told after their types, such as how they lie.
+        notes: for some operations, by identity, what is told behind their lines.
+        parts: for some operations, by identity, the programs that they run, in the place of those
+            that they hold.
+        called: for some variables what they are called in the user's program.
     """
+
+    program: Program
+    told: Mapping[Var, str] = field(default_factory=dict)
+    notes: Mapping[int, str] = field(default_factory=dict)
+    parts: Mapping[int, Sequence[tuple[str, Listed]]] = field(default_factory=dict)
+    called: Mapping[Var, str] = field(default_factory=dict)
+
+    def parts_of(self, eqn: Eqn) -> Sequence[tuple[str, Listed]]:
+        """Return the programs that an operation runs."""
+        found = self.parts.get(id(eqn))
+        if found is None and eqn.call is not None:
+            found = [(part, Listed(inner)) for part, inner in eqn.call.programs]
+        return found or ()
+
+
+def listing(program: Program | Listed) -> str:
+    """Return a program as text."""
     names: dict[Var, str] = {}
     fresh = _names()
-    told = told or {}
 
     def name(var: Var) -> str:
         if var not in names:
             names[var] = next(fresh)
         return names[var]
 
-    def typed(var: Var) -> str:
-        more = told.get(var)
-        return f"{name(var)}: {var.str_short()}" + (f" {more}" if more else "")
-
-    return "\n".join(_lines(program, name, typed, ""))
+    whole = program if isinstance(program, Listed) else Listed(program)
+    return "\n".join(_lines(whole, name, ""))
 
 
-def _lines(
-    program: Program, name: Callable[[Var], str], typed: Callable[[Var], str], indent: str
-) -> list[str]:
+def _lines(listed: Listed, name: Callable[[Var], str], indent: str) -> list[str]:
+    program = listed.program
+
     def read(atom: Atom) -> str:
         return repr(atom.value) if isinstance(atom, Literal) else name(atom)
 
-    given = ", ".join(map(typed, program.inputs))
-    captured = ", ".join(map(typed, program.captured))
-    head = f"{indent}{program.name}({given})" + (f" with {captured}" if captured else "") + ":"
+    def typed(var: Var) -> str:
+        more = listed.told.get(var)
+        return f"{name(var)}: {var.str_short()}" + (f" {more}" if more else "")
+
+    lines = _head(listed, typed, indent)
     rows: list[tuple[str, str]] = []
     for eqn in program.eqns:
         left = ", ".join(map(typed, eqn.outputs))
-        rows.append((f"{indent}    {left} = {_told(eqn, read)}", short_line(eqn.line)))
-    width = min(100, max((len(text) for text, _ in rows), default=0))
-    lines = [head]
+        note = listed.notes.get(id(eqn))
+        where = short_line(eqn.line) + (f"; {note}" if note else "")
+        rows.append((f"{indent}    {left} = {_told(eqn, read)}", where))
+    width = min(_WIDEST, max((len(text) for text, _ in rows), default=0))
     for eqn, (text, where) in zip(program.eqns, rows, strict=True):
         lines.append(f"{text:<{width}}  # {where}")
-        for part, inner in eqn.call.programs if eqn.call is not None else ():
-            inside = _lines(inner, name, typed, indent + " " * 8)
-            own = inside[0].lstrip().removeprefix(inner.name)
+        for part, inner in listed.parts_of(eqn):
+            inside = _lines(inner, name, indent + " " * 8)
+            own = inside[0].lstrip().removeprefix(inner.program.name)
             lines += [f"{indent}        {part}{own}", *inside[1:]]
     return [*lines, f"{indent}    return {', '.join(map(read, program.outputs)) or 'nothing'}"]
 
 
+def _head(listed: Listed, typed: Callable[[Var], str], indent: str) -> list[str]:
+    """Return the lines that name a program and its operands; each has its own if they are many."""
+    program = listed.program
+    given = list(map(typed, program.inputs))
+    captured = list(map(typed, program.captured))
+    more = f" with {', '.join(captured)}" if captured else ""
+    head = f"{indent}{program.name}({', '.join(given)}){more}:"
+    if len(head) <= _WIDEST or not given:
+        names = ", ".join([listed.called[v] for v in program.inputs if v in listed.called])
+        return [f"{head}  # {names}" if names else head]
+    rows = []
+    for var, text in zip(program.inputs, given, strict=True):
+        rows.append((f"{indent}    {text},", listed.called.get(var, "")))
+    width = max((len(text) for text, _ in rows), default=0)
+    lines = [f"{text:<{width}}  # {what}".rstrip(" #") for text, what in rows]
+    return [f"{indent}{program.name}(", *lines, f"{indent}){more}:"]
+
+
 def _told(eqn: Eqn, read: Callable[[Atom], str]) -> str:
     details: list[tuple[str, Any]] = list(eqn.params if eqn.call is None else eqn.call.details)
-    params = ", ".join(f"{k}={shown(v)}" for k, v in details)
+    # What is None or False was left as it is by default.
+    params = ", ".join(f"{k}={shown(v)}" for k, v in details if v is not None and v is not False)
     operands = " ".join(map(read, eqn.inputs))
     return f"{eqn.name}{f'[{params}]' if params else ''} {operands}".rstrip()

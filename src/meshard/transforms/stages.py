@@ -239,8 +239,9 @@ class _Placed(_Stage):
         return self._entry.executable
 
     def as_text(self) -> str:
-        """Return the program as a listing, with how each value lies."""
-        return self.executable.text()
+        """Return what runs as a listing, with how each value lies and what moves."""
+        trace = self._trace
+        return self.executable.text(dict(zip(trace.program.inputs, trace.told, strict=True)))
 
     def cost_analysis(self) -> dict[str, float]:
         """Return estimates: ``"flops"``, ``"bytes accessed"``, ``"bytes communicated"``.
