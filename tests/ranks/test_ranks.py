@@ -37,6 +37,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         *("reshard", "reference_reshard", "split_concatenate", "make", "process_local", "place"),
         *("sort", "fft", "ledger", "control_flow", "array", "create", "named_axes", "ragged"),
         *("scan", "linalg", "plan_reshard", "dynamic", "execute", "eval_shape", "structs"),
+        *("jit", "jit_jax", "jit_examples", "parallel_outputs"),
     ),
     (3, 3, 2): (
         "reduce",
@@ -51,7 +52,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
     ),
     (2, 2, 2, 2): (
         *("examples", "collectives", "shard_map", "move", "index", "reshard", "process_local"),
-        *("place", "sort", "ledger", "gda"),
+        *("place", "sort", "ledger", "gda", "jit"),
     ),
     (1,) * 8: ("process_local", "reshard", "ledger", "exchanges"),
 }
