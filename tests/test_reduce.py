@@ -64,6 +64,25 @@ def test_axes_and_keepdims(name):
         np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
+def test_partial_results_that_two_processes_have_and_a_third_needs():
+    x = np.random.default_rng(3).normal(size=(6, 5, 7))
+
+    def body() -> Any:
+        devices = np.array(meshard.devices())[[[0, 2], [3, 4], [5, 1]]]
+        a = put(x, "i", on=Mesh(devices, ("i", "j")))
+        return fetched([a.sum(0), a.max(0), a.sum((0, 2)), a.sum(), mnp.argmin(a, 0), a.var(0)])
+
+    expected = alone(body, 6)
+    for one, known in zip(
+        expected,
+        [x.sum(0), x.max(0), x.sum((0, 2)), x.sum(), x.argmin(0), x.var(0)],
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, known, rtol=1e-12)
+    for found in simulate(3, 2, body, deadline=30):
+        same(found, expected)
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("var", "std", "mean")])
 @pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i4", "u8", "f2", "f4", "f8", "F", BF16, F8])
 def test_dtypes(name, dtype):

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.box import Index
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement
@@ -30,6 +31,8 @@ from meshard.runtime.world import RuntimeWorld
 from .registry import Dtype
 
 __all__ = ["Reduction", "combined", "combined_across", "plan_reduction"]
+
+Shape = tuple[int, ...]
 
 _SMALL = 1 << 16
 _PIECE = 1 << 18
@@ -59,11 +62,19 @@ class Reduction:
     @cached_property
     def routes(self) -> _Routes:
         """Who sends what to whom, where partial results are small."""
-        sends = [(m.peer, tuple([c.origin for c in m.copies])) for m in self.gather.sends]
+        sends = [
+            (m.peer, tuple([(c.origin, c.shape[1:], c.region[1:]) for c in m.copies]))
+            for m in self.gather.sends
+        ]
         receives = []
         for message in self.gather.receives:
-            places = tuple([(c.piece, c.target[0].start, c.shape[1:]) for c in message.copies])
-            receives.append((message.peer, places))
+            places = []
+            for c in message.copies:
+                recipe = self.gather.recipes[c.piece]
+                assert recipe is not None
+                box = None if c.shape[1:] == recipe.shape[1:] else c.target[1:]
+                places.append((c.piece, c.target[0].start, recipe.shape[1:], box))
+            receives.append((message.peer, tuple(places)))
         own = [
             None if recipe is None else [(c.target[0].start, c.origin) for c in recipe.copies]
             for recipe in self.gather.recipes
@@ -77,14 +88,16 @@ class _Routes:
     """How small partial results reach those who combine them.
 
     Attributes:
-        sends: for each peer the pieces of the partial layout that it gets.
-        receives: for each peer the result's piece, the cell and the shape of what it sends.
+        sends: for each peer the pieces of the partial layout of which it gets a box: the box's
+            shape and place.
+        receives: for each peer what it sends: the result's piece, the cell and its shape, and the
+            box of it; None for all of it. Where several processes have it, each sends a box.
         own: for each piece of the result the cells that are here, and their partial pieces; None
             for a piece that is not held here.
     """
 
-    sends: tuple[tuple[int, tuple[int, ...]], ...]
-    receives: tuple[tuple[int, tuple[tuple[int, int, tuple[int, ...]], ...]], ...]
+    sends: tuple[tuple[int, tuple[tuple[int, Shape, Index], ...]], ...]
+    receives: tuple[tuple[int, tuple[tuple[int, int, Shape, Index | None], ...]], ...]
     own: tuple[list[tuple[int, int]] | None, ...]
 
 
@@ -231,13 +244,16 @@ def _combined_small(
     receives: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.receives]
     for k, dtype in enumerate(dtypes):
         mine = {i: np.asarray(parts[k], dtype) for i, parts in own.items()}
-        for (_, blocks), (_, origins) in zip(sends, routes.sends, strict=True):
-            blocks += [mine[i] for i in origins]
+        for (_, blocks), (_, boxes) in zip(sends, routes.sends, strict=True):
+            blocks += [mine[i] if mine[i].shape == s else _box(mine[i], r) for i, s, r in boxes]
         for (_, blocks), (_, places) in zip(receives, routes.receives, strict=True):
-            for piece, cell, shape in places:
-                block = np.empty(shape, dtype)
-                blocks.append(block)
-                found[piece][cell][k] = block  # type: ignore[index]
+            for piece, cell, shape, box in places:
+                cells = found[piece]
+                assert cells is not None
+                if box is None or cells[cell][k] is None:
+                    cells[cell][k] = np.empty(shape, dtype)
+                block = cells[cell][k]
+                blocks.append(block if box is None else _box(block, box))
         for cells, here in zip(found, routes.own, strict=True):
             if cells is not None and here is not None:
                 for cell, origin in here:
@@ -250,3 +266,9 @@ def _combined_small(
         else tuple([np.asarray(b) for b in combined(world, combine, [tuple(c) for c in cells])])
         for cells in found
     ]
+
+
+def _box(block: Block, index: Index) -> Block:
+    place: tuple[Any, ...] = (*index, ...)
+    box: Block = block[place]
+    return box
