@@ -20,6 +20,17 @@ def test_the_example_runs_and_prints_what_it_says() -> None:
     assert any(re.search(r"ppermute +permute +x +float64\[1,16\]", line) for line in drawing)
 
 
+def test_the_table_of_explain_is_what_it_prints(tmp_path: Path) -> None:
+    text = README.read_text()
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    (promised,) = re.findall(r"```text\n(head: .*?)```", text, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert promised.strip() in done.stdout
+
+
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     commands = re.findall(r"^\$ make (\w+)", README.read_text(), re.MULTILINE)
     makefile = README.with_name("Makefile").read_text()

@@ -26,6 +26,7 @@ __all__ = ["Communication", "ExplainedStep", "Explanation"]
 _WIDTH = 120
 _INDENT = "\u2003"
 _ROWS = 80
+_NAMES = 3
 _WARNINGS = 20
 
 
@@ -287,7 +288,8 @@ class Explanation:
             rows = [_cells(s, self._loops, size_text)[:-1] for s in self._shown]
         lines = [self._headline]
         if rows:
-            lines.append(aligned([head, *rows], self._texts, _WIDTH))
+            table = aligned([head, *rows], self._texts, _WIDTH)
+            lines += [line.rstrip() for line in table.split("\n")]
         rest = len(self.steps) - len(rows)
         if rest:
             lines.append(f"and {rest:,} more steps, which move nothing")
@@ -340,7 +342,7 @@ def _cells(
     lies = _brief(after if before in (after, "") else f"{before} -> {after}")
     return (
         short_line(s.line) or "-",
-        f"{s.number} {'  ' * s.depth}{s.name}",
+        f"{s.number} {'  ' * s.depth}{_short(s.name)}",
         s.local,
         lies,
         moves or "-",
@@ -348,6 +350,12 @@ def _cells(
         *amounts,
         size_text(s.live_bytes),
     )
+
+
+def _short(name: str) -> str:
+    """Return the name of a step, of many operations the first and the last."""
+    names = name.split("+")
+    return name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
 
 
 def _brief(lies: str) -> str:
