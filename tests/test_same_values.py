@@ -153,3 +153,13 @@ def test_bytes_that_hold_nothing_do_not_count(dtype: Any) -> None:
     other[...] = value  # the padding may stay
     assert digest(other) == digest(value)
     assert digest(other * 2) != digest(value)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint2"])
+def test_bits_that_hold_nothing_do_not_count(name: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    value = np.array([0, 1, 1, 0]).astype(dtype)
+    other = (value.view(np.uint8) | 0x80).view(dtype)
+    assert (other == value).all()
+    assert digest(other) == digest(value)
+    assert digest(other[:3]) != digest(value[1:])

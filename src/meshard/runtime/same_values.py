@@ -86,6 +86,8 @@ def digest(value: Block) -> bytes:
     which costs little more than reading them.
     """
     found = hashlib.blake2b(digest_size=16)
+    if value.dtype.itemsize == 1 and value.dtype.type.__module__ == "ml_dtypes":
+        value = value.astype(np.float32)  # of a byte the shortest kinds use some bits only
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     if value.dtype.type in _PADDED and np.finfo(np.longdouble).nmant == 63:
         part = np.dtype(np.longdouble).itemsize  # of which ten bytes are the number
