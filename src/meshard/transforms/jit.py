@@ -155,7 +155,7 @@ class Jitted:
     def __repr__(self) -> str:
         return f"<jit of {self._f!r}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program for such arguments, which is made if there is none yet."""
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
@@ -238,7 +238,7 @@ class Jitted:
 
     # ahead of time
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
         world = here()
         rest, named, statics = self._arguments.parted(args, kwargs)
@@ -254,11 +254,11 @@ class Jitted:
                 kinds.append(made._type)
         return Traced(world, self._trace(world, rest, named, statics, tree, kinds), kinds)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Return the program for such arguments, lowered onto how they lie."""
         return self.trace(*args, **kwargs).lower()
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the shapes and dtypes of the results, without computing them."""
         rest, named, statics = self._arguments.parted(args, kwargs)
 

@@ -40,9 +40,8 @@ class Statics:
                 try:
                     hash(value)
                 except TypeError as error:
-                    place = f"argument {name}" if isinstance(name, int) else repr(name)
                     raise ArgumentError(
-                        f"{what}: the static argument {place} is {value!r} of type "
+                        f"{what}: the static argument {name!r} is {value!r} of type "
                         f"{type(value).__name__}, which is not hashable, so that no program can be "
                         "kept for it. Non-hashable static arguments are not supported: give a "
                         "tuple instead of a list, or pass it as an array."
