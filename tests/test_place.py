@@ -10,7 +10,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.errors import ArgumentError, DtypeError, ShardingError
+from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShardingError
 from meshard.runtime import place
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
@@ -245,3 +245,35 @@ def test_large_values_are_copied_in_parts():
         np.testing.assert_array_equal(np.asarray(put(tall)), tall)
 
     alone(body)
+
+
+def test_a_local_part_that_is_passed_as_the_whole_is_said_to_be_one():
+    told: list[str] = []
+
+    def body() -> None:
+        local = np.ones((4, 2))  # each process's half of (8, 2)
+        whole = NamedSharding(meshard.make_mesh((8,), ("x",)), P("x"))
+        mapped = meshard.shard_map(lambda x: x, mesh=whole.mesh, in_specs=P("x"), out_specs=P("x"))
+        for use in (lambda: meshard.device_put(local, whole), lambda: mapped(local)):
+            with pytest.raises(IndivisibleError) as caught:
+                use()
+            told.append(str(caught.value))
+
+    simulate(2, 4, body, deadline=20)
+    assert len(told) == 4
+    for text in told:
+        assert text.endswith(
+            "In a program of several processes values are global arrays, not the local part of "
+            "each: make one from local data with meshard.make_array_from_process_local_data."
+        )
+    assert sum("device_put: NamedSharding(mesh=Mesh('x': 8), spec=P('x',)" in t for t in told) == 2
+    law = "the global size of its dimension 0 should be divisible by 8, but it is equal to 4"
+    assert sum(law in t for t in told) == 2
+    assert sum("args[0] (parameter 'x') of shape (4, 2) has in_specs" in t for t in told) == 2
+    with pytest.raises(IndivisibleError) as caught:
+        alone(
+            lambda: meshard.device_put(
+                np.ones((4, 2)), NamedSharding(meshard.make_mesh((8,), ("x",)), P("x"))
+            )
+        )
+    assert "several processes" not in str(caught.value)

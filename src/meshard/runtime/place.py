@@ -21,7 +21,7 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, DtypeError, ShardingError
+from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShardingError
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
@@ -35,6 +35,7 @@ from .types import KEY, ArrayType, Block
 from .world import RuntimeWorld, here
 
 __all__ = [
+    "GLOBAL",
     "as_array",
     "as_host",
     "as_sharding",
@@ -50,6 +51,11 @@ __all__ = [
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
 _CHUNK = 4 << 20
+GLOBAL = (
+    "In a program of several processes values are global arrays, not the local part of each: make "
+    "one from local data with meshard.make_array_from_process_local_data."
+)
+"""What is said where a host-local array may have been passed as a global one."""
 _MOST_KNOWN = 4096
 
 
@@ -269,7 +275,12 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
             x._discard("donated to device_put")
         return result
     value = as_host(x, what)
-    kind = world.type_of(value.shape, value.dtype, sharding, True)
+    try:
+        kind = world.type_of(value.shape, value.dtype, sharding, True)
+    except IndivisibleError as error:
+        if not spans(world, sharding):
+            raise
+        raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
     agree(world, what, (), (kind,))
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []

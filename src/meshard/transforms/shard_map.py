@@ -28,7 +28,7 @@ from meshard.errors import (
     TreeError,
 )
 from meshard.runtime import trees
-from meshard.runtime.place import as_array
+from meshard.runtime.place import GLOBAL, as_array
 from meshard.runtime.primitive import innermost, interpreting
 from meshard.runtime.world import here
 
@@ -411,13 +411,14 @@ class _Mapped:
             if x.shape[dim] % count:
                 axis = repr(axes[0]) if len(axes) == 1 else repr(axes)
                 more = -x.shape[dim] % count
+                local = f" {GLOBAL}" if scope.world.process_count > 1 else ""
                 raise IndivisibleError(
                     f"shard_map of {self._name!r}: {self._argument(args, number)} of shape "
                     f"{x.shape} has in_specs {spec!r}, which splits dim {dim} of size "
                     f"{x.shape[dim]} over the mesh axis {axis} of size {count}, but {count} does "
                     f"not evenly divide {x.shape[dim]}: the body has one local shape. Pad the dim "
                     f"by {more} with meshard.numpy.pad, or write it with global operations, which "
-                    "take uneven shards."
+                    f"take uneven shards.{local}"
                 )
 
     def _argument(self, args: tuple[Any, ...], number: int) -> str:
