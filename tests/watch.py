@@ -45,8 +45,11 @@ def watched() -> Iterator[Watch]:
         return empty(shape, dtype)
 
     def counted_reachable(shape: Any, dtype: Any) -> Any:
-        seen.blocks.append(math.prod(shape))
-        return reachable(shape, dtype)
+        counted = len(seen.blocks)
+        block = reachable(shape, dtype)
+        if len(seen.blocks) == counted:  # else it has called `empty`
+            seen.blocks.append(math.prod(shape))
+        return block
 
     transport.exchange = counted_exchange  # type: ignore[method-assign]
     pages.empty = counted_empty  # type: ignore[method-assign]
