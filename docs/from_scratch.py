@@ -2,8 +2,8 @@
 #
 # This is a text that runs. It builds a small library in which one array lies in pieces on many
 # devices, and you compute with it as if it were whole. Each part is some prose, some code, and a
-# few `assert`s. At the end there is a miniature of meshard: its names and its ideas, without all
-# that is not an idea. Run it: `python docs/from_scratch.py`. It needs only NumPy.
+# few `assert`s. At the end there is a miniature of meshard: its names and its ideas, and nothing
+# else. Run it: `python docs/from_scratch.py`. It needs only NumPy.
 #
 # There is one thought behind all of it:
 #
