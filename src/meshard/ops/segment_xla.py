@@ -23,7 +23,8 @@ __all__ = ["Compiled", "is_there"]
 
 _ALIGNED = 64
 _REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all"})
-_OTHER_NAMES = {"astype": "asarray", "invert": "bitwise_not"}
+_PLAIN = frozenset({"where", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"})
+"""Operations besides NumPy's ufuncs that XLA has by the same name."""
 
 
 def is_there() -> bool:
@@ -33,13 +34,17 @@ def is_there() -> bool:
 
 def _work(part: Piecewise) -> Callable[..., Any] | None:
     """Return what XLA is to do for an operation; None if it shall not."""
+    import jax
     import jax.numpy
 
     op, output = part.plan.op, part.output
     params = dict(part.plan.cells[0].params)
-    name = _OTHER_NAMES.get(op.name, op.name)
-    work = getattr(jax.numpy, name, None)
-    if output.dtype.kind not in "fiub" or output.dtype.names is not None or work is None:
+    if output.dtype.kind not in "fiub":
+        return None
+    if op.name == "astype":
+        return lambda x: x.astype(output.dtype)
+    work = getattr(jax.numpy, op.name, None) or getattr(jax.lax, op.name, None)
+    if work is None:
         return None
     if op.name in _REDUCTIONS:
         if set(params) - {"axis", "keepdims", "dtype"}:
@@ -50,7 +55,7 @@ def _work(part: Piecewise) -> Callable[..., Any] | None:
             return work(x, **keywords).astype(output.dtype)
 
         return reduced
-    if op.style != "ufunc" or params:
+    if (op.style != "ufunc" and op.name not in _PLAIN) or params:
         return None
     return lambda *xs: work(*xs).astype(output.dtype)
 
