@@ -125,6 +125,25 @@ PROGRAMS: dict[str, tuple[Any, tuple[tuple[Any, ...], ...], dict[str, Any]]] = {
         (("i", "j"),),
         {},
     ),
+    "groups": (
+        lambda x: over(
+            lambda v: (
+                lax.psum(v, "i", axis_index_groups=[[0, 1], [2, 3]])
+                + lax.all_gather(v, "i", axis_index_groups=[[0, 1], [2, 3]]).sum(0)
+            )
+        )(x),
+        (("i", "j"),),
+        {},
+    ),
+    "transform": (lambda x: mnp.fft.fft2(x).real, (("i", "j"),), {}),
+    "running sums": (lambda x: mnp.cumsum(x, axis=0), (("i",),), {}),
+    "products": (lambda x, y: mnp.einsum("ij,jk,kl->il", x, y, x), (("i",), ("j",)), {}),
+    "rows by number": (lambda x: x[mnp.asarray([3, 1, 2])], (("i",),), {}),
+    "changing places": (
+        lambda x, y: lax.fori_loop(0, 2, lambda k, s: (s[1], s[0]), (x, y)),
+        (("i",), (None, "j")),
+        {},
+    ),
     "constraint": (
         lambda x: lax.with_sharding_constraint(x * 2, lay(None, "j")) + 1,
         (("i",),),

@@ -214,6 +214,8 @@ def _scatter(found: Propagation, wish: Placement | None) -> tuple[int, Split] | 
         if own.cuts == want.cuts:
             continue
         parts = want.shards // own.shards
+        if not parts:
+            return None
         fine = (
             *(a + c for a, b in pairwise(own.cuts) for c in balanced_cuts(b - a, parts)[:-1]),
             own.cuts[-1],

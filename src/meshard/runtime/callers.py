@@ -32,8 +32,11 @@ def user_line() -> str:
 
 @contextlib.contextmanager
 def at_line(line: str) -> Iterator[None]:
-    """State the line that what runs within a ``with`` statement comes from."""
-    token = _stated.set(line)
+    """State the line that what runs within a ``with`` statement comes from.
+
+    What has no line of its own, such as what a loop does between its turns, stays where it was.
+    """
+    token = _stated.set(line or _stated.get())
     try:
         yield
     finally:

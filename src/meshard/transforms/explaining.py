@@ -28,9 +28,10 @@ from .jit_costs import device_bytes, live_bytes, memory, most
 from .jit_trace import Trace
 from .noting import Told
 from .program import Eqn, Literal, Var, lies
-from .reasons import Names, Notice, notices_of
+from .reasons import Notice, notices_of
 from .scope import GridKind
 from .unrolled import Item, unrolled
+from .value_names import Names
 
 __all__ = ["as_topology", "explained"]
 
@@ -94,7 +95,9 @@ def explained(
         own = users.get(id(item.program), {})
         final = item.around is None
         for eqn in item.eqns if item.wires else ():
-            notices += notices_of(number, eqn, item.wires, item.inputs, own, names, final)
+            notices += notices_of(
+                number, eqn, item.wires, item.inputs, own, names, final, item.line
+            )
     notices.sort(key=lambda n: (n.asked, -n.total_bytes, n.step))
     devices = {d for k in (*executable.inputs, *executable.outputs) for d in device_bytes(k)}
     devices |= {d for s in steps for d in s.received}

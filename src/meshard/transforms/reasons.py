@@ -17,11 +17,12 @@ from meshard.ops.registry import REGISTRY, MoveOp, Op
 from meshard.plan.traffic import Move, Wire
 from meshard.runtime.types import ArrayType
 
-from .calls import ConstraintCall, ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
-from .program import Atom, Eqn, Literal, Program, Var, short_line
+from .calls import ConstraintCall, ForCall, ScanCall, ShardMapCall, WhileCall
+from .program import Eqn, Var, short_line
 from .scope import GridKind
+from .value_names import Names
 
-__all__ = ["Names", "Notice", "bound_rule", "notices_of"]
+__all__ = ["Notice", "bound_rule", "notices_of"]
 
 
 @final
@@ -68,76 +69,6 @@ class Notice:
 
 def _listed(axes: Sequence[str]) -> str:
     return ", ".join(map(repr, axes))
-
-
-@final
-class Names:
-    """What messages call the values of a program, and which steps only move one for another.
-
-    Args:
-        program: the program as it was traced.
-        told: the names of its arguments.
-    """
-
-    def __init__(self, program: Program, told: Sequence[str]) -> None:
-        self._names: dict[Var, str] = {}
-        self.original: dict[Var, tuple[Var, Any]] = {}
-        self.written: set[int] = set()
-        for number, var in enumerate(program.captured):
-            self._names[var] = f"captured array {number} ({var.str_short()})"
-        for var, name in zip(program.inputs, told, strict=True):
-            self._names[var] = name
-        self._learn(program)
-
-    def _learn(self, program: Program) -> None:
-        for eqn in program.eqns:
-            self.written.add(id(eqn))
-            for var in eqn.outputs:
-                self._names[var] = f"the result of {eqn.name} at {short_line(eqn.line)}"
-            call: Any = eqn.call
-            programs = call.programs if call is not None else ()
-            for (part, inner), captured in zip(programs, _captured(eqn), strict=True):
-                where = f"{eqn.name} at {short_line(eqn.line)}"
-                for var, atom in zip(inner.captured, captured, strict=True):
-                    self._names[var] = self.of(atom)
-                for number, var in enumerate(inner.inputs):
-                    self._names[var] = f"argument {number} of the {part} of {where}"
-                self._learn(inner)
-
-    def learn_inputs(self, variables: Sequence[Var], eqn: Eqn) -> None:
-        """Learn the names of the arguments of a program that an operation was made of."""
-        if len(variables) == len(eqn.inputs):
-            for var, atom in zip(variables, eqn.inputs, strict=True):
-                self._names.setdefault(var, self.of(atom))
-
-    def of(self, atom: Atom) -> str:
-        """Return what to call a value."""
-        if isinstance(atom, Literal):
-            return repr(atom.value)
-        return self._names.get(self.source(atom)[0], atom.str_short())
-
-    def source(self, var: Var) -> tuple[Var, Any]:
-        """Return the value that one was before it was moved, and how it lay if it was."""
-        kind: Any = None
-        while var in self.original:
-            var, kind = self.original[var]
-        return var, kind
-
-
-def _captured(eqn: Eqn) -> list[Sequence[Atom]]:
-    """Return what each program of a call captures."""
-    call, operands = eqn.call, list(eqn.inputs)
-    if isinstance(call, WhileCall):
-        return list(call.parted(operands)[:2])
-    if isinstance(call, ForCall):
-        return [call.parted(operands)[1]]
-    if isinstance(call, ScanCall):
-        return [call.parted(operands)[0]]
-    if isinstance(call, SwitchCall):
-        return list(call.parted(operands)[1])
-    if isinstance(call, ShardMapCall):
-        return [operands[: len(call.body.captured)]]
-    return []
 
 
 # what becomes of the dims
@@ -199,6 +130,7 @@ def notices_of(
     users: Mapping[Var, tuple[Eqn, int, Sequence[Any]]],
     names: Names,
     final: bool,
+    line: str,
 ) -> list[Notice]:
     """Return what a step makes whole, or splits otherwise, and why.
 
@@ -211,6 +143,7 @@ def notices_of(
             operands lay.
         names: what values are called.
         final: whether its result is one of the whole program.
+        line: where it is written, or what is around it.
     """
     found: list[Notice] = []
     for wire, number in wires:
@@ -221,7 +154,7 @@ def notices_of(
             found.append(
                 Notice(
                     step,
-                    eqn.line,
+                    line,
                     operand,
                     change.dim,
                     change.axes,
@@ -358,18 +291,20 @@ def _by_rule(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names
             "Lay one of them out like the other where it is made, with "
             "lax.with_sharding_constraint or in_shardings.",
         )
-    if not factors & kept:
-        return (
-            False,
-            f"{eqn.name} cannot combine partial results over that dim",
-            "Split another dim of it first.",
-        )
     merged = any(len(d) > 1 and factors & set(d) for t in (*rule.inputs, *rule.outputs) for d in t)
     if merged:
         return (
             False,
             f"{eqn.name} merges or splits dims, and that split is none of the result's dims",
             "Split the slowest of the dims that are merged.",
+        )
+    if not factors & kept:
+        return (
+            False,
+            f"{eqn.name} cannot combine partial results over that dim"
+            if factors
+            else f"{eqn.name} leaves that dim out",
+            "Split another dim of it first.",
         )
     return False, f"{eqn.name} lays its operands out together", "Lay them out alike beforehand."
 

@@ -67,8 +67,9 @@ class Item:
 
     @property
     def line(self) -> str:
-        """Where it was written."""
-        return self.step.line if isinstance(self.step, Step) else self.step.eqn.line
+        """Where it was written; of what a loop does by itself where the loop was."""
+        own = self.step.line if isinstance(self.step, Step) else self.step.eqn.line
+        return own or ("" if self.around is None else self.around.line)
 
     @property
     def eqns(self) -> tuple[Eqn, ...]:
