@@ -365,6 +365,25 @@ def test_what_values_decide_is_counted_once_and_said():
     alone(body)
 
 
+def test_what_values_decide_is_at_most_so_much():
+    def body():
+        for size in 64, 4096, 100_000:
+            values = np.random.default_rng(size).standard_normal(size)
+            for f in (mnp.sort, mnp.argsort):
+                x = put(values, "i")
+                found = meshard.explain(f, x)
+                run = meshard.jit(f)
+                run(x)
+                with ledger() as log:
+                    run(x)
+                assert not found.exact
+                assert 0 < log.total_bytes <= found.total_bytes
+                assert log.bytes_per_device <= found.bytes_per_device
+                assert f"≤ {found.total_bytes:,}" in str(found)
+
+    alone(body)
+
+
 def test_memory_is_that_of_the_device_that_has_most():
     def body():
         x = put(np.zeros((1024, 1024)), "i", "j")

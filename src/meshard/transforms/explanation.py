@@ -267,9 +267,11 @@ class Explanation:
         return 5
 
     def _totals(self) -> list[tuple[str, str]]:
-        most = "" if self.exact else " (values decide; loops and branches are counted once)"
+        most = "" if all(s.exact for s in self.steps) else "≤ "
+        decided = any(s.turns is None for s in self.steps)
+        more = " (values decide; loops and branches are counted once)" * decided
         return [
-            ("bytes moved", f"{self.total_bytes:,}{most}"),
+            ("bytes moved", f"{most}{self.total_bytes:,}{more}"),
             ("most received by a device", f"{self.bytes_per_device:,}"),
             ("time of communication", f"{time_text(self.seconds)} on {self.topology!r}"),
             (

@@ -24,7 +24,7 @@ from meshard.runtime.world import RuntimeWorld
 from .abstract import types_only
 from .body import COLLECTIVES, Body
 from .branches import ghost, local_type
-from .calls import ArrayCall, ConstraintCall, ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
+from .calls import ConstraintCall, ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
 from .executable import Kind
 from .grid import Grid
 from .infer import Ghost
@@ -179,9 +179,9 @@ def _stepped(
             return results, (), ()
         alike = [NamedSharding(m, lies.spec) for m in body.scope.submeshes]
         return results, laying_wires(body.scope, x.kind, x.cells, alike), ()
-    if isinstance(call, ArrayCall):
+    if not isinstance(call, WhileCall | ForCall | ScanCall | SwitchCall):
         return results, (), ()
-    return results, (), _parts(body, call, eqn, operands, results, everywhere)
+    return results, (), _parts(body, call, operands, results, everywhere)
 
 
 def _bound(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], Sequence[Wire]]:
@@ -210,8 +210,7 @@ def _bound(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], Se
 
 def _parts(
     body: Body,
-    call: Any,
-    eqn: Eqn,
+    call: WhileCall | ForCall | ScanCall | SwitchCall,
     operands: Sequence[Any],
     results: Sequence[Any],
     everywhere: bool,
@@ -243,7 +242,6 @@ def _parts(
         rows = [_row(body, x) for x in arrays]
         carry = ghosts[: call.carried]
         return (("body", part(call.body, captured, [*carry, *rows], True), call.length),)
-    assert isinstance(call, SwitchCall), eqn.name
     number, own, args = call.parted(operands)
     alike = not (isinstance(number, Grid) and number.kind.varies)
     return tuple(

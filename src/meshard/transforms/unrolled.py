@@ -6,13 +6,14 @@ moves and how often it runs. Nothing is run: all follows from types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, final
 
+from meshard.algebra.sharding import NamedSharding
 from meshard.ops.decide import decide_kernel
 from meshard.ops.decide_move import decide_move
 from meshard.ops.registry import REGISTRY, MoveOp
@@ -22,14 +23,18 @@ from meshard.runtime.primitive import Params, interpreting
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
+from .calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall, WholeCall
 from .executable import Executable, Kind, Step
 from .infer import Ghost
 from .inside import Inner, InnerKind, Inside, inside
+from .noting import Told
 from .program import Eqn
 from .scope import GridKind, Scope
 
 __all__ = ["Item", "Program", "unrolled"]
+
+_SAMPLES = 8
+"""How many elements each pair of cells has looked at to decide where the rest goes."""
 
 Program = Executable | Inside
 
@@ -164,6 +169,8 @@ def _wires(world: RuntimeWorld, step: Step | Inner) -> tuple[tuple[Wire, int | N
         return tuple([(w, _mover(w, step.inputs)) for w in step.wires])
     found = [(w, _mover(w, step.inputs)) for w in step.wires]
     call: Any = step.eqns[0].call if len(step.eqns) == 1 else None
+    if isinstance(call, WholeCall) and call.values:
+        return (*found, *[(w, None) for w in _by_values(step)])
     if isinstance(call, ShardMapCall):
         entering = inside(world, call, step.inputs).entering
         found += [(w, number) for number, wires in enumerate(entering) for w in wires]
@@ -172,6 +179,30 @@ def _wires(world: RuntimeWorld, step: Step | Inner) -> tuple[tuple[Wire, int | N
         if isinstance(call, ScanCall):
             found += _rows(world, step, call)
     return tuple(found)
+
+
+def _by_values(step: Step) -> Iterator[Told]:
+    """Yield what a function that looks at values may move, at most but for tiny arrays.
+
+    A sample sort is one: its parts go where they belong, and settle between neighbours; before that
+    some elements, and how many are in each part, are brought together.
+    """
+    for kind in step.outputs:
+        if not isinstance(kind, ArrayType) or not isinstance(kind.sharding, NamedSharding):
+            continue
+        layout, sharding = kind.layout, kind.sharding
+        if layout.piece_count < 2:
+            continue
+        sampled = min(_SAMPLES * layout.piece_count**2 * kind.dtype.itemsize, kind.nbytes)
+        small = sampled + 16 * layout.piece_count**2
+        received = {
+            int(device): 2 * layout.box(piece).volume * kind.dtype.itemsize + small
+            for piece in range(layout.piece_count)
+            for device in layout.holders(piece)
+        }
+        shape = sharding.mesh.shape
+        axes = tuple(a for dim in sharding.spec.axes(kind.ndim) for a in dim if shape[a] > 1)
+        yield Told(kind.str_short(), "all-to-all", axes, sharding.mesh, received.copy, exact=False)
 
 
 def _mover(wire: Wire, inputs: Sequence[Kind | InnerKind]) -> int | None:
