@@ -156,3 +156,29 @@ def test_reductions_are_scattered_in_all_processes_alike(name):
     _, kinds, found = moved(f, x)
     assert kinds == ["reduce-scatter"]
     np.testing.assert_allclose(whole(found), getattr(X, name)(axis=0), rtol=1e-13)
+
+
+@in_worlds
+def test_what_every_turn_of_a_loop_needs_alike_is_moved_once():
+    args = put(X, "i"), put(W1[:, :32], "i")
+
+    def f(x, w):
+        def turn(i, c):
+            return mnp.tanh(c @ mnp.exp(w))
+
+        a = lax.fori_loop(0, 5, turn, x)
+        b = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, turn(0, s[1])), (0, x))[1]
+        c, _ = lax.scan(lambda c, _: (turn(0, c), 0), x, None, length=4)
+        return a, b, c
+
+    forward, kinds, expected = moved(f, *args)
+    less, fewer, found = moved(meshard.jit(f), *args)
+    assert len(kinds) == 12
+    assert len(fewer) == 3
+    assert 4 * less == forward
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(whole(one), whole(other), rtol=1e-12)
+    nothing = meshard.jit(lambda x, w: lax.fori_loop(0, 0, lambda i, c: c @ w, x))
+    count, _, found = moved(nothing, *args)
+    assert count == 0
+    assert whole(found).tolist() == whole(args[0]).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, final
 
@@ -46,6 +47,8 @@ class Step:
         wires: what passes between devices.
         eqns: the operations of the program.
         parts: the programs that it runs, by name, and how often; None if that is not known.
+        once: whether it is part of a loop's body and gives the same in every turn, so that only
+            the first turn runs it.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Step:
     wires: tuple[Wire, ...] = ()
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[tuple[str, Executable, int | None], ...] = ()
+    once: bool = False
 
 
 @final
@@ -94,6 +98,7 @@ class Executable:
         self.outputs = tuple(outputs)
         self.steps = tuple(steps)
         self.results = tuple(results)
+        self._numbers = numbers
         self._template: list[Any] = [None] * slots
         for slot, number in numbers.items():
             self._template[slot] = number
@@ -102,14 +107,80 @@ class Executable:
             for s in self.steps
         ]
 
+    def repeated(self, fixed: int) -> Executable:
+        """Return the program as a loop's body, of which some steps need to run only once.
+
+        Args:
+            fixed: how many of the first values that it reads are the same in every turn.
+        """
+        known = {*range(fixed), *self._numbers}
+        steps = []
+        for step in self.steps:
+            once = bool(step.reads) and known.issuperset(step.reads)
+            if once:
+                known.update(step.writes)
+            steps.append(replace(step, once=once))
+        if not any(s.once for s in steps):
+            return self
+        steps = [
+            replace(s, dead=tuple([i for i in s.dead if s.once or i not in known])) for s in steps
+        ]
+        read = {i for s in steps if not s.once for i in s.reads} | set(self.results)
+        steps = [
+            replace(s, dead=tuple([i for i in s.dead if i not in read])) if s.once else s
+            for s in steps
+        ]
+        return Executable(
+            self.name,
+            self.inputs,
+            self.outputs,
+            [*(s for s in steps if s.once), *(s for s in steps if not s.once)],
+            self._numbers,
+            len(self._template),
+            self.results,
+            self.listed,
+            self.kinds,
+        )
+
+    def looped(self, world: RuntimeWorld) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return what runs one turn of a loop whose body this is, given all that it reads.
+
+        What is the same in every turn is computed in the first.
+        """
+        first = sum(s.once for s in self.steps)
+        if not first:
+            return partial(self.run, world)
+        read = {i for s in self.steps[first:] for i in s.reads} | set(self.results)
+        writes = [i for s in self.steps[:first] for i in s.writes if i in read]
+        kept: list[tuple[int, Any]] = []
+
+        def turn(given: Sequence[Any]) -> list[Any]:
+            slots = self._template.copy()
+            slots[: len(given)] = given
+            if not kept:
+                self._run(world, slots, 0, first)
+                kept.extend((i, slots[i]) for i in writes)
+            else:
+                for i, value in kept:
+                    slots[i] = value
+            self._run(world, slots, first, len(self.steps))
+            return [slots[i] for i in self.results]
+
+        return turn
+
     def run(self, world: RuntimeWorld, given: Sequence[Any]) -> list[Any]:
         """Return the results, given all that it reads."""
         slots = self._template.copy()
         slots[: len(given)] = given
-        number = 0
+        self._run(world, slots, 0, len(self.steps))
+        return [slots[i] for i in self.results]
+
+    def _run(self, world: RuntimeWorld, slots: list[Any], start: int, stop: int) -> None:
+        """Run some of the steps."""
+        number = start
         try:
             if world.ledgers:
-                for step in self.steps:
+                for step in self.steps[start:stop]:
                     with at_line(step.line):
                         found = _watched(world, step, [slots[i] for i in step.reads])
                     number += 1
@@ -119,8 +190,9 @@ class Executable:
                         slots[slot] = value
                     for slot in step.dead:
                         slots[slot] = None
-                return [slots[i] for i in self.results]
-            for run, reads, writes, dead in self._code:
+                return
+            code = self._code if stop - start == len(self._code) else self._code[start:stop]
+            for run, reads, writes, dead in code:
                 found = run(world, [slots[i] for i in reads])
                 if isinstance(writes, int):
                     slots[writes] = found
@@ -133,7 +205,6 @@ class Executable:
         except Exception as error:
             self._tell(error, number)
             raise
-        return [slots[i] for i in self.results]
 
     def text(self, called: Mapping[Var, str] = MappingProxyType({})) -> str:
         """Return what runs as a listing, with how each value lies and what moves.

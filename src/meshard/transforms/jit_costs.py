@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -56,12 +58,22 @@ class MemoryAnalysis:
     peak_memory_in_bytes: int
 
 
-def turns(executable: Executable, times: int = 1) -> Iterator[tuple[Step, int]]:
-    """Yield each step, those of loops too, and how often it runs at least."""
+def turns(
+    executable: Executable, times: int = 1, first: int | None = None
+) -> Iterator[tuple[Step, int]]:
+    """Yield each step, those of loops too, and how often it runs at least.
+
+    Args:
+        executable: the program.
+        times: how often it runs.
+        first: how often the steps run that only the first turn of a loop needs; None for as often.
+    """
     for step in executable.steps:
-        yield step, times
+        own = first if step.once and first is not None else times
+        yield step, own
         for _, part, count in step.parts:
-            yield from turns(part, times * (1 if count is None else count))
+            often = 1 if count is None else count
+            yield from turns(part, own * often, own * min(often, 1))
 
 
 def crossing(step: Step) -> int:
@@ -142,12 +154,21 @@ def costs(world: RuntimeWorld, executable: Executable) -> dict[str, float]:
 
 def device_bytes(kind: Any) -> Held:
     """Return for each device id the bytes of a value that it holds."""
+    if not isinstance(kind, ArrayType):
+        return {}
+    layout, itemsize = kind.layout, kind.dtype.itemsize
+    if layout.regular:
+        volumes: Any = np.full(1, itemsize, np.int64)
+        for cuts in layout.cuts:
+            volumes = np.multiply.outer(volumes, np.diff(cuts)).ravel()
+        holders = layout.tensor.reshape(len(volumes), -1)
+        return dict(
+            zip(holders.ravel().tolist(), volumes.repeat(holders.shape[1]).tolist(), strict=True)
+        )
     found: Held = {}
-    if isinstance(kind, ArrayType):
-        for piece in range(kind.layout.piece_count):
-            volume = kind.layout.box(piece).volume * kind.dtype.itemsize
-            for device in kind.layout.holders(piece):
-                found[device] = found.get(device, 0) + volume
+    for piece in range(layout.piece_count):
+        for device in layout.holders(piece):
+            found[device] = found.get(device, 0) + layout.box(piece).volume * itemsize
     return found
 
 
@@ -235,7 +256,7 @@ def _temporaries(items: Sequence[Item]) -> list[tuple[Held, Held]]:
     return found
 
 
-def live_bytes(world: RuntimeWorld, executable: Executable, items: Sequence[Item]) -> list[int]:
+def live_bytes(executable: Executable, items: Sequence[Item]) -> list[int]:
     """Return for each step the bytes in use on the device that uses most, arguments included."""
     arguments = _sum(*map(device_bytes, executable.inputs))
     return [most([arguments, rest, done]) for rest, done in _temporaries(items)]
@@ -252,5 +273,5 @@ def memory(world: RuntimeWorld, executable: Executable) -> MemoryAnalysis:
         most([device_bytes(k) for k in executable.outputs]),
         max((most([rest]) for rest, _ in _temporaries(items)), default=0),
         most([device_bytes(k) for k, slot in passed if slot < given]),
-        max(live_bytes(world, executable, items), default=arguments),
+        max(live_bytes(executable, items), default=arguments),
     )

@@ -107,23 +107,25 @@ def _settled(
         found = lower(world, body, [*before, *now, *after])
         then = list(found.outputs[: len(now)])
         if then == now:
-            return found, now
+            return found.repeated(len(body.captured)), now
         now = _arrays(world, then)
     rest = [None] * (len(body.outputs) - len(now))
-    return lower(world, body, [*before, *now, *after], [*now, *rest]), now
+    found = lower(world, body, [*before, *now, *after], [*now, *rest])
+    return found.repeated(len(body.captured)), now
 
 
 def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
     first, second, init = call.parted(list(kinds))
     body, carry = _settled(world, call.body, second, init, (), lower)
-    cond = lower(world, call.cond, [*first, *carry])
+    cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
     cuts = len(first), len(first) + len(second)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         one, two = operands[: cuts[0]], operands[cuts[0] : cuts[1]]
         state = _brought_all(world, operands[cuts[1] :], carry)
-        while bool(cond.run(world, [*one, *state])[0]):
-            state = body.run(world, [*two, *state])
+        goes_on, turn = cond.looped(world), body.looped(world)
+        while bool(goes_on([*one, *state])[0]):
+            state = turn([*two, *state])
         return _returned(state)
 
     return Found(run, tuple(carry), (("cond", cond, None), ("body", body, None)))
@@ -145,8 +147,9 @@ def _for(
         lower, upper = int(operands[0]), int(operands[1])
         own = operands[2:cut]
         state = _brought_all(world, operands[cut:], carry)
+        turn = body.looped(world)
         for i in range(lower, upper):
-            state = body.run(world, [*own, i, *state])
+            state = turn([*own, i, *state])
         return _returned(state)
 
     bounds = [x.value for x in eqn.inputs[:2] if isinstance(x, Literal)]
@@ -168,9 +171,10 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
         state = _brought_all(world, operands[cut : cut + call.carried], carry)
         xs = [x if type(x) is Array else as_array(x) for x in rest]
         columns: list[list[Any]] = [[None] * count for _ in results]
+        turn = body.looped(world)
         for i in turns:
             row = [_row(world, x, i, k) for x, k in zip(xs, rows, strict=True)]
-            found = body.run(world, [*own, *state, *row])
+            found = turn([*own, *state, *row])
             state = found[: call.carried]
             for column, y in zip(columns, found[call.carried :], strict=True):
                 column[i] = y

@@ -118,19 +118,22 @@ def _items(
     program: Program,
     around: Item | None,
     part: str,
-    turns: int | None,
-    counted: int,
+    often: int | None,
+    counting: int,
 ) -> list[Item]:
     found: list[Item] = []
     depth = 0 if around is None else around.depth + 1
     for step in program.steps:
         wires = _wires(world, step)
+        turns, counted = often, counting
+        if around is not None and isinstance(step, Step) and step.once:
+            turns, counted = around.turns, min(counting, around.counted)
         item = Item(step, program, around, part, depth, turns, counted, wires)
         found.append(item)
         parts = _parts(world, step)
         inner = [
-            _items(world, p, item, name, _times(turns, often), _counted(counted, often))
-            for name, p, often in parts
+            _items(world, p, item, name, _times(turns, n), _counted(counted, n))
+            for name, p, n in parts
         ]
         eqns = item.eqns
         if len(eqns) == 1 and isinstance(eqns[0].call, SwitchCall):
@@ -138,8 +141,8 @@ def _items(
             weights = [(sum(i.counted * i.total_bytes for i in b), len(b)) for b in inner]
             most = weights.index(max(weights))
             inner = [
-                b if n == most else _items(world, p, item, name, _times(turns, often), 0)
-                for n, (b, (name, p, often)) in enumerate(zip(inner, parts, strict=True))
+                b if n == most else _items(world, p, item, name, _times(turns, many), 0)
+                for n, (b, (name, p, many)) in enumerate(zip(inner, parts, strict=True))
             ]
         for items in inner:
             found += items
