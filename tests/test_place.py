@@ -248,9 +248,8 @@ def test_large_values_are_copied_in_parts():
 
 
 def test_a_local_part_that_is_passed_as_the_whole_is_said_to_be_one():
-    told: list[str] = []
-
-    def body() -> None:
+    def body() -> list[str]:
+        told = []
         local = np.ones((4, 2))  # each process's half of (8, 2)
         whole = NamedSharding(meshard.make_mesh((8,), ("x",)), P("x"))
         mapped = meshard.shard_map(lambda x: x, mesh=whole.mesh, in_specs=P("x"), out_specs=P("x"))
@@ -258,8 +257,9 @@ def test_a_local_part_that_is_passed_as_the_whole_is_said_to_be_one():
             with pytest.raises(IndivisibleError) as caught:
                 use()
             told.append(str(caught.value))
+        return told
 
-    simulate(2, 4, body, deadline=20)
+    told = [text for process in simulate(2, 4, body, deadline=20) for text in process]
     assert len(told) == 4
     for text in told:
         assert text.endswith(
