@@ -205,6 +205,7 @@ def test_line_by_line_and_kind_by_kind():
             with ledger() as log:
                 f(*args)
             assert by_kind(found.steps) == records(log), f"{name}\n{found}\n{log}"
+            assert found.by_line() == log.by_line()
 
     alone(body)
 
@@ -285,6 +286,24 @@ def test_reasons_name_the_dim_the_axis_and_the_operand():
         )
         assert looped.operand == "y"
         assert "operands of contract disagree" in looped.reason
+
+    alone(body)
+
+
+def test_what_is_asked_for_is_obtained():
+    specs = [(), ("i",), ("j",), (None, "i"), ("i", "j"), (("j", "i"),), (None, ("i", "j"))]
+
+    def body():
+        for before in specs[1:4]:
+            x = put(V, *before)
+            for after in specs:
+                wanted = lay(*after)
+                f = meshard.jit(lambda v: mnp.sort(v, axis=1) * 2, out_shardings=wanted)
+                g = meshard.jit(lambda v: lax.with_sharding_constraint(v.T * 2, wanted))  # noqa: B023
+                for run in f, g:
+                    assert run(x).sharding == wanted
+                    (result,) = run.lower(x).explain().steps[-1].after
+                    assert result == repr(wanted.spec).replace(",)", ")")
 
     alone(body)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from meshard.runtime.world import RuntimeWorld
 from .calls import ConstraintCall
 from .executable import Executable, Kind
 from .explanation import Communication, ExplainedStep, Explanation
-from .jit_costs import device_bytes, live_bytes, memory, most
+from .jit_costs import device_bytes, live_bytes, most
 from .jit_trace import Trace
 from .noting import Told
 from .program import Eqn, Literal, Var, lies
@@ -83,7 +84,7 @@ def explained(
     first = len(steps)
     items = unrolled(world, executable)
     numbers = {id(item): first + n for n, item in enumerate(items, 1)}
-    held = live_bytes(world, executable, items)
+    held = live_bytes(executable, items)
     users = {id(p): _users(p, names) for p in _executables(items, executable)}
     for item in items:
         if item.around is not None and isinstance(item.program, Executable):
@@ -99,6 +100,7 @@ def explained(
                 number, eqn, item.wires, item.inputs, own, names, final, item.line
             )
     notices.sort(key=lambda n: (n.asked, -n.total_bytes, n.step))
+    arguments = most([device_bytes(k) for k in executable.inputs])
     devices = {d for k in (*executable.inputs, *executable.outputs) for d in device_bytes(k)}
     devices |= {d for s in steps for d in s.received}
     return Explanation(
@@ -107,8 +109,8 @@ def explained(
         tuple(sorted(devices)),
         tuple(steps),
         tuple(notices),
-        most([device_bytes(k) for k in executable.inputs]),
-        memory(world, executable).peak_memory_in_bytes,
+        arguments,
+        max(held, default=arguments),
     )
 
 
@@ -237,8 +239,11 @@ def _local(*kinds: Any) -> str:
             continue
         own = kind.type if isinstance(kind, GridKind) else kind
         layout = own.layout
-        boxes = [layout.box(i) for i in range(layout.piece_count)]
-        shape = max(boxes, key=lambda b: b.volume).shape if boxes else own.shape
+        if layout.regular:
+            shape = tuple([max(b - a for a, b in pairwise(c)) for c in layout.cuts])
+        else:
+            boxes = [layout.box(i) for i in range(layout.piece_count)]
+            shape = max(boxes, key=lambda b: b.volume).shape
         told.append(f"{own.str_short().partition('[')[0]}[{','.join(map(str, shape))}]")
     if not told:
         return "-"

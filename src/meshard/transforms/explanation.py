@@ -182,6 +182,14 @@ class Explanation:
         """Whether totals are what happens: no loop or branch depends on values."""
         return all((s.exact and s.turns is not None) or not s.communications for s in self.steps)
 
+    def by_line(self) -> dict[str, int]:
+        """Return for each line of the program the bytes that it moves, the most first."""
+        found: dict[str, int] = {}
+        for s in self.steps:
+            if s.communications and s.counted:
+                found[s.line] = found.get(s.line, 0) + s.counted * s.total_bytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
     def to_json(self) -> str:
         """Return everything as the text of a JSON object.
 
