@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from meshard.cli.run import command, environment, find_mpiexec
 from tests.ranks.test_failures import START, run
 
 pytestmark = pytest.mark.skipif(
@@ -78,16 +81,45 @@ def test_who_leaves_early_is_named(tmp_path: Path) -> None:
         ) in said, said
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "os._exit"])
-def test_who_dies_is_named_where_the_others_wait(tmp_path: Path, how: str) -> None:
-    end = "os._exit(3)" if how == "os._exit" else "os.kill(os.getpid(), signal.SIGKILL)"
-    program = f"if me == 1:\n    time.sleep(1)\n    {end}\nx.sum()\n"
+def test_who_dies_is_named_where_the_others_wait(tmp_path: Path) -> None:
+    program = "if me == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\nx.sum()\n"
     said = told(tmp_path, program, "--timeout", "60").replace(f"{tmp_path}/", "")
     for process in (0, 2):
         assert f"Process {process} wait" in said, said
     where = f"`sum` (axis=(0,), keepdims=False) of float64[12] P('i',) at {at(tmp_path, 4)}."
     assert said.count(where) >= 2, said
     assert said.count("Process 1 has died (pid ") >= 2, said
+
+
+FAULT_TOLERANT = """
+import os, signal, time
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+os.environ["MESHARD_HOST"] = "host" + rank  # nothing is shared
+import meshard.mpi.watch
+meshard.mpi.watch.MpiLetters.fate = lambda self, peer: None  # and nothing seen of the others
+"""
+
+
+def test_who_dies_is_named_by_an_mpi_that_tells_of_it(tmp_path: Path) -> None:
+    mpiexec = find_mpiexec()
+    info = mpiexec.parent / "ompi_info"
+    if not info.exists() or b"FT MPI support: yes" not in subprocess.check_output([info]):
+        pytest.skip("this MPI does not survive the death of a process")
+    program = "x.sum()\nif me == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nx.max()\n"
+    (tmp_path / "program.py").write_text(FAULT_TOLERANT + FIRST + program)
+    settings = environment(os.environ, devices_per_process=1, timeout=30)
+    line = command(mpiexec, "Open MPI", ["program.py"], processes=3, settings=settings)
+    line[1:1] = ["--with-ft", "ulfm"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    named = 0
+    for process in (0, 2):
+        named += f"TransportError: Process {process} waits for process 1, in step 3" in done.stderr
+    assert named >= 1, done.stderr  # who fails first may end the job before the other knows
+    assert "Process 1 has not answered; it came as far as step 2 of processes 0" in done.stderr
+    assert "MPI reports: MPI_ERR_PROC_FAILED" in done.stderr, done.stderr
 
 
 def test_who_is_stopped_is_named_before_the_deadline_and_at_it(tmp_path: Path) -> None:
@@ -135,17 +167,17 @@ def test_processes_that_check_differently_are_told(tmp_path: Path) -> None:
 
 def test_local_work_is_no_divergence(tmp_path: Path) -> None:
     program = """
-own = mnp.arange(5.)
-for _ in range(10 * me):
-    own = own + 1
-if me == 0:
-    tell("a word:", repr(x).count("float64"), own.sum())
-time.sleep(0.7 * me)  # the others look around meanwhile
-total = float(x.sum())
-tell(total, meshard.config.read("check"))
+for check in ("hash", "full"):
+    meshard.config.update("check", check)
+    own = mnp.arange(5.)
+    for _ in range(10 * me):
+        own = own + 1
+    if me == 0:
+        tell("a word:", repr(x).count("float64"), own.sum())
+    time.sleep(0.7 * me)  # the others look around meanwhile
+    tell(float(x.sum()), check)
 """
-    for check in ("hash", "full"):
-        code, out, said, _ = run(tmp_path, program, 3, start=FIRST, MESHARD_CHECK=check)
-        assert code == 0, said
-        assert said == ""
-        assert out.count(f": 66.0 {check}") == 3
+    code, out, said, _ = run(tmp_path, program, 3, start=FIRST)
+    assert code == 0, said
+    assert said == ""
+    assert out.count(": 66.0 hash") == out.count(": 66.0 full") == 3

@@ -29,7 +29,6 @@ _SETTLED = 0.5
 _NOTICE = 30.0
 """Seconds of a wait, or half the deadline, after which the user is told of it."""
 _TOLD = 4
-_QUESTION = "Do all processes run the same operations?"
 
 
 class Letters(Protocol):
@@ -125,7 +124,8 @@ class Lookout:
                 if peer not in self._ended:
                     self._letters.post(peer, ("ask", told))
         if late:
-            self._give_up(f"has waited {self.deadline:g} s")
+            law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
+            self._give_up(f"has waited {self.deadline:g} s", law=law)
         settled = min(_SETTLED, self.deadline / 4)
         if (
             any(p in self._ended and now - self._ended[p] >= settled for p in self._missing)
@@ -172,7 +172,7 @@ class Lookout:
         self._hear()
         if self._alarmed:
             self._conclude()
-        self._give_up("waits", f"The message failed: {why}.")
+        self._give_up("waits", f"MPI reports: {why}.")
 
     def goodbye(self, account: Account | None = None) -> None:
         """Tell all others that this process has ended its program, and its last steps."""
@@ -258,18 +258,23 @@ class Lookout:
         """Whether something can be seen to be the matter with one that has not come."""
         return any(self._letters.fate(p) is not None for p in self._missing)
 
-    def _give_up(self, waited: str, why: str = "") -> NoReturn:
-        """Stop waiting, and let the others know that it is in vain."""
+    def _give_up(self, waited: str, why: str = "", law: str = "") -> NoReturn:
+        """Stop waiting, and let the others know that it is in vain.
+
+        Args:
+            waited: how long this process has waited.
+            why: the reason, if it is known.
+            law: what sets an end to the wait.
+        """
         mine = self.agreement.account(self._missing)
         lost = self._over | set(self._missing)
         if not lost <= self._over:
             self._over = lost
             self._tell_all(("over", (mine, tuple(sorted(lost)))))
-        why = why or modes({**self._heard, mine.index: mine}) or _QUESTION
-        raise TransportError(
-            f"{self._sentence(waited)} {why} MESHARD_TIMEOUT sets the seconds that one waits for "
-            "another."
-        )
+        found = why or modes({**self._heard, mine.index: mine})
+        if found is None and not any(map(self._is_gone, lost)):
+            found = "Do all processes run the same operations?"
+        raise TransportError(" ".join(filter(None, (self._sentence(waited), found, law))))
 
     def _sentence(self, waited: str) -> str:
         """Return who waits for whom, where, and what is known of them and of others."""
