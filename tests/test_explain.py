@@ -195,6 +195,55 @@ def test_its_bytes_are_those_of_the_run():
         }, name
 
 
+OPERATIONS = [
+    lambda x, y: x @ y,
+    lambda x, y: x + y.T,
+    lambda x, y: mnp.sort(x, axis=0) - y,
+    lambda x, y: x * y.sum(axis=1, keepdims=True),
+    lambda x, y: mnp.concatenate([x, y])[::2],
+    lambda x, y: x.reshape(4, 2, 8).transpose(1, 0, 2).reshape(8, 8) + y,
+    lambda x, y: mnp.roll(x, 3, axis=1) + mnp.flip(y, 0),
+    lambda x, y: mnp.where(x > y, x, y.max()),
+    lambda x, y: mnp.cumsum(x, axis=1) + y[:1],
+    lambda x, y: lax.fori_loop(0, 2, lambda i, c: mnp.tanh(c @ y), x),
+    lambda x, y: lax.scan(lambda c, r: (c + r, r * 2), y[0], x)[1],
+    lambda x, y: over(lambda v, w: v + lax.pmean(w, "i"), (BOTH, BOTH))(x, y),
+    lambda x, y: over(lambda v, w: lax.all_gather(w, "j", axis=1, tiled=True) + v, (P("i"), BOTH))(
+        x, y
+    )[:, ::2],
+    lambda x, y: lax.with_sharding_constraint(x / 2, lay("j", "i")) + y,
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_its_bytes_are_those_of_any_program(seed):
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(len(OPERATIONS), size=5)
+    specs = [
+        ((), ("i",), (None, "i"), ("i", "j"), ("j", "i"), (("i", "j"),))[k]
+        for k in rng.integers(6, size=2)
+    ]
+
+    def program(x, y):
+        for number in numbers:
+            x, y = mnp.tanh(OPERATIONS[number](x, y)), x
+        return x, y
+
+    def body():
+        f = meshard.jit(program)
+        args = [put(rng.standard_normal((8, 8)), *s) for s in specs]
+        found = meshard.explain(f, *args)
+        f(*args)
+        with ledger() as log:
+            f(*args)
+        assert found.exact
+        assert found.total_bytes == log.total_bytes, f"{found}\n{log}"
+        received = {d: n for d, n in log.received.items() if n}
+        assert {d: n for d, n in found.received.items() if n} == received, f"{found}\n{log}"
+
+    alone(body)
+
+
 def test_line_by_line_and_kind_by_kind():
     def body():
         for name, f, args in programs():
@@ -399,6 +448,42 @@ def test_what_values_decide_is_at_most_so_much():
                 assert 0 < log.total_bytes <= found.total_bytes
                 assert log.bytes_per_device <= found.bytes_per_device
                 assert f"≤ {found.total_bytes:,}" in str(found)
+
+    alone(body)
+
+
+def ragged(x):
+    ones, me = np.ones(4, int), lax.axis_index("i")
+    return lax.ragged_all_to_all(
+        x, x * 0, 0 * ones, (me % 2) * ones, 0 * ones, mnp.arange(4) % 2, axis_name="i"
+    )
+
+
+def halves(x):
+    """Only some devices take part in the sum."""
+    return lax.cond(
+        lax.axis_index("i") > 1, lambda v: lax.psum(v, "j"), lambda v: lax.pmax(v, "j") * 2, x
+    )
+
+
+def until(x):
+    return lax.while_loop(lambda v: lax.pmax(v.sum(), ("i", "j")) < 9, lambda v: v * 2 + 1, x)
+
+
+def test_in_bodies_too_what_values_decide_is_said():
+    def body():
+        x = put(V / 64, "i", "j")
+        for f, bounded in ((ragged, True), (halves, True), (until, False)):
+            mapped = over(f, *(P("i"),) * 2) if f is ragged else over(f)
+            found = meshard.explain(mapped, x)
+            run = meshard.jit(mapped)
+            run(x)
+            with ledger() as log:
+                run(x)
+            assert not found.exact, found
+            assert not bounded or log.total_bytes <= found.total_bytes, f"{found}\n{log}"
+            assert any(s.turns is None or not s.exact for s in found.steps if s.communications)
+            assert ("≤ " in str(found)) == bounded
 
     alone(body)
 

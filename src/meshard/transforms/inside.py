@@ -82,7 +82,7 @@ class Inside:
 
 def inside(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Inside:
     """Return what a call of a body does with operands of some types."""
-    key = ("inside", call.body, tuple(kinds))
+    key = ("inside", id(call.body), tuple(kinds))  # what is kept holds the body, so that it lives
     found: Inside | None = world.decisions.get(key)
     if found is None:
         given = [
