@@ -80,7 +80,8 @@ def explained(
     """
     where = as_topology(topology)
     names = Names(trace.program, trace.told)
-    steps, notices = _entering(trace, kinds, executable, where, world)
+    steps = _entering(trace, kinds, executable, where, world)
+    notices: list[Notice] = []
     first = len(steps)
     items = unrolled(world, executable)
     numbers = {id(item): first + n for n, item in enumerate(items, 1)}
@@ -94,8 +95,8 @@ def explained(
         number = numbers[id(item)]
         steps.append(_step(number, item, live, where, names))
         own = users.get(id(item.program), {})
-        final = item.around is None
-        for eqn in item.eqns if item.wires else ():
+        if item.wires and len(item.eqns) == 1:  # operations that run as one move nothing
+            (eqn,), final = item.eqns, item.around is None
             notices += notices_of(
                 number, eqn, item.wires, item.inputs, own, names, final, item.line
             )
@@ -120,7 +121,7 @@ def _entering(
     executable: Executable,
     topology: Topology,
     world: RuntimeWorld,
-) -> tuple[list[ExplainedStep], list[Notice]]:
+) -> list[ExplainedStep]:
     """Return the steps that bring arguments to where in_shardings want them."""
     steps: list[ExplainedStep] = []
     given = executable.inputs[len(trace.captured) :]
@@ -146,7 +147,7 @@ def _entering(
                     most([device_bytes(k) for k in executable.inputs]),
                 )
             )
-    return steps, []
+    return steps
 
 
 def _executables(items: Sequence[Item], top: Executable) -> Iterator[Executable]:
