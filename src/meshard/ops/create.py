@@ -25,7 +25,7 @@ from meshard.runtime.place import (
 )
 from meshard.runtime.primitive import bind
 from meshard.runtime.same_values import check_same_values
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
 from .concrete import concrete, is_array, is_traced
@@ -71,9 +71,11 @@ def _made(
         check_devices_exist(world, sharding, what)
     settled = sharding is not None if committed is None else committed
     kind = world.type_of(shape, dtype, sharding or home(world), settled)
-    found: Array = made(
-        what, kind, lambda: filled(world, kind, lambda piece: make(kind.layout.box(piece)), what)
-    )
+
+    def fill(kind: ArrayType) -> Array:
+        return filled(here(), kind, lambda piece: make(kind.layout.box(piece)), what)
+
+    found: Array = made(what, kind, fill, asked=settled)
     return found
 
 

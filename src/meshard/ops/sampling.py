@@ -32,7 +32,7 @@ from .frame import Frame
 from .keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .sampling_tiles import tiling
-from .whole import by_values, in_program, made, typed_only
+from .whole import in_program, made
 
 __all__ = [
     "Draw",
@@ -178,9 +178,8 @@ def _made(
     return Array(kind, tuple([blocks.get(i) for i in range(kind.layout.piece_count)]))
 
 
-def _place(world: RuntimeWorld, key: Array, shape: tuple[int, ...]) -> tuple[Sharding, bool]:
+def _place(world: RuntimeWorld, kind: ArrayType, shape: tuple[int, ...]) -> tuple[Sharding, bool]:
     """Return where numbers of a key lie that nobody placed: whole, on the key's devices."""
-    kind = key._type
     if isinstance(kind.sharding, SingleDeviceSharding):
         return kind.sharding, kind.committed
     whole = tuple([Split((), (0, n)) for n in shape])
@@ -212,51 +211,28 @@ def drawn(
         NotAddressableError: if this process needs the key and does not hold it.
     """
     one = single_key(key, what)
-    if isinstance(one, Traced):
+    if isinstance(one, Traced) and not in_program():
         refuse_place(what, place)
-        if place is not None:
-            return by_values(
-                what,
-                partial(_drawn_at, what, sampler),
-                one,
-                shape=shape,
-                dtype=dtype,
-                place=as_sharding(place, what),
-                constants=constants,
-            )
         domain = DOMAINS[what]
         return bind(
             f"random_{sampler}", one, shape=shape, dtype=dtype, domain=domain, constants=constants
         )
-    return _drawn_at(what, sampler, one, shape=shape, dtype=dtype, place=place, constants=constants)
-
-
-def _drawn_at(
-    what: str,
-    sampler: str,
-    one: Any,
-    *,
-    shape: tuple[int, ...],
-    dtype: Dtype,
-    place: Any,
-    constants: tuple[Any, ...],
-) -> Any:
     world = here()
     sharding = as_sharding(place, what)
-    if sharding is None:
-        where, committed = _place(world, one, shape)
-    else:
+    if sharding is not None:
         check_devices_exist(world, sharding, what)
-        where, committed = sharding, True
-    kind = world.type_of(shape, dtype, where, committed)
-    if isinstance(one, Traced):
-        return typed_only(kind)
 
-    def make() -> Array:
-        value = key_words(one, what) if kind.local else 0
-        return _made(world, kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
+    def beside(key: ArrayType) -> ArrayType:
+        where, committed = (sharding, True) if sharding is not None else _place(world, key, shape)
+        return world.type_of(shape, dtype, where, committed)
 
-    return made(what, kind, make)
+    operands = (one,) if isinstance(one, Traced) else ()
+
+    def make(kind: ArrayType, key: Array = one) -> Array:
+        value = key_words(key, what) if kind.local else 0
+        return _made(here(), kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
+
+    return made(what, beside(one._type), make, *operands, asked=sharding is not None, place=beside)
 
 
 def refuse_place(what: str, place: Any) -> None:

@@ -22,6 +22,7 @@ from meshard.runtime.types import Block
 
 from . import elementwise as element
 from .concrete import is_traced
+from .create import full
 from .keys import DOMAINS, Stream, key_term, key_value, single_key
 from .nn import softmax
 from .reduce import sum as total
@@ -30,6 +31,7 @@ from .sampling import draw_box, refuse_place
 from .sampling_basic import float_dtype, open_uniform
 from .sampling_transform import arranged, finished, like, parameter, result_shape, uniforms
 from .shape import broadcast_to
+from .whole import in_program
 
 __all__ = [
     "ball",
@@ -136,7 +138,10 @@ def _gamma(
     one = single_key(key, what)
     if is_traced(one, a):
         refuse_place(what, place)
-    shapes = broadcast_to(as_array(np.float64(a) if isinstance(a, float) else a), shape)
+    if isinstance(a, float) and in_program():  # made where the result is wanted
+        shapes = full(shape, np.float64(a))
+    else:
+        shapes = broadcast_to(as_array(np.float64(a) if isinstance(a, float) else a), shape)
     if place is not None:
         shapes = placed(shapes, as_sharding(place, what))
     domain = DOMAINS[what]

@@ -25,7 +25,6 @@ __all__ = [
     "layouts_known",
     "made",
     "relaid",
-    "typed_only",
 ]
 
 KEPT = 1 << 16
@@ -58,23 +57,36 @@ def by_values(name: str, function: Callable[..., Any], /, *operands: Any, **para
     return later(name, function, operands, params)
 
 
-def made(name: str, kind: ArrayType, make: Callable[[], Any]) -> Any:
-    """Return what ``make()`` makes; in a traced function a large array is made when it runs.
+def made(
+    name: str,
+    kind: ArrayType,
+    make: Callable[..., Any],
+    *operands: Any,
+    asked: bool = False,
+    place: Callable[[ArrayType], ArrayType] | None = None,
+) -> Any:
+    """Return what ``make(kind, *operands)`` makes of a type, piece by piece.
+
+    In a traced function what is large, or has traced operands, is made when the program runs, and
+    then where it is needed: a sharding that nobody asked for is the program's to choose.
 
     Args:
         name: what listings call it.
         kind: the array's type.
-        make: makes it.
+        make: from a type like it, however that lies, and the operands to the array.
+        operands: what it is made of, such as a key.
+        asked: whether the sharding was asked for.
+        place: from the first operand's type to the array's, where that follows it.
     """
-    if kind.nbytes > KEPT:
+    if kind.nbytes > KEPT or is_traced(*operands):
         interpreter = innermost()
         typed = getattr(interpreter, "without_data", None)
         if typed is not None:
             return typed(kind)
-        later = getattr(interpreter, "by_values", None)
+        later = getattr(interpreter, "making", None)
         if later is not None:
-            return later(name, lambda: made(name, kind, make), (), {})
-    return make()
+            return later(name, kind, make, operands, asked, place)
+    return make(kind, *operands)
 
 
 def relaid(x: Any, kind: ArrayType, what: str) -> Any:
@@ -89,12 +101,6 @@ def in_program() -> bool:
     """Whether the code at hand is traced by jit, or evaluated abstractly: its arrays are global."""
     interpreter = innermost()
     return hasattr(interpreter, "by_values") or hasattr(interpreter, "without_data")
-
-
-def typed_only(kind: ArrayType) -> Any:
-    """Return a value without data of a type, where only types matter."""
-    found: Any = innermost()
-    return found.without_data(kind)
 
 
 def layouts_known() -> bool:

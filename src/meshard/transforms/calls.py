@@ -17,6 +17,7 @@ from meshard.algebra.sharding import Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import innermost
+from meshard.runtime.types import ArrayType
 
 from .constrained import constrained
 from .grid import Grid
@@ -26,6 +27,7 @@ __all__ = [
     "ArrayCall",
     "ConstraintCall",
     "ForCall",
+    "MakeCall",
     "ScanCall",
     "ShardMapCall",
     "SwitchCall",
@@ -127,6 +129,50 @@ class WholeCall:
         else:
             found = self.function(*given, **self.params)
         return list(found) if self.several else [found]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MakeCall:
+    """An array that is made piece by piece, of nothing or of a key.
+
+    Attributes:
+        name: what listings call it.
+        kind: its type, as it lies if nobody wants it otherwise.
+        make: from a type like it, however that lies, and the operands to the array.
+        asked: whether its sharding was asked for.
+        place: from the first operand's type to its own, where that follows it.
+    """
+
+    name: str
+    kind: ArrayType
+    make: Callable[..., Any]
+    asked: bool
+    place: Callable[[ArrayType], ArrayType] | None
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def beside(self, kinds: Sequence[ArrayType]) -> ArrayType:
+        """Return its type, given its operands'."""
+        return self.place(kinds[0]) if kinds and self.place is not None else self.kind
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the array."""
+        given = [as_array(x) for x in operands]
+        later = getattr(innermost(), "making", None)
+        if later is not None:
+            return [later(self.name, self.kind, self.make, given, self.asked, self.place)]
+        kind = self.beside([x._type for x in given])
+        typed = getattr(innermost(), "without_data", None)
+        return [typed(kind) if typed is not None else self.make(kind, *given)]
 
 
 def _parted(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:

@@ -7,8 +7,9 @@ lowered to where their carries lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, final
 
@@ -25,10 +26,11 @@ from meshard.runtime.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-from .calls import ArrayCall, ConstraintCall
-from .executable import Executable, Kind, Run, Step, brought
+from .calls import ArrayCall, ConstraintCall, MakeCall
+from .executable import Executable, Kind, Run, Step
 from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
+from .lowered_steps import as_number_array, bring, converted, create, first_of
 from .program import Atom, Eqn, Listed, Literal, Program, Var, lies
 from .tracing import anywhere
 from .wishes import wishes
@@ -122,6 +124,8 @@ class _Lowering:
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
+            elif isinstance(eqn.call, MakeCall):
+                self._make(eqn, eqn.call, results)
             else:
                 self._call(eqn)
         outputs = list(self.program.outputs)
@@ -249,7 +253,7 @@ class _Lowering:
         """Add a step of one operation, some of whose operands are made arrays first."""
         weak = [v.weak for v in eqn.outputs]
         if any(made) or any(w is not None for w in weak):
-            run = partial(_converted, run, tuple(made), tuple(w is not None for w in weak))
+            run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
         group = _Group(run)
         group.wires = tuple(wires)
         self._add(group, eqn, outputs)
@@ -308,7 +312,7 @@ class _Lowering:
         self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
     ) -> None:
         source = self.kind(x)
-        group = _Group(partial(_bring, kind, what))
+        group = _Group(partial(bring, kind, what))
         if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
             group.wires = wires_between(self.world, source, kind)
         self._add(group, eqn, (kind,))
@@ -318,8 +322,33 @@ class _Lowering:
         (x,) = eqn.inputs
         kind = self._array_of(x, self.kind(x))
         kind = self.world.type_of(kind.shape, call.dtype, kind.sharding, kind.committed)
-        group = _Group(partial(_made, call.dtype))
+        group = _Group(partial(as_number_array, call.dtype))
         self._add(group, eqn, (kind,))
+
+    def _make(
+        self, eqn: Eqn, call: MakeCall, results: Sequence[Kind | Sharding | None] | None
+    ) -> None:
+        kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
+        kind = call.beside(kinds)
+        (output,) = eqn.outputs
+        wish = None if call.asked else self._wanted.get(output)
+        self.may_gain = self.may_gain or not call.asked
+        returned = zip(self.program.outputs, results or repeat(None), strict=False)
+        # What is returned as it comes lies as it would outside.
+        if wish is not None and all(w is not None for x, w in returned if x is output):
+            devices = set(wish.device_order)
+            if all(set(s.device_order) == devices for s in self._committed()):
+                kind = self.world.type_of(kind.shape, kind.dtype, wish, True)
+        self._add(_Group(partial(create, call, kind)), eqn, (kind,))
+
+    def _committed(self) -> Iterator[Sharding]:
+        """Yield where values lie that other values must meet."""
+        for kind in self.given:
+            if isinstance(kind, ArrayType) and kind.committed:
+                yield kind.sharding
+        for eqn in self.program.eqns:
+            if isinstance(eqn.call, ConstraintCall):
+                yield eqn.call.sharding
 
     def _call(self, eqn: Eqn) -> None:
         kinds = [self.kind(x) for x in eqn.inputs]
@@ -383,7 +412,7 @@ class _Lowering:
                 wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
                 ending = [x for x in self._donated if last.get(x) == level]
                 many = group.segment.finished(wanted, ending)
-                run: Run = many if len(wanted) != 1 else partial(_first, many)
+                run: Run = many if len(wanted) != 1 else partial(first_of, many)
                 group.outputs = wanted
                 group.name = "+".join([e.name for e in group.eqns])
             else:
@@ -443,31 +472,3 @@ class _Lowering:
 def _moving(wire: Wire) -> str:
     kind = f"{wire.kind} {','.join(wire.axes)}".rstrip()
     return f"{kind}: {max(wire.received.values()):,} bytes to a device"
-
-
-def _first(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    return many(world, operands)[0]
-
-
-def _bring(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    x = operands[0]
-    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind, what)
-
-
-def _made(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    return as_array(operands[0], dtype)
-
-
-def _converted(
-    run: Callable[..., Any],
-    made: tuple[bool, ...],
-    weak: tuple[bool, ...],
-    world: RuntimeWorld,
-    operands: Sequence[Any],
-) -> Any:
-    """Run an operation on Python numbers made arrays; a weak result becomes a number."""
-    given = tuple([as_array(x) if m else x for x, m in zip(operands, made, strict=True)])
-    found = run(world, given)
-    if len(weak) == 1:
-        return found.item() if weak[0] else found
-    return [x.item() if w else x for x, w in zip(found, weak, strict=True)]

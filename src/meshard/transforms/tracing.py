@@ -20,7 +20,7 @@ from meshard.runtime.world import RuntimeWorld, here
 
 from .abstract import types_only
 from .body import Body
-from .calls import WholeCall
+from .calls import MakeCall, WholeCall
 from .grid import Grid
 from .infer import WEAK, Ghost, Weak, inferred, number_type
 from .program import Program
@@ -80,6 +80,24 @@ class Tracing:
         if self.placed:
             return function(*operands, **params)
         return self._whole(name, function, operands, params, False)
+
+    def making(
+        self,
+        name: str,
+        kind: ArrayType,
+        make: Callable[..., Any],
+        operands: Sequence[Any],
+        asked: bool,
+        place: Callable[[ArrayType], ArrayType] | None,
+    ) -> Any:
+        """Write down that an array is made when the program runs."""
+        given = [as_array(x) for x in operands]
+        call = MakeCall(name, kind, make, asked, place)
+        world = here()
+        found = kind
+        if not self.placed:
+            found = world.type_of(kind.shape, kind.dtype, home(world), False)
+        return self.recorder.result(name, (), given, [(found, None)], call)[0]
 
     def by_values(
         self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any

@@ -14,10 +14,12 @@ from itertools import zip_longest
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.decide import propagated
 from meshard.ops.registry import REGISTRY, MoveOp
 from meshard.runtime.types import ArrayType
+from meshard.runtime.world import here
 
 from .calls import ConstraintCall, ShardMapCall
 from .executable import Kind
@@ -81,6 +83,7 @@ def _before(
     if isinstance(row, MoveOp):
         return _before_move(eqn, row, kinds, found)
     wanted = [found.get(v) for v in eqn.outputs]
+    types = _on_mesh(types, wanted)
     with contextlib.suppress(MeshardError):
         frame, _, split = propagated(row, types, dict(eqn.params), wanted)
         return [
@@ -90,6 +93,20 @@ def _before(
             if isinstance(sharding := frame.sharding(placement), NamedSharding)
         ]
     return []
+
+
+def _on_mesh(
+    types: Sequence[ArrayType | type], wanted: Sequence[NamedSharding | None]
+) -> list[ArrayType | type]:
+    """Return operands' types on the mesh of the results' wishes, if nothing else says where."""
+    meshes = [w.mesh for w in wanted if w is not None]
+    if not meshes or not all(t.guest for t in types if isinstance(t, ArrayType)):
+        return list(types)
+    whole = NamedSharding(meshes[0], PartitionSpec())
+    return [
+        here().type_of(t.shape, t.dtype, whole, False) if isinstance(t, ArrayType) else t
+        for t in types
+    ]
 
 
 def _before_move(
