@@ -22,6 +22,8 @@ from meshard.runtime.verdict import modes, verdict
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
 
+pytestmark = pytest.mark.no_job
+
 FILE = re.escape(__file__)
 
 

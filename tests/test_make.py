@@ -622,6 +622,22 @@ def test_wrong_single_device_arrays_are_refused(change, error, message):
     alone(body)
 
 
+def test_arrays_of_another_process_are_refused():
+    def body() -> str:
+        on = NamedSharding(mesh((8,), ("i",)), P("i"))
+        *mine, _ = [meshard.device_put(np.ones(1), d) for d in meshard.local_devices()]
+        other = next(d for d in meshard.devices() if d not in meshard.local_devices())
+        given = [*mine, meshard.device_put(np.ones(1), other)]
+        with pytest.raises(ShardingError) as caught:
+            meshard.make_array_from_single_device_arrays((8,), on, given)
+        return str(caught.value)
+
+    first, second = simulate(2, 4, body, deadline=20)
+    assert "no array lies on CpuDevice(id=3); the arrays lie on" in first
+    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each device" in first
+    assert "CpuDevice(id=0) is process 0's." in second
+
+
 def test_a_process_without_arrays_needs_the_dtype_of_the_others():
     def body() -> None:
         there = SingleDeviceSharding(meshard.devices()[-1])

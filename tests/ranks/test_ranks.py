@@ -40,16 +40,10 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         *("jit", "jit_jax", "jit_examples", "parallel_outputs"),
     ),
     (3, 3, 2): (
-        "reduce",
-        "move",
-        "gda",
-        "random",
-        "split_concatenate",
-        "fft",
-        "einsum",
-        "named_axes",
+        *("reduce", "move", "gda", "random", "split_concatenate", "fft", "einsum", "named_axes"),
         "ledger",
     ),
+    (1, 5, 2): ("reshard", "process_local", "collectives", "place", "same_values"),
     (2, 2, 2, 2): (
         *("examples", "collectives", "shard_map", "move", "index", "reshard", "process_local"),
         *("place", "sort", "ledger", "gda", "jit"),

@@ -275,8 +275,11 @@ def make_array_from_single_device_arrays(
         )
     for device in needed:
         if device not in given:
+            foreign = [d for d in given if d.process_index != world.process_index]
+            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
             raise ShardingError(
-                f"{what}: no array lies on {device!r}; the arrays lie on {list(given)}."
+                f"{what}: no array lies on {device!r}; the arrays lie on {list(given)}.{whose} "
+                "Each process gives one array for each device of its own."
             )
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
