@@ -85,7 +85,7 @@ def test_bodies_of_shard_map_say_over_which_axes_values_vary():
     assert text[1].startswith("    b: float64[2,8] P() = shard_map[axes=(i, j), in_specs=(P('i'),)")
     assert text[2:5] == [
         "        body(c: float64[2,8]{V:i}):",
-        "            d: float64[2,8] = psum[axes=(i,)] c #",
+        "            d: float64[2,8] = psum[axes=(i,)] c #; all-reduce i: 192 bytes to a device",
         "            return d",
     ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
 from meshard.plan.traffic import Wire
@@ -206,13 +205,9 @@ class Executable:
             self._tell(error, number)
             raise
 
-    def text(self, called: Mapping[Var, str] = MappingProxyType({})) -> str:
-        """Return what runs as a listing, with how each value lies and what moves.
-
-        Args:
-            called: for some variables what they are called in the user's program.
-        """
-        return listing(replace(self.listed(), called=called))
+    def text(self) -> str:
+        """Return what runs as a listing, with how each value lies."""
+        return listing(self.listed())
 
     def _tell(self, error: Exception, number: int) -> None:
         if number < len(self.steps):

@@ -31,7 +31,7 @@ from .executable import Executable, Kind, Run, Step
 from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
 from .lowered_steps import as_number_array, bring, converted, create, first_of
-from .program import Atom, Eqn, Listed, Literal, Program, Var, lies
+from .program import Atom, Eqn, Listed, Literal, Program, Var, crossing_text, lies
 from .tracing import anywhere
 from .wishes import wishes
 
@@ -456,9 +456,7 @@ class _Lowering:
         eqns = [eqn for group in self._groups for eqn in group.eqns]
         notes, parts = {}, {}
         for group in self._groups:
-            moving = [w for w in group.wires if any(w.received.values())]
-            if moving:
-                notes[id(group.eqns[-1])] = ", ".join(map(_moving, moving))
+            notes[id(group.eqns[-1])] = crossing_text(group.wires)
             if group.parts:
                 parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]
         return Listed(
@@ -467,8 +465,3 @@ class _Lowering:
             notes,
             parts,
         )
-
-
-def _moving(wire: Wire) -> str:
-    kind = f"{wire.kind} {','.join(wire.axes)}".rstrip()
-    return f"{kind}: {max(wire.received.values()):,} bytes to a device"

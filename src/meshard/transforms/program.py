@@ -18,6 +18,7 @@ from typing import Any, Protocol, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
+from meshard.plan.traffic import Wire
 from meshard.runtime.callers import at_line
 from meshard.runtime.primitive import Params, bind
 from meshard.runtime.types import ArrayType
@@ -34,6 +35,7 @@ __all__ = [
     "Literal",
     "Program",
     "Var",
+    "crossing_text",
     "evaluate",
     "lies",
     "listing",
@@ -267,6 +269,16 @@ def lies(kind: object) -> str:
     if count == 1:
         return "anywhere" if not getattr(kind, "committed", True) else "on one device"
     return f"on {count} devices"
+
+
+def crossing_text(wires: Sequence[Wire]) -> str:
+    """Return in a few words what passes between devices; nothing where nothing does."""
+    told = []
+    for wire in wires:
+        if any(wire.received.values()):
+            kind = f"{wire.kind} {','.join(wire.axes)}".rstrip()
+            told.append(f"{kind}: {max(wire.received.values()):,} bytes to a device")
+    return ", ".join(told)
 
 
 def _names() -> Iterator[str]:

@@ -31,6 +31,7 @@ from .infer import WEAK
 from .jit_costs import MemoryAnalysis, costs, memory
 from .jit_devices import captured_beside, check_devices
 from .jit_trace import Trace, array_of, placed_kind, read_arguments
+from .listings import lowered_listing
 from .lower import lower
 from .program import listing
 from .sharing import program
@@ -241,7 +242,8 @@ class _Placed(_Stage):
     def as_text(self) -> str:
         """Return what runs as a listing, with how each value lies and what moves."""
         trace = self._trace
-        return self.executable.text(dict(zip(trace.program.inputs, trace.told, strict=True)))
+        called = dict(zip(trace.program.inputs, trace.told, strict=True))
+        return lowered_listing(self._world, self.executable, called)
 
     def cost_analysis(self) -> dict[str, float]:
         """Return estimates: ``"flops"``, ``"bytes accessed"``, ``"bytes communicated"``.
