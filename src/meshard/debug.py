@@ -1,4 +1,4 @@
-"""Seeing what happens: how arrays lie on devices, and what moves between them."""
+"""Seeing what happens: how arrays lie on devices, what moves between them, and when."""
 
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg

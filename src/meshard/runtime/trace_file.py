@@ -26,7 +26,8 @@ class Event:
 
     Attributes:
         name: what: an operation, several that ran as one, a move, a kernel.
-        category: ``"jit"``, ``"step"``, ``"operation"``, ``"body"``, ``"move"`` or ``"kernel"``.
+        category: ``"step"`` of a jitted function, ``"operation"`` outside of one, ``"body"`` for
+            operations in bodies of `shard_map`, ``"move"`` or ``"kernel"``.
         line: where in the program it was written, as ``file:line``.
         thread: the number of the thread, 0 for the one that opened the profile.
         start: when it began, in nanoseconds since the epoch.
