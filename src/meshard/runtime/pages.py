@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import sys
 import threading
@@ -116,9 +117,7 @@ class Pages:
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one comes from the pool."""
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        size = dtype.itemsize * math.prod(shape)
         if size < _SMALLEST:
             return np.empty(shape, dtype)
         memory = self._memory(size_class(size))
@@ -127,12 +126,10 @@ class Pages:
 
     def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one where neighbours can write to it."""
-        if self.arena is None:
-            return self.empty(shape, dtype)
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
-        lease = self.arena.lease(size) if size >= _SMALLEST else None
+        size = dtype.itemsize * math.prod(shape)
+        if size < _SMALLEST:
+            return np.empty(shape, dtype)
+        lease = None if self.arena is None else self.arena.lease(size)
         if lease is None:
             return self.empty(shape, dtype)
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
@@ -158,9 +155,7 @@ class Pages:
 
         Whoever writes says so with `Lease.fill`.
         """
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
+        size = dtype.itemsize * math.prod(shape)
         if size < _SMALLEST:
             return np.zeros(shape, dtype)
         flat = np.asarray(Lease(self, mmap.mmap(-1, size_class(size)), 0))
