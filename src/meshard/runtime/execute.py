@@ -225,25 +225,38 @@ def _messages(
     part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
 ) -> tuple[list[tuple[int, list[Block]]], list[tuple[int, list[Block]]]]:
     """Return the boxes to send to each peer, and those to be received into."""
-    sends = []
+    sends: dict[int, list[Block]] = {}
+    receives: dict[int, list[Block]] = {}
+    _add_messages(part, operands, results, sends, receives)
+    return list(sends.items()), list(receives.items())
+
+
+def _add_messages(
+    part: Part,
+    operands: Sequence[Blocks],
+    results: Sequence[Block | None],
+    sends: dict[int, list[Block]],
+    receives: dict[int, list[Block]],
+) -> None:
+    """Add the boxes to send to each peer, and those to be received into."""
     for message in part.sends:
-        boxes = []
+        boxes = sends.get(message.peer)
+        if boxes is None:
+            boxes = sends[message.peer] = []
         for copy in message.copies:
             origin = operands[copy.operand][copy.origin]
             assert origin is not None
             box = origin[copy.region]
             boxes.append(box if box.shape == copy.shape else np.broadcast_to(box, copy.shape))
-        sends.append((message.peer, boxes))
-    receives = []
     for message in part.receives:
-        boxes = []
+        boxes = receives.get(message.peer)
+        if boxes is None:
+            boxes = receives[message.peer] = []
         for copy in message.copies:
             target = results[copy.piece]
             assert target is not None
             plain = copy.within is None and copy.target  # NumPy gives a scalar for 0-d
             boxes.append(target[copy.target] if plain else _target(target, copy))
-        receives.append((message.peer, boxes))
-    return sends, receives
 
 
 @final
@@ -286,10 +299,7 @@ def run_moves(
     sends: dict[int, list[Block]] = {}
     receives: dict[int, list[Block]] = {}
     for move, (part, _), (results, _) in zip(moves, ways, begun, strict=True):
-        going, coming = _messages(part, (move.blocks,), results)
-        for peers, messages in ((sends, going), (receives, coming)):
-            for peer, boxes in messages:
-                peers.setdefault(peer, []).extend(boxes)
+        _add_messages(part, (move.blocks,), results, sends, receives)
     if sends or receives:
         quota = None if window is None else max(1, window // (2 * max(1, world.process_count - 1)))
         out, back = _rounds(sends, quota), _rounds(receives, quota)
