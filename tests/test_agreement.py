@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import time
@@ -16,7 +17,8 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import TransportError
 from meshard.multihost_utils import sync_global_devices
-from meshard.runtime.agreement import KEPT, Agreement, canonical, crossed
+from meshard.runtime.agreement import KEPT, Agreement, crossed
+from meshard.runtime.canonical import canonical
 from meshard.runtime.simulated import simulate
 from meshard.runtime.verdict import modes, verdict
 from meshard.runtime.world import here
@@ -226,10 +228,9 @@ def test_processes_that_meet_in_different_sets_are_told():
     for text in faulty(4, body):
         assert text is not None
         assert text.startswith(
-            "Processes 0 and 1 run different operations: process 0 is in step 2 of processes 0, 1, "
-            "2, 3, `sum`"
+            "Process 1 has diverged: it ran step 2 of processes 0 and 1, `sum` (axis=(0,), "
         )
-        assert "; process 1 is in step 2 of processes 0 and 1, `sum`" in text
+        assert "where process 0 ran step 2 of processes 0, 1, 2, 3, `sum`" in text
 
 
 def test_what_diverged_longer_ago_than_is_remembered_is_said_to_have():
@@ -286,6 +287,44 @@ def test_jitted_functions_are_compared_as_wholes():
             "Process 2 has diverged in step 2 of processes 0, 1, 2, 3: ran `jit of '<lambda>'` at "
             f"{__file__}:{line_of('mark: the jitted call')}, where the others ran `jit of "
         ) in text
+
+
+def random_program(seed: int, wrong: int | None, pause: float = 0.0) -> None:
+    """Run random operations on random sets of processes, one process wrongly at one place."""
+    shared, own = random.Random(seed), random.Random(f"{seed} {me()}")
+    at, how = shared.randrange(2, 10), shared.choice(["out", "more"])
+    x = split(np.arange(16.0))
+    for turn in range(12):
+        if own.random() < 0.2:
+            time.sleep(pause)
+        members = sorted(shared.sample(range(4), shared.choice([2, 3, 4])))
+        kind = shared.randrange(4)
+        faulty_here = turn == at and me() == wrong
+        if turn == at:
+            members = [0, 1, 2, 3]
+        if faulty_here and how == "more":
+            x.sum()
+        if (faulty_here and how == "out") or (kind == 0 and me() not in members):
+            continue
+        if kind == 0:
+            split(np.ones(24), mesh(members)).sum()
+        elif kind == 1:
+            x = meshard.device_put(x, NamedSharding(mesh(), P()))
+        elif kind == 2:
+            x = meshard.reshard(x, NamedSharding(mesh(), P("i")))
+        else:
+            x = x - x.mean()
+    sync_global_devices("the end")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs_agree_and_their_faults_are_found(seed):
+    simulate(4, 2, lambda: random_program(seed, None, 0.5 if seed == 0 else 0.0), deadline=20)
+    wrong = seed % 4
+    said = faulty(4, lambda: random_program(seed, wrong), deadline=3)
+    assert all(said)
+    for text in said:
+        assert re.search(rf"[Pp]rocess(es)? ([0-9, ]|and)*{wrong}", text or "")
 
 
 # what is legal
@@ -470,9 +509,8 @@ def test_an_earlier_look_is_no_divergence():
     assert verdict({0: early.account(whole=True), 1: late.account(whole=True)}) is None
     other = _run(1, (pair, "b"))
     assert other.differs(early.account())
-    assert (
-        "Processes 0 and 1 run different operations: process 0 is in step 1 of processes 0, "
-        in (verdict({0: early.account(whole=True), 1: other.account(whole=True)}) or "")
+    assert "Processes 0 and 1 run different operations: process 0 ran step 1 of processes 0, " in (
+        verdict({0: early.account(whole=True), 1: other.account(whole=True)}) or ""
     )
 
 

@@ -145,7 +145,9 @@ def say_goodbye(lookout: Lookout, letters: MpiLetters) -> None:
         kept = len(account.entries)
         while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
             kept //= 2
-            account = replace(account, entries=account.entries[len(account.entries) - kept :])
+            dropped = len(account.entries) - kept
+            before = account.before + dropped
+            account = replace(account, entries=account.entries[dropped:], before=before)
         lookout.goodbye(account)
         letters.flush(0.2)
 

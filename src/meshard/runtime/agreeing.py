@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from meshard.algebra.sharding import Sharding
 
-from .agreement import Token, call_text, canonical, described
+from .agreement import Token
+from .canonical import call_text, canonical, described
 from .primitive import innermost
 from .types import ArrayType
 from .world import RuntimeWorld

@@ -10,39 +10,35 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from hashlib import blake2b
+from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
-import numpy as np
-
-from meshard.algebra.layout import Layout
-from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import config
 
 from .callers import is_ours, line_of, stated_line
-from .types import ArrayType, dtype_name
+from .canonical import digest, shortened
 
 __all__ = [
     "Account",
     "Agreement",
     "Entry",
     "Token",
-    "call_text",
-    "canonical",
     "crossed",
-    "described",
-    "digest",
+    "parted",
 ]
 
 KEPT = 1024
 """How many recent steps a process remembers."""
+_BRIEF = 32
+"""How many of them it tells while nothing is known to be wrong."""
 _MULTIPLIER = 0x5851F42D4C957F2D
 _MASK = (1 << 64) - 1
-_LONGEST = 160
 
 Members = tuple[int, ...]
+Key = tuple[Members, int, int]
+"""A step: the set of processes, its number, and the hash of all up to it."""
 
 
 @final
@@ -111,7 +107,8 @@ class Account:
     Attributes:
         index: the process.
         mode: its setting ``check``.
-        entries: its recent steps, the last one last; the last one only where that will do.
+        entries: its recent steps, the last one last.
+        before: how many steps it has run before those.
         steps: for each set of processes that it belongs to, the steps that they have run.
         waits: the processes that it waits for.
         ended: how it has ended; None while it runs.
@@ -120,6 +117,7 @@ class Account:
     index: int
     mode: str
     entries: tuple[Entry, ...]
+    before: int
     steps: Mapping[Members, int]
     waits: tuple[int, ...]
     ended: str | None = None
@@ -208,7 +206,7 @@ class Agreement:
             running = self._sets[ordered] = Running(ordered)
             for p in ordered:
                 self._with[p] = (*self._with[p], running)
-        return Token(running, digest(canon), _short(canon if text is None else text))
+        return Token(running, digest(canon), shortened(canon if text is None else text))
 
     def enter(self, token: Token) -> None:
         """Note that this process runs an operation now.
@@ -252,27 +250,31 @@ class Agreement:
 
         Args:
             waits: the processes that it waits for.
-            whole: whether to tell all recent steps, and not only the last of each set.
+            whole: whether to tell all steps that it remembers, and not only the last ones.
             ended: how its program has ended.
         """
-        ring = [Step(*item) for item in self._ring]
-        if not whole:
-            last = {item.token.running.members: item for item in ring}
-            ring = [item for item in ring if last[item.token.running.members] is item]
-        entries = tuple([item.entry() for item in ring])
+        ring = list(self._ring)[0 if whole else -_BRIEF :]
+        entries = tuple([Step(*item).entry() for item in ring])
         steps = {r.members: r.step for r in self._sets.values()}
-        return Account(self.index, self.mode, entries, steps, tuple(waits), ended)
+        before = sum(steps.values()) - len(entries)
+        return Account(self.index, self.mode, entries, before, steps, tuple(waits), ended)
 
     def differs(self, other: Account) -> bool:
         """Whether another process's steps show that it has run other operations than this one."""
-        if crossed(self.account(), other) is not None:
+        steps = {r.members: r.step for r in self._sets.values()}
+        before = sum(steps.values()) - len(self._ring)
+        mine = Account(self.index, self._mode, (), before, steps, ())
+        if crossed(mine, other) is not None:
             return True
-        told = {e.members: e for e in other.entries}
-        for token, step, found, *_ in self._ring:
-            theirs = told.get(token.running.members)
-            if theirs is not None and theirs.step == step and theirs.hash != found:
-                return True
-        return False
+        # Without lines, which take long to find, for this is asked of every letter.
+        ring = [(t.running.members, step, found) for t, step, found, _, _ in self._ring]
+        there = [(e.members, e.step, e.hash) for e in other.entries]
+        found = _parting(
+            [key for key in ring if other.index in key[0]],
+            [key for key in there if self.index in key[0]],
+            from_start=not (before or other.before),
+        )
+        return found is not None
 
 
 def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
@@ -291,80 +293,33 @@ def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
     return (ahead[0], behind[0]) if ahead and behind else None
 
 
-def digest(text: str) -> int:
-    """Return 64 bits of a text, the same in every process."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
+    """Return the first step that differs, of those that two processes should both run; else None.
+
+    One process may be further than the other, and remember less; what both know of is in one order.
+    """
+    mine = [e for e in one.entries if other.index in e.members]
+    theirs = [e for e in other.entries if one.index in e.members]
+    found = _parting(
+        [(e.members, e.step, e.hash) for e in mine],
+        [(e.members, e.step, e.hash) for e in theirs],
+        from_start=not (one.before or other.before),
+    )
+    return None if found is None else (mine[found[0]], theirs[found[1]])
 
 
-def canonical(value: Any) -> str:
-    """Return a text of a parameter that is the same in all processes that mean the same."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if isinstance(value, (tuple, list)):
-        inner = [canonical(v) for v in value]
-        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(canonical, value)))}}}"
-    if isinstance(value, Mapping):
-        items = sorted(f"{canonical(k)}: {canonical(v)}" for k, v in value.items())
-        return f"{{{', '.join(items)}}}"
-    if isinstance(value, slice):
-        return f"slice{canonical((value.start, value.stop, value.step))}"
-    if isinstance(value, np.dtype):
-        return dtype_name(value)
-    if isinstance(value, np.generic):
-        return repr(value.item())
-    if isinstance(value, np.ndarray):
-        bits = np.ascontiguousarray(value).tobytes()
-        return f"{dtype_name(value.dtype)}{list(value.shape)}#{digest(bits.hex()):x}"
-    if isinstance(value, ArrayType):
-        return described(value, exact=True)
-    if isinstance(value, Sharding):
-        return _lies(value, exact=True)
-    if isinstance(value, Layout):
-        return _layout(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        held = [canonical(getattr(value, f.name)) for f in fields(value)]
-        return f"{type(value).__qualname__}({', '.join(held)})"
-    if hasattr(value, "__qualname__"):
-        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-    if getattr(type(value), "__repr__", None) is object.__repr__:  # it would tell an address
-        return type(value).__qualname__
-    return repr(value)
-
-
-def described(kind: ArrayType, *, exact: bool = False) -> str:
-    """Return dtype, shape and sharding of an array; exactly, or as messages say it."""
-    told = kind.str_short()
-    if kind.guest:  # every process has one of its own
-        return told
-    return f"{told} {_lies(kind.sharding, exact=False)}" + (_layout(kind.layout) if exact else "")
-
-
-def _lies(sharding: Sharding, *, exact: bool) -> str:
-    """Return how a sharding is called."""
-    ids = [d.id for d in sharding.device_order]
-    if not isinstance(sharding, NamedSharding):
-        return f"on devices {ids}" if exact or len(ids) <= 8 else f"on {len(ids)} devices"
-    if not exact:
-        return repr(sharding.spec)
-    mesh = sharding.mesh
-    return f"{sharding.spec!r} uneven={sharding.uneven!r} on {dict(mesh.shape)} {ids}"
-
-
-def _layout(layout: Layout) -> str:
-    holders = [layout.holders(i) for i in range(layout.piece_count)]
-    boxes = None if layout.regular else [b.slices for b in layout.boxes]
-    return f" {layout.cuts} {holders} {boxes}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
-
-
-def call_text(name: str, params: Sequence[tuple[str, Any]]) -> str:
-    """Return how messages call an operation: its name, and the parameters that it has."""
-    told = ", ".join([f"{n}={canonical(v)}" for n, v in params if v is not None])
-    if len(told) > _LONGEST // 2:
-        told = f"{told[: _LONGEST // 2 - 4]} ..."
-    return f"`{name}`" + (f" ({told})" if told else "")
+def _parting(
+    mine: Sequence[Key], theirs: Sequence[Key], from_start: bool
+) -> tuple[int, int] | None:
+    """Return where two sequences of steps differ first; None if they do not, as far as is known."""
+    i, j = 0, 0
+    if not from_start:
+        places = {(members, step): at for at, (members, step, _) in enumerate(theirs)}
+        i = next((at for at, (m, step, _) in enumerate(mine) if (m, step) in places), len(mine))
+        if i < len(mine):
+            j = places[mine[i][0], mine[i][1]]
+    while i < len(mine) and j < len(theirs):
+        if mine[i] != theirs[j]:
+            return i, j
+        i, j = i + 1, j + 1
+    return None

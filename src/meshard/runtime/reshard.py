@@ -165,7 +165,10 @@ def _moved_now(
             leaf._live()
             moving.append(number)
     types: list[tuple[ArrayType, Any]] = [(leaves[i]._type, kinds[i]) for i in moving]
-    agree(world, what, (("max_bytes", max_bytes),), tuple([t for pair in types for t in pair]))
+    every = [
+        t for leaf, kind in zip(leaves, kinds, strict=True) if kind for t in (leaf._type, kind)
+    ]
+    agree(world, what, (("max_bytes", max_bytes),), tuple(every))
     parts = [part_between(world, source, kind) for source, kind in types]
     if max_bytes is not None:
         _check_window(world, parts, types, max_bytes)

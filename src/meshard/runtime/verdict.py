@@ -7,8 +7,9 @@ accounts have come; None where the accounts agree.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
-from .agreement import Account, Entry, Members, crossed
+from .agreement import Account, Entry, Members, crossed, parted
 
 __all__ = ["doing", "modes", "numbered", "verdict"]
 
@@ -21,7 +22,7 @@ Steps = Mapping[int, Mapping[int, Entry]]
 
 def verdict(accounts: Mapping[int, Account]) -> str | None:
     """Return who has diverged and how; None if nothing shows that anybody has."""
-    return _first_difference(accounts) or _crossed(accounts)
+    return _first_difference(accounts) or _parted(accounts)
 
 
 def _first_difference(accounts: Mapping[int, Account]) -> str | None:
@@ -111,16 +112,39 @@ def _grouped(told: Sequence[tuple[int, str]]) -> str:
     return ", ".join(f"{text} on {numbered(group)}" for text, group in groups.items())
 
 
-def _crossed(accounts: Mapping[int, Account]) -> str | None:
-    """Return which two processes have run operations with different others."""
-    for p, account in sorted(accounts.items()):
-        for q, other in sorted(accounts.items()):
-            if p < q and crossed(account, other) is not None:
-                return (
-                    f"Processes {p} and {q} run different operations: process {p} is in "
-                    f"{doing(account.last)}; process {q} is in {doing(other.last)}. {_LAW}"
-                )
+def _parted(accounts: Mapping[int, Account]) -> str | None:
+    """Return which two processes have run different operations, or with different others."""
+    for p, q in combinations(sorted(accounts), 2):
+        one, other = accounts[p], accounts[q]
+        found: tuple[Entry | None, Entry | None] | None = parted(one, other)
+        if found is None and crossed(one, other) is not None:
+            found = one.last, other.last
+        if found is None:
+            continue
+        for_one, for_other = _support(accounts, found[0], p), _support(accounts, found[1], q)
+        if for_one == for_other:
+            return (
+                f"Processes {p} and {q} run different operations: process {p} ran "
+                f"{doing(found[0])}; process {q} ran {doing(found[1])}. {_LAW}"
+            )
+        wrong, right, steps = (q, p, found[::-1]) if for_one > for_other else (p, q, found)
+        return (
+            f"Process {wrong} has diverged: it ran {doing(steps[0])}, where process {right} ran "
+            f"{doing(steps[1])}. {_LAW}"
+        )
     return None
+
+
+def _support(accounts: Mapping[int, Account], entry: Entry | None, besides: int) -> int:
+    """Return how many others have run a step too."""
+    if entry is None:
+        return 0
+    key = entry.members, entry.hash
+    return sum(
+        any((e.members, e.hash) == key for e in account.entries)
+        for p, account in accounts.items()
+        if p != besides
+    )
 
 
 def modes(accounts: Mapping[int, Account]) -> str | None:

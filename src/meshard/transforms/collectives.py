@@ -20,8 +20,8 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
-from meshard.runtime.agreement import call_text
 from meshard.runtime.array import Array
+from meshard.runtime.canonical import call_text
 from meshard.runtime.ledger import communicated
 from meshard.runtime.types import ArrayType
 

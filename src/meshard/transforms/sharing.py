@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from meshard.runtime.agreeing import agreed
-from meshard.runtime.agreement import described
+from meshard.runtime.canonical import described
 from meshard.runtime.types import ArrayType
 
 from .executable import Executable
