@@ -1023,3 +1023,39 @@ def test_what_is_made_is_made_where_it_is_wanted() -> None:
             assert found.committed == expected.committed
 
     alone(body)
+
+
+@in_worlds
+def test_every_result_is_an_array_of_its_own() -> None:
+    """To delete a result, or to give an argument up, takes nothing from anybody else."""
+    captured = put(GRID, "j")
+    positive = lambda v: v.sum() > 0  # noqa: E731
+    for f in (
+        lambda v: v,
+        lambda v: (v, v),
+        lambda v: (v + 1,) * 2,
+        lambda v: captured,
+        lambda v: lax.fori_loop(0, 0, lambda i, c: c + 1, v),
+        lambda v: lax.fori_loop(0, 2, lambda i, c: (c[0], c[0]), (v, v + 1)),
+        lambda v: lax.while_loop(lambda c: c.sum() < 0, lambda c: c + 1, v),
+        lambda v: lax.scan(lambda c, _: (c, c), v, None, length=2),
+        lambda v: lax.cond(positive(v), lambda a: a, lambda a: -a, v),
+        lambda v: lax.cond(positive(v), lambda a: captured, lambda a: -a, v),
+        lambda v: lax.switch(1, [lambda a: a + 1, lambda a: a], v),
+        lambda v: lax.with_sharding_constraint(v, on("i")),
+        lambda v: (meshard.device_put(v, on("i")), v.astype(float), v.reshape(8, 8), v[:]),
+        lambda v: (mnp.zeros_like(v), mnp.zeros_like(v), mnp.zeros(3)),
+        lambda v: meshard.shard_map(lambda a: a, mesh=mesh(), in_specs=P("i"), out_specs=P("i"))(v),
+    ):
+        x = put(GRID, "i")
+        jitted = meshard.jit(f)
+        expected = [whole(r) for r in meshard.tree.leaves(f(x))]
+        results = meshard.tree.leaves(jitted(x))
+        for number, result in enumerate(results):
+            result.delete()
+            alive = [x, captured, *results[number + 1 :]]
+            assert not any(r.is_deleted() for r in alive)
+        for found in jitted(x), meshard.jit(f, donate_argnums=0)(x):
+            for result, value in zip(meshard.tree.leaves(found), expected, strict=True):
+                assert whole(result).tolist() == value.tolist()
+        assert x.is_deleted()

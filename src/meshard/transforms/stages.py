@@ -94,7 +94,7 @@ class Entry:
             sorted(trace.used) if len(trace.used) > len(read_arguments(trace.program)) else []
         )
         self._shared: tuple[tuple[int, ...], str] | None = None
-        self._renewed = [i for i, s in enumerate(self.executable.results) if s in passed]
+        self._renewed = _renewed(self.executable, passed)
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
         """Return the results as a tree."""
@@ -134,6 +134,22 @@ class Entry:
                     "once. Pass a copy of it, or do not donate it."
                 )
         return arrays
+
+
+def _renewed(executable: Executable, passed: set[int]) -> list[int]:
+    """Return the numbers of results that may be another's object: each is an array of its own.
+
+    Such are what is passed through, also by a loop without turns or a branch, and what is returned
+    twice: if one of the two was deleted, or given up, so would the other be.
+    """
+    calls = {
+        slot
+        for step in executable.steps
+        for slot in step.writes
+        if any(eqn.call is not None for eqn in step.eqns)
+    }
+    results = executable.results
+    return [i for i, s in enumerate(results) if s in passed or s in calls or s in results[:i]]
 
 
 @final
