@@ -487,6 +487,12 @@ def test_constraints_on_trees_in_loops_and_uneven() -> None:
         loop = lax.while_loop(lambda c: c.sum() < 1e4, lambda c: (c @ c.T / 64).T, x)
         return tree, turned, loop, lax.with_sharding_constraint(x[:6], on("i", uneven="ceil"))
 
+    pair = {"a": (GRID, None), "b": None}, ({"a": (on("i"), None), "b": None}, on("i"))
+    for shardings in pair[1]:
+        found = meshard.jit(lambda t, s=shardings: lax.with_sharding_constraint(t, s))(pair[0])
+        assert found["a"][0].sharding == on("i")
+        assert found["a"][1] is found["b"] is None
+        assert lax.with_sharding_constraint(pair[0], shardings)["a"][0].sharding == on("i")
     tree, turned, loop, six = f(put(GRID, "i"))
     assert tree["a"].sharding == on("i")
     assert tree["b"][0].sharding == tree["b"][1].sharding == on(None, "j")

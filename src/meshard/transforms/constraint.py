@@ -40,7 +40,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """
     what = "with_sharding_constraint"
     leaves, structure = optree.tree_flatten(x)
-    given = prefix_leaves(shardings, x, what, "shardings")
+    every = prefix_leaves(shardings, x, what, "shardings")
+    with_none, _ = optree.tree_flatten(x, none_is_leaf=True)
+    given = [s for s, leaf in zip(every, with_none, strict=True) if leaf is not None]
     body = innermost()
     if not isinstance(body, Body):
         found: list[Any] = [
