@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard.ops.compilers import chosen
+from meshard.ops.segment_compiled import Compiled
 from meshard.ops.segment_runs import Loose, Packed, Rows
-from meshard.ops.segment_xla import Compiled
-from tests.worlds import alone, in_worlds, put, whole
+from meshard.sharding import P
+from meshard.transforms.regions import with_regions
+from tests.worlds import alone, in_worlds, mesh, put, whole
 
 
 def normal(*shape: int) -> Any:
@@ -174,5 +177,46 @@ def test_xla_leaves_to_numpy_what_it_cannot_do():
 
 
 def test_other_compilers_are_refused():
-    with pytest.raises(meshard.errors.ArgumentError, match="jit_compiler is 'numpy', or 'xla'"):
+    told = "jit_compiler is 'numpy', or one of 'xla'"
+    with pytest.raises(meshard.errors.ArgumentError, match=told):
         meshard.config.update("jit_compiler", "gcc")
+
+
+@pytest.mark.usefixtures("xla")
+@in_worlds
+def test_xla_runs_bodies_between_collectives():
+    """A heat step and a k-means step: slices, joins, contractions, positions, loops."""
+
+    def heat(_, tile):
+        above = meshard.lax.ppermute(tile[-1:], "i", [(k, k + 1) for k in range(3)])
+        rows = mnp.concatenate([above, tile], axis=0)
+        return tile + 0.1 * (rows[:-1] - tile)
+
+    def nearest(points, centres):
+        distance = (centres**2).sum(axis=1) - points @ (2 * centres.T)
+        place = mnp.argmin(distance, axis=1)
+        member = (place[:, None] == mnp.arange(8)).astype(points.dtype)
+        return meshard.lax.psum(member.T @ points, ("i", "j"))
+
+    loop = meshard.shard_map(
+        lambda x: meshard.lax.fori_loop(0, 3, heat, x),
+        mesh=mesh(),
+        in_specs=P("i", "j"),
+        out_specs=P("i", "j"),
+    )
+    once = meshard.shard_map(nearest, mesh=mesh(), in_specs=(P(("i", "j")), P()), out_specs=P())
+    plate, points = put(normal(2048, 1024), "i", "j"), put(normal(1 << 15, 16), ("i", "j"))
+    centres = put(normal(8, 16))
+    assert "region" in str(with_regions_of(loop, plate))
+    found = whole(meshard.jit(loop)(plate))
+    np.testing.assert_allclose(found, whole(loop(plate)), rtol=1e-12, atol=1e-13)
+    found = whole(meshard.jit(once)(points, centres))
+    np.testing.assert_allclose(found, whole(once(points, centres)), rtol=1e-9, atol=1e-9)
+
+
+def with_regions_of(f: Any, *args: Any) -> Any:
+    """Return the body of a function's one shard_map, with what the compiler runs."""
+    (eqn,) = meshard.jit(f).trace(*args).program.eqns
+    compiler = chosen()
+    assert compiler is not None
+    return with_regions(eqn.call.body, compiler)

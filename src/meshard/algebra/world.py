@@ -149,10 +149,15 @@ def _switch(value: object) -> bool:
 
 
 def _compiler(value: object) -> str:
-    if value not in ("numpy", "xla"):
+    if value == "numpy":
+        return "numpy"
+    from importlib.metadata import entry_points  # slow to import
+
+    known = sorted({e.name for e in entry_points(group="meshard.compilers")})
+    if value not in known:
         raise ArgumentError(
-            "config: jit_compiler is 'numpy', or 'xla' where JAX is installed, which then runs "
-            f"what jit fuses on large blocks; got {value!r}."
+            f"config: jit_compiler is 'numpy', or one of {', '.join(map(repr, known))}, which then "
+            f"runs what jit fuses on large blocks; got {value!r}."
         )
     if value == "xla" and find_spec("jax") is None:
         raise ConfigError(

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
-from meshard.algebra.world import config
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE
 from meshard.runtime.world import RuntimeWorld
 
+from .compilers import chosen
 from .piecewise import Piecewise
+from .segment_compiled import Compiled
 from .segment_runs import Base, Input, Loose, Packed, Rows
-from .segment_xla import Compiled
 
 __all__ = ["Segment"]
 
@@ -133,8 +133,9 @@ class Segment:
             elif key in self._numbers:
                 converted[number] = self._numbers[key]
         base = Base(self._inputs, fixed, converted, work, out, self._pieces)
-        if self.nbytes >= LARGE and config.jit_compiler == "xla":
-            compiled = Compiled(base)
+        compiler = chosen() if self.nbytes >= LARGE else None
+        if compiler is not None:
+            compiled = Compiled(base, compiler)
             if compiled.possible:
                 return compiled
         if self.nbytes >= LARGE and self._rows:

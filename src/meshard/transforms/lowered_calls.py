@@ -7,7 +7,7 @@ where their values lie in every turn, so that nothing is decided while a loop ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
+from meshard.ops.compilers import chosen
 from meshard.runtime.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.place import as_array, placed
@@ -26,6 +27,7 @@ from .calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall, Whole
 from .executable import Executable, Kind, Run, brought
 from .infer import Ghost
 from .program import Eqn, Literal, Program
+from .regions import with_regions
 from .tracing import anywhere, traced
 
 __all__ = ["Found", "lowered_call"]
@@ -288,6 +290,9 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
 
 
 def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Found:
+    compiler = chosen()
+    if compiler is not None:
+        call = replace(call, body=with_regions(call.body, compiler))
     outputs = _typed(world, lambda *operands: call.run(operands), kinds)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:

@@ -1,0 +1,112 @@
+"""XLA as the compiler of what jit fuses, for who sets `jit_compiler` to it.
+
+In: operations by name, and blocks. Out: one XLA program for all of them, run on each block where it
+lies. Transcendental functions may differ from NumPy's in the last bits. Needs JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshard.ops.compilers import Run, Work
+from meshard.ops.registry import REGISTRY, Dtype, MoveOp, Params
+from meshard.runtime.types import Block
+
+__all__ = ["COMPILER", "Xla"]
+
+_ALIGNED = 64
+_REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all"})
+_PLAIN = frozenset({"where", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"})
+"""Operations besides NumPy's ufuncs that XLA has by the same name."""
+
+
+def _translated(name: str, params: Params, dtype: Dtype) -> Work | None:
+    """Return an operation as a function of JAX arrays; None if XLA shall not do it."""
+    row = REGISTRY.get(name)
+    if row is None or dtype.kind not in "fiub":
+        return None
+    if name == "astype":
+        return lambda x: x.astype(dtype)
+    if name in _REDUCTIONS and not set(params) - {"axis", "keepdims", "dtype"}:
+        keywords = {k: params[k] for k in ("axis", "keepdims") if k in params}
+        reduce = getattr(jnp, name)
+        # The kernel accumulates in the result's dtype, or a wider one.
+        return lambda x: reduce(x, **keywords).astype(dtype)
+    if name in ("argmin", "argmax") and len(params["axis"]) == 1:
+        find, (axis,), keep = getattr(jnp, name), params["axis"], params.get("keepdims", False)
+        return lambda x: find(x, axis=axis, keepdims=keep).astype(dtype)
+    if name == "contract" and params.get("dtype") is None:
+        return _contraction(params["rule"], dtype)
+    if name in ("reshape", "broadcast_to"):
+        shaped, shape = getattr(jnp, name), params["shape"]
+        return lambda x: shaped(x, shape)
+    if name == "transpose":
+        return lambda x: jnp.transpose(x, params["axes"])
+    if name == "concatenate":
+        return lambda *xs: jnp.concatenate(xs, axis=params["axis"])
+    if name == "slice":
+        index = tuple([slice(*s) for s in params["slices"]])
+        dropped = tuple(params.get("dropped", ()))
+        return lambda x: jnp.squeeze(x[index], dropped)
+    work = getattr(jnp, name, None) or getattr(jax.lax, name, None)
+    known = name in _PLAIN or (not isinstance(row, MoveOp) and row.style == "ufunc")
+    if work is None or not known or params:
+        return None
+    return lambda *xs: work(*xs).astype(dtype)
+
+
+def _contraction(rule: str, dtype: Dtype) -> Work | None:
+    """Return a contraction as an einsum; each factor is a letter."""
+    if any(mark in rule for mark in "(!1.") or dtype.kind not in "f":
+        return None
+    letters: dict[str, str] = {}
+    left, right = rule.split("->")
+    terms = [
+        "".join([letters.setdefault(f, chr(ord("a") + len(letters))) for f in term.split()])
+        for term in (*left.split(","), right)
+    ]
+    if len(letters) > 26:
+        return None
+    text = f"{','.join(terms[:-1])}->{terms[-1]}"
+    return lambda *xs: jnp.einsum(text, *xs, precision="highest").astype(dtype)
+
+
+def _lent(block: Any) -> Any:
+    """Return a block as a JAX array that reads it where it is, if it can; a number as it is."""
+    if not isinstance(block, np.ndarray):
+        return block
+    aligned = block.ctypes.data % _ALIGNED == 0 and block.flags.c_contiguous
+    if aligned and block.flags.writeable and block.dtype != bool:
+        return jax.dlpack.from_dlpack(block)
+    return np.ascontiguousarray(block).reshape(block.shape)
+
+
+@final
+class Xla:
+    """XLA on the host's processor."""
+
+    def __init__(self) -> None:
+        self._device = jax.devices("cpu")[0]
+
+    def work(self, name: str, params: Params, dtype: Dtype) -> Work | None:
+        """Return an operation as a function of JAX arrays; None if XLA shall not do it."""
+        return _translated(name, params, dtype)
+
+    def program(self, f: Callable[..., list[Any]]) -> Run:
+        """Return a function of JAX arrays as one that runs cells."""
+        jitted, device = jax.jit(f), self._device
+
+        def run(cells: Sequence[Sequence[Any]]) -> list[list[Block]]:
+            with jax.enable_x64(True), jax.default_device(device):
+                results = [jitted(*map(_lent, given)) for given in cells]
+                return [[np.from_dlpack(x) for x in found] for found in results]
+
+        return run
+
+
+COMPILER = Xla()
