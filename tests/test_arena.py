@@ -136,6 +136,36 @@ def test_an_arena_without_room_gives_ordinary_memory():
     assert kept[-1].sum() == 3 * LARGE
 
 
+def test_an_arena_is_as_large_as_the_process_may_map():
+    arena = Arena(2, lambda nbytes: None, room=1 << 62)
+    assert arena.handle[2] < 1 << 62
+    x = np.asarray(arena.lease(1 << 20))
+    x[:] = 3
+    assert x[-1] == 3
+
+
+def test_a_process_that_may_map_little_has_no_arena():
+    program = """
+import resource
+import numpy as np
+from meshard.runtime.pages import Pages
+resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+try:
+    Pages().open_arena(2)
+except OSError as error:
+    print("refused:", type(error).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("refused: OSError")
+
+
 def test_another_file_is_no_arena(pages):
     process, _, room = pages.arena.handle
     with open(os.devnull) as other, pytest.raises(OSError, match="is not an arena"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshard.mpi import letters as letters_module
 from meshard.mpi.letters import ROOM, packed
 from meshard.mpi.segments import Segments, open_segments
-from meshard.runtime.arena import chunk_of
+from meshard.runtime.arena import Neighbour, chunk_of
 from meshard.runtime.pages import Pages
 from meshard.runtime.transport import Table
 
@@ -276,3 +276,35 @@ def test_where_one_process_has_no_such_memory_the_host_does_without():
     host = Host(3, able=(0, 1))
     assert host.found == [(None, None)] * 3
     assert all(pages.arena is None for pages in host.pages)
+
+
+def test_memory_that_is_another_processs_is_not_taken_for_a_neighbours(monkeypatch):
+    monkeypatch.setattr(Neighbour, "read_mark", lambda self, length: bytes(length))
+    assert Host(2).found == [(None, None)] * 2
+
+
+def test_where_a_neighbour_cannot_be_reached_the_host_does_without(monkeypatch):
+    def refused(self, handle, place, places):
+        raise OSError("no entry in /proc")
+
+    monkeypatch.setattr(Neighbour, "__init__", refused)
+    assert Host(2).found == [(None, None)] * 2
+
+
+def test_a_slot_is_waited_for():
+    host = Host(2)
+    mail, other = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    missing = [(0, [np.zeros(0)])]
+    values = [np.full(3, float(i)) for i in range(4)]
+    jobs = [host.segments[0].swap([(1, [v])], []) for v in values]
+    for job in jobs[:2]:
+        assert next(job, "done") == "done"
+    assert next(jobs[2], "done") is None
+    host.play([host.segments[1].swap([], missing)])  # an empty box is no letter
+    assert not mail.post(b"x")
+    found = [other.collect(), other.collect()]
+    assert next(jobs[2], "done") == "done"
+    assert next(jobs[3], "done") == "done"
+    found += [other.collect(), other.collect()]
+    assert [np.frombuffer(f).tolist() for f in found] == [v.tolist() for v in values]
+    assert other.collect() is None

@@ -209,7 +209,8 @@ def test_threads_may_take_and_give_at_once():
     for thread in threads:
         thread.join()
     assert failures == []
-    assert 0 < pages.idle_bytes <= 4 * LARGE * 4
+    # Each thread holds two for a moment, the old one and the new.
+    assert 0 < pages.idle_bytes <= 8 * LARGE * 4
 
 
 def test_a_lease_says_where_its_memory_is():
