@@ -36,6 +36,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
+from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
@@ -789,6 +790,19 @@ def test_captured_arrays_die_with_the_function_and_arguments_with_the_call() -> 
         assert refs[0]() is None
 
     alone(body)
+
+
+def test_a_world_is_not_kept_by_the_functions_that_ran_in_it() -> None:
+    f = meshard.jit(lambda x: (mnp.tanh(x) @ x, mnp.sort(x, 0)))
+    marks: list[Any] = []
+
+    def body() -> None:
+        f(put(GRID, "i"))
+        marks.append(weakref.ref(here()))
+
+    alone(body)
+    gc.collect()
+    assert marks[0]() is None
 
 
 def test_the_programs_of_one_function_are_bounded() -> None:

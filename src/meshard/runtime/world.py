@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class RuntimeWorld(World):
         profiles: the open profiles, outermost first.
         mark: what this world's types are known by.
         plans: the plans of reshards that were made.
+        programs: what was traced and lowered of each jitted function, until it dies.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class RuntimeWorld(World):
         self.homes: dict[Device, SingleDeviceSharding] = {}
         self.mark = object()
         self.plans: Any = None  # made by the first who plans
+        self.programs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._types: dict[Hashable, ArrayType] = {}
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -145,9 +144,6 @@ class Jitted:
         self._out = out_shardings
         self._keep_unused = keep_unused
         self._plain = not self._arguments.any_static
-        self._worlds: weakref.WeakKeyDictionary[RuntimeWorld, Programs] = (
-            weakref.WeakKeyDictionary()
-        )
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -176,9 +172,9 @@ class Jitted:
             else:
                 x = leaves[number] = accepted(self._arguments, statics, tree, number, x, self._what)
                 key.append(x._type)
-        programs = self._worlds.get(world)
+        programs = world.programs.get(self)
         if programs is None:
-            programs = self._worlds.setdefault(world, Programs())
+            programs = world.programs.setdefault(self, Programs())
         signature = tuple(key)
         entry = programs.entries.get(signature)
         if entry is None:
@@ -200,7 +196,8 @@ class Jitted:
     ) -> Trace:
         avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
         key = tree, statics, ambient_mesh(), config.epoch, home(world), avals
-        return self._worlds.setdefault(world, Programs()).trace(
+        known: Programs = world.programs.setdefault(self, Programs())
+        return known.trace(
             key,
             lambda: trace_of(
                 world,
@@ -270,10 +267,10 @@ class Jitted:
 
     def clear_cache(self) -> None:
         """Forget all programs."""
-        self._worlds.clear()
+        here().programs.pop(self, None)
 
     def _cache_size(self) -> int:
-        programs = self._worlds.get(here())
+        programs = here().programs.get(self)
         return 0 if programs is None else len(programs.entries)
 
     def __reduce__(self) -> str:
