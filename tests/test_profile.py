@@ -161,6 +161,7 @@ def test_the_trace_has_lanes_of_threads_and_devices(tmp_path):
     alone(body)
 
 
+@pytest.mark.no_job
 def test_each_process_writes_its_own(tmp_path):
     def body():
         with profile(tmp_path / "trace.json"):
