@@ -48,7 +48,7 @@ def wishes(
     given = {*program.captured, *program.inputs}
     for eqn in reversed(program.eqns):
         for var, sharding in _before(eqn, kinds, found):
-            if var not in given or _is_free(kinds[var]):
+            if (var not in given or _is_free(kinds[var])) and _fits(kinds[var], sharding):
                 found[var] = sharding
     return found
 
@@ -56,6 +56,15 @@ def wishes(
 def _is_free(kind: Kind) -> bool:
     """Whether an argument lies nowhere in particular."""
     return isinstance(kind, ArrayType) and kind.guest
+
+
+def _fits(kind: Kind, sharding: NamedSharding) -> bool:
+    """Whether a value can lie so: a piece that is laid over an array may be too short."""
+    try:
+        sharding.layout(kind.shape if isinstance(kind, ArrayType) else ())
+    except MeshardError:
+        return False
+    return True
 
 
 def _before(
@@ -119,12 +128,13 @@ def _before_move(
     if wanted is None or row.flat or not all(isinstance(t, ArrayType) for t in types):
         return []
     maps = row.maps([t.shape for t in types], dict(eqn.params))
+    result: Any = kinds[eqn.outputs[0]]
     axes = wanted.spec.axes(len(maps[0]))
     before = []
     for x, kind, own in zip(arrays, types, maps, strict=True):
         entries = [
-            a if m.is_identity and m.size == n else ()
-            for a, m, n in zip(axes, own, kind.shape, strict=False)
+            a if m.is_identity and m.size == n == whole else ()
+            for a, m, n, whole in zip(axes, own, kind.shape, result.shape, strict=False)
         ]
         if len(own) == kind.ndim and any(entries):
             spec = type(wanted.spec)(*entries)
