@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["end_job", "initialize", "is_initialized", "job_size", "shutdown"]
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_HEARD = 0.2
+"""Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
 
 
 def job_size() -> int | None:
@@ -143,6 +146,7 @@ def _abort_on_errors(mpi: Any, lookout: Lookout) -> None:
         before(kind, error, trace)
         _say_failed(mpi)
         speak_before_abort(lookout, error)
+        time.sleep(_HEARD)
         mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = report
