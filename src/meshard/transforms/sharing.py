@@ -14,6 +14,8 @@ from meshard.runtime.canonical import described
 from meshard.runtime.types import ArrayType
 
 from .executable import Executable
+from .jit_costs import turns
+from .program import Program
 from .scope import Scope
 
 __all__ = ["collective", "program"]
@@ -46,8 +48,13 @@ def collective(scope: Scope, told: str, rest: Axes, active: Collection[int] | No
         agreed(world, groups[group], told, told)
 
 
-def program(executable: Executable) -> tuple[Members, str]:
-    """Return the processes of a program's arrays, and what must be the same on all of them."""
+def program(executable: Executable, traced: Program) -> tuple[Members, str]:
+    """Return the processes of a program's arrays, and what must be the same on all of them.
+
+    That is how its arrays lie, what was traced, and what passes between devices in which order. In
+    which order a process runs what needs nobody else is its own affair: that depends on the cells
+    that it has.
+    """
     kinds = (*executable.inputs, *executable.outputs)
     arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.guest]
     members = {d.process_index for k in arrays for d in k.sharding.device_order}
@@ -55,9 +62,14 @@ def program(executable: Executable) -> tuple[Members, str]:
         described(k, exact=True) if isinstance(k, ArrayType) else k.__qualname__ for k in kinds
     ]
     # Without the function's name and the lines, which may differ.
-    lines = executable.text().partition("(")[2].splitlines()
-    bare = [line.rpartition("  # ")[0] or line for line in lines]
-    return tuple(sorted(members)), "\n".join([*exact, *bare])
+    lines = str(traced).partition("(")[2].splitlines()
+    bare = [(line.rpartition("  # ")[0] or line).rstrip() for line in lines]
+    moves = [
+        f"{w.kind} {' '.join(w.axes)} {w.array}"
+        for step, _ in turns(executable)
+        for w in step.wires
+    ]
+    return tuple(sorted(members)), "\n".join([*exact, *bare, *moves])
 
 
 def _processes(scope: Scope, rest: Axes) -> list[Members]:

@@ -106,7 +106,7 @@ class Entry:
         donated = self._given_up(leaves) if self._donated else ()
         if world.agreement is not None:
             if self._shared is None:
-                self._shared = program(self.executable)
+                self._shared = program(self.executable, self.trace.program)
             members, told = self._shared
             agreed(world, members, told, f"`{self.trace.what}`")
         found = self.executable.run(world, [*self.captured, *leaves])
