@@ -361,7 +361,9 @@ def test_counts_in_bins_move_counts_only() -> None:
     x = put(value, ("i", "j"))
     with watched() as seen:
         found, edges = mnp.histogram(x, 16)
-    assert seen.sent < 4 * 16 * 8 * 4
+    # Each device has 16 counts of its own and its least and greatest value, for the others.
+    sends = len(meshard.local_devices()) * (meshard.process_count() - 1)
+    assert seen.sent <= sends * 20 * 8
     expected = np.histogram(value, 16)
     same(whole(found), expected[0])
     same(whole(edges), expected[1])
