@@ -287,6 +287,24 @@ def test_stages():
     alone(body)
 
 
+def test_values_inside_are_arrays_for_who_asks():
+    def body():
+        seen = []
+
+        def look(x):
+            seen.append((isinstance(x, meshard.Array), isinstance(3.0, meshard.Array)))
+            return x
+
+        x = put(GRID, "i")
+        look(x)
+        meshard.jit(look)(x)
+        meshard.eval_shape(look, x)
+        meshard.shard_map(look, mesh=mesh(), in_specs=P("i"), out_specs=P("i"))(x)
+        assert seen == [(True, False)] * 4
+
+    alone(body)
+
+
 # refusals
 
 

@@ -141,7 +141,7 @@ def array(
     if place is not None:
         result = placed(result, place)
     same = result is object or (
-        isinstance(object, Array) and type(result) is Array and result._live() is object._live()
+        type(object) is Array and type(result) is Array and result._live() is object._live()
     )
     if copy is False and not same:
         raise ArgumentError(
@@ -338,7 +338,7 @@ def _number(value: Any) -> Any:
             "with a size that is known."
         )
         return np.asarray(concrete(value, "arange", way_out))[()]
-    if isinstance(value, (Array, np.ndarray)) and value.ndim == 0:
+    if (type(value) is Array or isinstance(value, np.ndarray)) and value.ndim == 0:
         return np.asarray(value)[()]
     return value
 

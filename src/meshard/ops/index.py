@@ -142,7 +142,9 @@ class IndexParts:
 
 def _entry(entry: Any) -> Any:
     """Return an entry of an index as None, an ellipsis, a slice, a number or an array."""
-    if entry is None or entry is Ellipsis or isinstance(entry, (slice, np.ndarray, Array)):
+    if entry is None or entry is Ellipsis or type(entry) is Array:
+        return entry
+    if isinstance(entry, (slice, np.ndarray)):
         return entry
     if is_traced(entry):
         return entry

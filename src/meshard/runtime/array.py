@@ -49,13 +49,21 @@ class Shard:
         )
 
 
+class _OneArrayType(type):
+    """Makes a value inside a transformation an instance of `Array`, as users test for one."""
+
+    def __instancecheck__(cls, x: object) -> bool:
+        return isinstance(x, ArrayMethods)
+
+
 @final
-class Array(ArrayMethods):
+class Array(ArrayMethods, metaclass=_OneArrayType):
     """One logical N-D array, spread over devices, programmed as if it were one.
 
     Arrays come from `device_put`, ``make_array_from_callback``, the functions of
     ``meshard.numpy`` and from operations on other arrays; they are immutable. Replicas within one
-    process share one block.
+    process share one block. ``isinstance(x, Array)`` holds for what stands for an array inside
+    `jit` and `shard_map` too.
     """
 
     __slots__ = ("__weakref__", "_blocks", "_note", "_type")

@@ -50,7 +50,7 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     leaves: list[Any] = [
         leaf
         for leaf in optree.tree_leaves(x)
-        if isinstance(leaf, (Array, ShapeDtypeStruct)) and leaf.sharding is not None
+        if type(leaf) in (Array, ShapeDtypeStruct) and leaf.sharding is not None
     ]
     if not leaves:
         raise ArgumentError("best_device_order: no array of x has a sharding, so none is best.")

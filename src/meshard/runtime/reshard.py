@@ -201,7 +201,7 @@ def _moved_now(
     if donate:
         kept = {id(r) for r in results}
         for leaf in leaves:
-            if isinstance(leaf, Array) and id(leaf) not in kept:
+            if type(leaf) is Array and id(leaf) not in kept:
                 leaf._discard("donated to reshard")
     return results
 
@@ -372,7 +372,7 @@ def _written(sharding: Sharding) -> str:
 
 
 def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sharding]:
-    if isinstance(leaf, (Array, ShapeDtypeStruct)):
+    if type(leaf) in (Array, ShapeDtypeStruct):
         source = leaf.sharding
         if source is None:
             raise ArgumentError(f"plan_reshard: {name} is a {leaf!r} that carries no sharding.")
@@ -393,13 +393,13 @@ def _run(plan: Plan, x: Any) -> Any:
         )
     targets = []
     for leaf, value in zip(plan.leaves, leaves, strict=True):
-        shape = tuple(np.shape(value)) if not isinstance(value, Array) else value.shape
+        shape = tuple(np.shape(value)) if type(value) is not Array else value.shape
         if shape != leaf.source.shape:
             raise ShapeError(
                 f"plan.run: the plan is for {leaf.name} of shape {leaf.source.shape}, but the "
                 f"array has shape {shape}."
             )
-        if isinstance(value, Array) and value._type.layout != leaf.source:
+        if type(value) is Array and value._type.layout != leaf.source:
             raise ArgumentError(
                 f"plan.run: {leaf.name} does not lie as the plan says: it is {value.sharding!r}. "
                 "Make a plan for how it lies, with plan_reshard."

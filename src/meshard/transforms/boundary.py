@@ -311,7 +311,7 @@ def _joined(
     rows = pieces.reshape(-1, pieces.shape[-1])
     for cell, row in zip(chosen, rows, strict=True):
         if cell is not None:
-            parts = cell._live() if isinstance(cell, Array) else (cell,)
+            parts = cell._live() if type(cell) is Array else (cell,)
             for piece, block in zip(row, parts, strict=True):
                 blocks[piece] = block
     return Array(scope.world.type_of(shape, grid.dtype, sharding, True), tuple(blocks))

@@ -49,7 +49,7 @@ def choices(body: Body, x: Grid) -> Any:
 
 def _scalar(cell: Any) -> Any:
     """Return the value of a cell without dims; None where this process does not hold it."""
-    if isinstance(cell, Array):
+    if type(cell) is Array:
         return next((b for b in cell._live() if b is not None), None)
     return cell
 

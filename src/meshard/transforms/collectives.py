@@ -286,7 +286,7 @@ def _named(axes: Axes) -> str:
 def _scaled(cells: Sequence[Any], factor: int) -> tuple[Any, ...]:
     return tuple(
         [
-            None if c is None else (c * factor if isinstance(c, Array) else _times(c, factor))
+            None if c is None else (c * factor if type(c) is Array else _times(c, factor))
             for c in cells
         ]
     )

@@ -81,7 +81,7 @@ class Grid(Traced):
                 f"{what}: this {kind.type.str_short()} has no value here, since none of this "
                 "process's devices runs this branch. Use lax.cond or lax.while_loop instead."
             )
-        if isinstance(cell, Array):
+        if type(cell) is Array:
             return np.asarray(cell)
         value: Block = cell.view()
         value.flags.writeable = False

@@ -67,7 +67,7 @@ class RegionCall:
         numbers = range(scope.count(extent)) if active is None else active
         onto = [scope.onto(x.kind.extent, extent) if isinstance(x, Grid) else () for x in values]
         cells = [x.cells if isinstance(x, Grid) else x for x in values]
-        if any(isinstance(c, Array) for x in cells if isinstance(x, tuple) for c in x):
+        if any(type(c) is Array for x in cells if isinstance(x, tuple) for c in x):
             return evaluate(self.program, (), operands)
         found = self.compiled(
             [
