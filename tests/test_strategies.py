@@ -24,7 +24,7 @@ from meshard.testing import (
 def test_all_that_is_listed_is_there():
     strategies = importlib.import_module("meshard.testing.strategies")
     assert sorted(testing.__all__) == testing.__all__
-    assert {*strategies.__all__, "virtual_devices"} == {*testing.__all__}
+    assert {*strategies.__all__, "simulate", "virtual_devices"} == {*testing.__all__}
     assert all(callable(getattr(testing, name)) for name in testing.__all__)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding, Sharding
@@ -56,14 +55,19 @@ def lower(
         donated: the numbers of the operands whose blocks may be written over.
     """
     follow = _Lowering(world, program, given, donated)
-    found = follow.lowered(results)
+    best = follow.lowered(results)
     if not follow.may_gain:
-        return found
+        return best
+    least = _moved(best)
     wanted = wishes(program, follow.kinds, results)
-    if not wanted:
-        return found
-    other = _Lowering(world, program, given, donated, wanted).lowered(results)
-    return other if _moved(other) <= _moved(found) else found
+    for wish in (wanted, {}) if least else (wanted,):
+        if wish or least:
+            other = _Lowering(world, program, given, donated, wish).lowered(results)
+            cost = _moved(other)
+            # What is split costs less work than what every device computes.
+            if cost < least or (cost == least and wish):
+                best, least = other, cost
+    return best
 
 
 def _moved(executable: Executable) -> int:
@@ -95,7 +99,7 @@ class _Lowering:
         program: Program,
         given: Sequence[Kind],
         donated: Sequence[int],
-        wanted: Mapping[Var, NamedSharding] = MappingProxyType({}),
+        wanted: Mapping[Var, NamedSharding] | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
@@ -181,6 +185,8 @@ class _Lowering:
         best = decide_kernel(world, row, kinds, params)
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
+        if self._wanted is None:
+            return best
         wanted = [self._wanted.get(v) for v in eqn.outputs]
         wished = any(w is not None for w in wanted)
         ways: list[tuple[Sequence[NamedSharding | None], int | None]] = []
@@ -331,7 +337,7 @@ class _Lowering:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
-        wish = None if call.asked else self._wanted.get(output)
+        wish = None if call.asked or self._wanted is None else self._wanted.get(output)
         self.may_gain = self.may_gain or not call.asked
         returned = zip(self.program.outputs, results or repeat(None), strict=False)
         # What is returned as it comes lies as it would outside.
