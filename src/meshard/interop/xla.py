@@ -7,6 +7,7 @@ lies. Transcendental functions may differ from NumPy's in the last bits. Needs J
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from meshard.ops.compilers import Run, Work
 from meshard.ops.registry import REGISTRY, Dtype, MoveOp, Params
 from meshard.runtime.types import Block
+from meshard.runtime.world import RuntimeWorld
 
 __all__ = ["COMPILER", "Xla"]
 
@@ -101,10 +103,16 @@ class Xla:
         """Return a function of JAX arrays as one that runs cells."""
         jitted, device = jax.jit(f), self._device
 
-        def run(cells: Sequence[Sequence[Any]]) -> list[list[Block]]:
-            with jax.enable_x64(True), jax.default_device(device):
-                results = [jitted(*map(_lent, given)) for given in cells]
-                return [[np.from_dlpack(x) for x in found] for found in results]
+        def run(world: RuntimeWorld, cells: Sequence[Sequence[Any]]) -> list[list[Block]]:
+            results: list[list[Block]] = [[] for _ in cells]
+
+            def task(number: int) -> None:
+                with jax.enable_x64(True), jax.default_device(device):
+                    found = jitted(*map(_lent, cells[number]))
+                    results[number] = [np.from_dlpack(x) for x in found]
+
+            world.workers.run([partial(task, number) for number in range(len(cells))])
+            return results
 
         return run
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from meshard.algebra.world import config
 from meshard.runtime.types import Block
+from meshard.runtime.world import RuntimeWorld
 
 from .registry import Dtype, Params
 
@@ -19,7 +20,7 @@ __all__ = ["Compiler", "Run", "Work", "chosen"]
 
 Work = Callable[..., Any]
 """An operation on the compiler's own arrays."""
-Run = Callable[[Sequence[Sequence[Any]]], list[list[Block]]]
+Run = Callable[[RuntimeWorld, Sequence[Sequence[Any]]], list[list[Block]]]
 """From what each cell reads, blocks and numbers, to what it gives."""
 
 

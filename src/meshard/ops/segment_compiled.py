@@ -62,5 +62,5 @@ class Compiled:
             [x if pieces is None else x[pieces[c]] for x, pieces in values]
             for c in range(len(base.pieces))
         ]
-        found = self._run(cells)
+        found = self._run(world, cells)
         return base.arrays([[cell[k] for cell in found] for k in range(len(base.out))])

@@ -70,10 +70,11 @@ class RegionCall:
         if any(type(c) is Array for x in cells if isinstance(x, tuple) for c in x):
             return evaluate(self.program, (), operands)
         found = self.compiled(
+            scope.world,
             [
                 [x[m[i]] if isinstance(x, tuple) else x for x, m in zip(cells, onto, strict=True)]
                 for i in numbers
-            ]
+            ],
         )
         varies = frozenset[str]().union(*(x.kind.varies for x in grids))
         made = []
