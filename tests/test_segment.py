@@ -220,3 +220,35 @@ def with_regions_of(f: Any, *args: Any) -> Any:
     compiler = chosen()
     assert compiler is not None
     return with_regions(eqn.call.body, compiler)
+
+
+@pytest.mark.usefixtures("xla")
+def test_xla_computes_in_the_dtypes_of_numpy_and_keeps_its_nans():
+    def body():
+        def f(x, i, j):
+            return {
+                "a sum in float64": (x + 1).sum(axis=1, dtype=np.float64),
+                "a quotient of integers": (i + 1) / (j + 20),
+                "an integer times a float": (i + 1) * 0.1,
+                "an integer beside a float32": (i + 1) * x,
+                "integers divided by zero": (i + 1) // j,
+                "the greatest": mnp.where(x < 1, x, mnp.nan).max(axis=1),
+                "the least": mnp.where(x < 1, x, mnp.nan).min(axis=1, keepdims=True),
+            }
+
+        x = put(normal(1024, 512).astype(np.float32), "i")
+        i, j = (put(random_integers(seed), "i") for seed in (1, 2))
+        with np.errstate(divide="ignore"):
+            assert Compiled in ways(f, x, i, j)
+            found, expected = meshard.jit(f)(x, i, j), f(x, i, j)
+        for name, value in expected.items():
+            assert found[name].dtype == value.dtype, name
+            np.testing.assert_allclose(
+                whole(found[name]), whole(value), rtol=1e-13, atol=1e-13, err_msg=name
+            )
+
+    alone(body)
+
+
+def random_integers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-9, 9, (1024, 512)).astype(np.int32)

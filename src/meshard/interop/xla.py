@@ -35,10 +35,7 @@ def _translated(name: str, params: Params, dtype: Dtype) -> Work | None:
     if name == "astype":
         return lambda x: x.astype(dtype)
     if name in _REDUCTIONS and not set(params) - {"axis", "keepdims", "dtype"}:
-        keywords = {k: params[k] for k in ("axis", "keepdims") if k in params}
-        reduce = getattr(jnp, name)
-        # The kernel accumulates in the result's dtype, or a wider one.
-        return lambda x: reduce(x, **keywords).astype(dtype)
+        return _reduction(name, params, dtype)
     if name in ("argmin", "argmax") and len(params["axis"]) == 1:
         find, (axis,), keep = getattr(jnp, name), params["axis"], params.get("keepdims", False)
         return lambda x: find(x, axis=axis, keepdims=keep).astype(dtype)
@@ -59,7 +56,43 @@ def _translated(name: str, params: Params, dtype: Dtype) -> Work | None:
     known = name in _PLAIN or (not isinstance(row, MoveOp) and row.style == "ufunc")
     if work is None or not known or params:
         return None
+    if name == "floor_divide" and dtype.kind in "iu":
+        return lambda x, y: _quotient(x, y).astype(dtype)
+    if dtype.kind == "f" and name not in _PLAIN:
+        return lambda *xs: work(*[_floating(x, dtype) for x in xs]).astype(dtype)
     return lambda *xs: work(*xs).astype(dtype)
+
+
+def _floating(x: Any, dtype: Dtype) -> Any:
+    """Return an operand of a float result as NumPy computes with it.
+
+    NumPy takes integers for floats of the result's dtype; for JAX they are the shortest floats that
+    stand beside them.
+    """
+    whole = isinstance(x, (jax.Array, np.ndarray, np.generic)) and x.dtype.kind in "iub"
+    return jnp.asarray(x).astype(dtype) if whole else x
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Return the quotient of integers, which is 0 where the divisor is, as NumPy's."""
+    return jnp.where(y == 0, 0, jnp.floor_divide(x, jnp.where(y == 0, 1, y)))
+
+
+def _reduction(name: str, params: Params, dtype: Dtype) -> Work:
+    """Return a reduction that accumulates in the result's dtype, or a wider one, as the kernel."""
+    keywords = {k: params[k] for k in ("axis", "keepdims") if k in params}
+    reduce = getattr(jnp, name)
+    if name in ("sum", "prod"):
+        return lambda x: reduce(x.astype(dtype), **keywords).astype(dtype)
+    if name not in ("max", "min") or dtype.kind != "f":
+        return lambda x: reduce(x, **keywords).astype(dtype)
+
+    def extreme(x: Any) -> Any:
+        # XLA's own leaves NaNs out on the processor, where NumPy's is NaN.
+        missing = jnp.isnan(x).any(**keywords)
+        return jnp.where(missing, jnp.nan, reduce(x, **keywords)).astype(dtype)
+
+    return extreme
 
 
 def _contraction(rule: str, dtype: Dtype) -> Work | None:
