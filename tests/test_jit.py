@@ -20,7 +20,10 @@ from meshard.errors import (
     ShardingError,
     TreeError,
 )
+from meshard.ops.decide import decide_kernel
 from meshard.sharding import NamedSharding, P
+from meshard.transforms import lower
+from meshard.transforms.simplify import told_apart
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 GRID = np.arange(64.0).reshape(8, 8)
@@ -407,3 +410,42 @@ def test_errors_while_running_name_the_operation():
         f(put(GRID, "i"))
     assert "log" in caught.value.__notes__[0]
     assert "test_jit.py" in caught.value.__notes__[0]
+
+
+@in_worlds
+def test_the_carry_of_a_scan_over_a_vector_is_made_of_arrays():
+    """NumPy gives a scalar for one element, which is no block."""
+    x = put(np.arange(8.0))
+    last, every = meshard.jit(lambda x: lax.scan(lambda _, row: (row, row), x[0], x))(x)
+    assert float(last) == 7
+    assert isinstance(last.addressable_shards[0].data._blocks[0], np.ndarray)
+    np.testing.assert_array_equal(whole(every), np.arange(8.0))
+
+
+def test_operations_that_are_alike_are_decided_once(monkeypatch: pytest.MonkeyPatch):
+    def body():
+        def decided(turns: int) -> int:
+            def f(x, y):
+                for _ in range(turns):
+                    x = mnp.tanh(x * y) @ y
+                    y = y - x.mean()
+                return x
+
+            x, calls = put(GRID, "i"), []
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    lower, "decide_kernel", lambda *a: (calls.append(a), decide_kernel(*a))[1]
+                )
+                meshard.jit(f).lower(x, x)
+            return len(calls)
+
+        assert decided(3) == decided(12) > 0
+
+    alone(body)
+
+
+def test_parameters_of_equal_numbers_are_told_apart():
+    groups = (1, 1.0, True), (0.0, -0.0), (0j, complex(-0.0, 0.0))
+    for numbers in (*groups, tuple(map(np.float32, (0.0, -0.0)))):
+        keys = {told_apart((("value", n),)) for n in numbers}
+        assert len(keys) == len(numbers)

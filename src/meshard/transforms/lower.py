@@ -31,6 +31,7 @@ from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
 from .lowered_steps import as_number_array, bring, converted, create, first_of
 from .program import Atom, Eqn, Listed, Literal, Program, Var, crossing_text, lies
+from .simplify import told_apart
 from .tracing import anywhere
 from .wishes import wishes
 
@@ -54,7 +55,8 @@ def lower(
             comes.
         donated: the numbers of the operands whose blocks may be written over.
     """
-    follow = _Lowering(world, program, given, donated)
+    decisions: _Decisions = {}
+    follow = _Lowering(world, program, given, donated, decisions)
     best = follow.lowered(results)
     if not follow.may_gain:
         return best
@@ -62,7 +64,7 @@ def lower(
     wanted = wishes(program, follow.kinds, results)
     for wish in (wanted, {}) if least else (wanted,):
         if wish or least:
-            other = _Lowering(world, program, given, donated, wish).lowered(results)
+            other = _Lowering(world, program, given, donated, decisions, wish).lowered(results)
             cost = _moved(other)
             # What is split costs less work than what every device computes.
             if cost < least or (cost == least and wish):
@@ -73,6 +75,9 @@ def lower(
 def _moved(executable: Executable) -> int:
     """Return the bytes that a program moves at least, all devices together."""
     return sum(times * crossing(step) for step, times in turns(executable))
+
+
+_Decisions = dict[Any, KernelPlan]
 
 
 @final
@@ -99,11 +104,13 @@ class _Lowering:
         program: Program,
         given: Sequence[Kind],
         donated: Sequence[int],
+        decisions: _Decisions,
         wanted: Mapping[Var, NamedSharding] | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
         self._wanted = wanted
+        self._decisions = decisions
         self.program = program
         self.given = tuple(given)
         self.kinds: dict[Var, Kind] = {}
@@ -181,8 +188,7 @@ class _Lowering:
 
     def _decided(self, eqn: Eqn, row: Op, kinds: Sequence[Kind]) -> KernelPlan:
         """Return what an operation does: of the ways that are open the one that moves least."""
-        world, params = self.world, dict(eqn.params)
-        best = decide_kernel(world, row, kinds, params)
+        best = self._way(eqn, row, kinds)
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
         if self._wanted is None:
@@ -199,12 +205,28 @@ class _Lowering:
                 ways += [(wanted, i) for i in arrays] if wished else []
         least = self._bytes(best, wanted)
         for wish, leading in ways:
-            plan = decide_kernel(world, row, kinds, params, wish, leading)
+            plan = self._way(eqn, row, kinds, wish, leading)
             cost = self._bytes(plan, wanted)
             # What is split costs less work than what every device computes.
             if cost < least or (cost == least and wish):
                 best, least = plan, cost
         return best
+
+    def _way(
+        self,
+        eqn: Eqn,
+        row: Op,
+        kinds: Sequence[Kind],
+        wanted: Sequence[Sharding | None] = (),
+        leading: int | None = None,
+    ) -> KernelPlan:
+        """Return one way to run an operation, worked out once for all that are alike."""
+        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(wanted), leading
+        found = self._decisions.get(key)
+        if found is None:
+            found = decide_kernel(self.world, row, kinds, dict(eqn.params), wanted, leading)
+            self._decisions[key] = found
+        return found
 
     def _with_moves(
         self, eqn: Eqn, row: Op, kinds: Sequence[Kind], plan: KernelPlan
@@ -216,7 +238,7 @@ class _Lowering:
             if plan.moves[k] is not None and isinstance(x, Var) and target is not None:
                 inputs[k], after[k] = self._once(eqn, x, target), target
         wanted = [o.sharding if plan.scatter is not None else None for o in plan.outputs]
-        now = decide_kernel(self.world, row, after, dict(eqn.params), wanted)
+        now = self._way(eqn, row, after, wanted)
         if any(now.moves) or now.outputs != plan.outputs:
             return eqn, plan
         return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now

@@ -228,7 +228,7 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType) -> Array:
     """Return one position of an array; where its dim 0 is whole, the blocks' own."""
     own = x._type.layout
     if own.boxes and len(own.cuts[0]) == 2 and own.piece_count == kind.layout.piece_count:
-        return Array(kind, tuple([None if b is None else b[i] for b in x._live()]))
+        return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
     found: Array = brought(world, x[i], kind)
     return found
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from meshard.runtime.primitive import Params
+
 from .calls import ConstraintCall
 from .program import Atom, Eqn, Literal, Program, Var
 
-__all__ = ["simplified"]
+__all__ = ["simplified", "told_apart"]
 
 
 def simplified(program: Program) -> tuple[Program, list[int]]:
@@ -50,7 +54,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
             eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
         if eqn.call is None or isinstance(eqn.call, ConstraintCall):
             detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
-            key = eqn.name, _typed(eqn.params), detail, tuple(map(_key, inputs))
+            key = eqn.name, told_apart(eqn.params), detail, tuple(map(_key, inputs))
             before = known.setdefault(key, eqn)
             if before is not eqn:
                 same.update(zip(eqn.outputs, before.outputs, strict=True))
@@ -59,11 +63,10 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
     return eqns, list(map(now, program.outputs))
 
 
-def _typed(params: Any) -> Any:
-    """Return parameters so that 1, 1.0 and True differ."""
-    return tuple(
-        [(k, type(v), v, repr(v) if isinstance(v, (float, tuple)) else "") for k, v in params]
-    )
+def told_apart(params: Params) -> Any:
+    """Return parameters as a key, in which 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    numbers = float, complex, np.generic, tuple
+    return tuple([(k, type(v), v, repr(v) if isinstance(v, numbers) else "") for k, v in params])
 
 
 def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:

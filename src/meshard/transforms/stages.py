@@ -5,6 +5,7 @@ In: a `Trace`, and how the arguments lie. Out: programs to read, to cost, and to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -125,9 +126,10 @@ class Entry:
 
     def _given_up(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = [leaves[i] for i in self._donated if type(leaves[i]) is Array]
+        times = Counter(map(id, (*leaves, *self.captured)))
         for x in arrays:
             x._live()
-            if sum(x is y for y in leaves) + sum(x is y for y in self.captured) > 1:
+            if times[id(x)] > 1:
                 raise ArgumentError(
                     f"{self.trace.what}: an array {x._type.str_short()} is donated and passed "
                     "twice, or read by the function besides; its memory can be given up only "
