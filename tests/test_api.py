@@ -168,6 +168,17 @@ def test_submodules_of_numpy_are_imported_by_their_names() -> None:
     assert importlib.import_module("meshard.numpy.linalg") is numpy.linalg
 
 
+def test_pjit_is_where_jax_has_it() -> None:
+    meshard = importlib.import_module("meshard")
+    assert importlib.import_module("meshard.experimental.pjit").pjit is meshard.pjit
+    assert meshard.experimental.pjit.pjit is meshard.pjit
+
+
+def test_every_module_for_users_is_an_attribute_once_meshard_is_imported() -> None:
+    code = f"import meshard\nfor name in {PUBLIC_MODULES!r}: getattr(meshard, name)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [

@@ -258,6 +258,8 @@ def test_refused_indices(index, words):
         x[index]
     with pytest.raises(IndexError):
         x.at[index].set(0)
+    with pytest.raises(TypeError):  # what JAX raises for an index of a wrong kind
+        x[index]
 
 
 @in_worlds

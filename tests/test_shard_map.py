@@ -190,6 +190,22 @@ def test_specs_are_inferred_from_arguments():
 
 
 @in_worlds
+def test_none_in_in_specs_leaves_what_is_below_whole():
+    def body(x, tree):
+        assert (x.shape, tree["b"][0].shape, tree["c"]) == ((2, 8), V.shape, None)
+        return x + tree["b"][0].sum()
+
+    tree = {"b": [V, 1.0], "c": None}
+    for specs in ((P("i"), None), (P("i"), {"b": None, "c": None}), (P("i"), {"b": [None, P()]})):
+        given = tree if "c" in (specs[1] or "c") else {"b": tree["b"]}
+        found = over(lambda x, t: body(x, {"c": None} | t), specs, P("i"))(V, given)
+        np.testing.assert_array_equal(whole(found), V + V.sum())
+    np.testing.assert_array_equal(whole(over(lambda x: x[:2], None, P())(V)), V[:2])
+    with pytest.raises(TreeError, match=r"out_specs must be a prefix.*got \*"):
+        over(lambda x: x, P("i"), None)(V)
+
+
+@in_worlds
 def test_older_names_of_options():
     x = over(lambda x: lax.all_gather(x, "i", tiled=True), P("i"), P(), check_rep=False)(V)
     np.testing.assert_array_equal(whole(x), V)

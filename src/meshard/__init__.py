@@ -66,6 +66,7 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "reshard": ("meshard.runtime.reshard", "reshard"),
     "resharding": ("meshard.resharding", None),
     "shard_map": ("meshard.transforms.shard_map", "shard_map"),
+    "testing": ("meshard.testing", None),
 }
 
 __all__ = [
@@ -113,6 +114,7 @@ __all__ = [
     "set_mesh",
     "shard_map",
     "sharding",
+    "testing",
     "tree",
     "typeof",
 ]

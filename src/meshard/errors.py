@@ -14,9 +14,9 @@ catches ``ValueError`` goes on working::
     │   └── NoIntermediateShardingError    the reference's rules find no way between two shardings
     │       └── NoIntermediateShardingNeededError    and none is needed
     ├── ShapeError           ValueError, TypeError    shapes that do not go together
-    ├── DtypeError           TypeError     a dtype that an operation cannot take
+    ├── DtypeError           TypeError, ValueError    a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
-    ├── IndexingError        IndexError    an index outside the array, or of a wrong kind
+    ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong kind
     ├── ConcretizationError  TypeError     a value that is asked for where there is not one
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
     ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
@@ -113,7 +113,7 @@ class ShapeError(MeshardError, ValueError, TypeError):
     """Shapes that do not go together."""
 
 
-class DtypeError(MeshardError, TypeError):
+class DtypeError(MeshardError, TypeError, ValueError):
     """A dtype that an operation cannot take."""
 
 
@@ -121,7 +121,7 @@ class ArgumentError(MeshardError, ValueError, TypeError):
     """An argument that is refused for another reason than its shape, dtype or sharding."""
 
 
-class IndexingError(MeshardError, IndexError):
+class IndexingError(MeshardError, IndexError, TypeError):
     """An index outside the array, or of a kind that cannot index."""
 
 

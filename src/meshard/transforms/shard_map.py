@@ -89,7 +89,7 @@ def shard_map(
         mesh: the mesh; by default the one that is set (``with mesh:`` or ``set_mesh``).
         in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
             arguments. Axes that a spec does not name leave the argument whole on each device
-            along them. By default each array's own.
+            along them; None names none. By default each array's own.
         out_specs: a spec for each result, likewise: how the devices' results are joined. Along
             axes that a spec does not name the result must be the same on all devices.
         check_vma: whether to refuse a result that may differ along an axis that its spec does
@@ -168,7 +168,7 @@ class _Mapped:
         functools.update_wrapper(self, f)
         self._f = f
         self._mesh = mesh
-        self._in_specs = in_specs
+        self._in_specs = trees.map(_whole_if_none, in_specs, is_leaf=_is_spec_or_none)
         self._out_specs = out_specs
         self._check = check
         self._names = names
@@ -472,6 +472,14 @@ def _result(result: Any, number: int) -> str:
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, (PartitionSpec, _Infer))
+
+
+def _is_spec_or_none(x: Any) -> bool:
+    return x is None or _is_spec(x)
+
+
+def _whole_if_none(spec: Any) -> Any:
+    return PartitionSpec() if spec is None else spec
 
 
 def _own_spec(x: Any, scope: Scope) -> PartitionSpec:
