@@ -449,3 +449,23 @@ def test_parameters_of_equal_numbers_are_told_apart():
     for numbers in (*groups, tuple(map(np.float32, (0.0, -0.0)))):
         keys = {told_apart((("value", n),)) for n in numbers}
         assert len(keys) == len(numbers)
+
+
+@in_worlds
+def test_a_compiled_program_inside_transformations_runs_on_arrays_alone():
+    x = put(GRID, "i")
+    loop = meshard.jit(lambda x: mnp.sort(x.reshape(-1))[::-1]).lower(x).compile()
+    total = meshard.shard_map(
+        lambda t: lax.psum(t, "i"), mesh=mesh(), in_specs=P("i"), out_specs=P()
+    )
+    summed = meshard.jit(total).lower(x).compile()
+
+    def on_cells(f):
+        return meshard.shard_map(f, mesh=mesh(), in_specs=P("i"), out_specs=P("i"))
+
+    shapes = []
+    on_cells(lambda t: (shapes.extend([loop(x).shape, summed(x).shape]), t)[1])(x)
+    assert shapes == [(64,), (2, 8)]
+    for inside in meshard.jit(lambda y: loop(y)), on_cells(lambda t: summed(t)):
+        with pytest.raises(ConcretizationError, match="a compiled program runs on arrays, and"):
+            inside(x)

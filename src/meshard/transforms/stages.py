@@ -14,14 +14,16 @@ import optree
 
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import config
-from meshard.errors import ArgumentError, ShardingError, TreeError
+from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
+from meshard.ops.eager import EAGER
 from meshard.plan.topology import Topology
 from meshard.runtime import trees
 from meshard.runtime.agreeing import agreed
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
-from meshard.runtime.primitive import function
+from meshard.runtime.primitive import function, interpreting
 from meshard.runtime.structs import ShapeDtypeStruct
+from meshard.runtime.traced import Traced as TracedValue
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -320,6 +322,7 @@ class Compiled(_Placed):
             TreeError: if the arguments have another tree than it was lowered for.
             ArgumentError: if one has another shape or dtype.
             ShardingError: if one that is committed lies otherwise.
+            ConcretizationError: if one is a value inside a transformation.
         """
         trace = self._trace
         leaves, tree = trees.flatten((args, kwargs))
@@ -331,9 +334,18 @@ class Compiled(_Placed):
         made: list[Any] = []
         for told, kind, x in zip(trace.told, self._entry.given, leaves, strict=True):
             made.append(self._checked(told, kind, x))
-        return self._entry(here(), made)
+        # Inside a transformation too it is this program on arrays, and no part of what is traced.
+        with interpreting(EAGER):
+            return self._entry(here(), made)
 
     def _checked(self, told: str, kind: Kind, x: Any) -> Any:
+        if isinstance(x, TracedValue):
+            raise ConcretizationError(
+                f"{self._trace.what}: a compiled program runs on arrays, and argument {told} is "
+                f"{x._type.str_short()} inside a transformation, such as jit or shard_map, where "
+                "it has no data of its own. Call the jitted function itself there, and it becomes "
+                "part of that program."
+            )
         if not isinstance(kind, ArrayType):
             if type(x) is kind:
                 return x
