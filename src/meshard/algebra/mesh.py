@@ -16,6 +16,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShardingError
 
+from .frozen import Frozen
 from .world import Device, current
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _axis_types(
 
 
 @final
-class Mesh(contextlib.ContextDecorator):
+class Mesh(Frozen, contextlib.ContextDecorator):
     """An N-D arrangement of devices with named axes.
 
     Args:
@@ -78,6 +79,15 @@ class Mesh(contextlib.ContextDecorator):
     >>> mesh.shape["x"], mesh.size
     (4, 8)
     """
+
+    devices: NDArray[np.object_]
+    axis_names: tuple[str, ...]
+    axis_types: tuple[AxisType, ...]
+    axis_sizes: tuple[int, ...]
+    _sizes: OrderedDict[str, int]
+    flat_devices: tuple[Device, ...]
+    device_ids: NDArray[np.int64]
+    _hash: int
 
     def __init__(
         self,
@@ -107,16 +117,23 @@ class Mesh(contextlib.ContextDecorator):
             twice = next(d for d in flat if ids.count(d.id) > 1)
             raise ShardingError(f"Mesh: {twice!r} stands twice among the devices.")
         grid.flags.writeable = False
-        self.devices: NDArray[np.object_] = grid
-        self.axis_names: tuple[str, ...] = names
-        self.axis_types: tuple[AxisType, ...] = _axis_types(names, axis_types)
-        self.axis_sizes: tuple[int, ...] = grid.shape
-        self.shape: OrderedDict[str, int] = OrderedDict(zip(names, grid.shape, strict=True))
-        self.flat_devices: tuple[Device, ...] = flat
-        self.device_ids: NDArray[np.int64] = np.array([d.id for d in flat], np.int64).reshape(
-            grid.shape
+        numbers = np.array([d.id for d in flat], np.int64).reshape(grid.shape)
+        numbers.flags.writeable = False
+        vars(self).update(
+            devices=grid,
+            axis_names=names,
+            axis_types=_axis_types(names, axis_types),
+            axis_sizes=grid.shape,
+            _sizes=OrderedDict(zip(names, grid.shape, strict=True)),
+            flat_devices=flat,
+            device_ids=numbers,
+            _hash=hash((names, grid.shape, flat)),
         )
-        self._hash = hash((names, grid.shape, flat))
+
+    @property
+    def shape(self) -> OrderedDict[str, int]:
+        """The size of each axis, by its name; a dict of the caller's own."""
+        return self._sizes.copy()
 
     @property
     def size(self) -> int:
@@ -131,7 +148,7 @@ class Mesh(contextlib.ContextDecorator):
     @property
     def shape_tuple(self) -> tuple[tuple[str, int], ...]:
         """The pairs of axis name and size."""
-        return tuple(self.shape.items())
+        return tuple(self._sizes.items())
 
     @property
     def local_devices(self) -> list[Device]:
@@ -210,7 +227,7 @@ class Mesh(contextlib.ContextDecorator):
         return self._hash
 
     def __repr__(self) -> str:
-        return "Mesh(" + ", ".join(f"{a!r}: {n}" for a, n in self.shape.items()) + ")"
+        return "Mesh(" + ", ".join(f"{a!r}: {n}" for a, n in self._sizes.items()) + ")"
 
     def __reduce__(self) -> tuple[object, ...]:
         return Mesh, (self.devices, self.axis_names, self.axis_types)

@@ -16,6 +16,7 @@ from meshard.errors import IndivisibleError, ShardingError, SpecError
 from .abstract import MEMORY_KINDS, Sharding, checked_memory_kind
 from .box import Index
 from .boxed import BoxSharding
+from .frozen import Frozen
 from .layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
 from .mesh import Mesh
 from .spec import PartitionSpec, UnconstrainedType
@@ -50,7 +51,7 @@ def device_tensor(
 
 
 @final
-class NamedSharding(Sharding):
+class NamedSharding(Frozen, Sharding):
     """A mesh and the spec that says which dims are split over which of its axes.
 
     Args:
@@ -72,6 +73,12 @@ class NamedSharding(Sharding):
     ((0, 2, 4, 5, 6),)
     """
 
+    mesh: Mesh
+    spec: PartitionSpec
+    uneven: Uneven
+    _memory_kind: str
+    _hash: int
+
     def __init__(
         self,
         mesh: Mesh,
@@ -89,7 +96,7 @@ class NamedSharding(Sharding):
             )
         seen: set[str] = set()
         for name in (a for dim in spec.axes(len(spec)) for a in dim):
-            if name not in mesh.shape:
+            if name not in mesh.axis_names:
                 raise SpecError(
                     f"NamedSharding: axis {name!r} of {spec} is not found in mesh {mesh!r}; "
                     f"its axes are {mesh.axis_names}."
@@ -102,11 +109,14 @@ class NamedSharding(Sharding):
             seen.add(name)
         if any(isinstance(e, UnconstrainedType) for e in spec):
             raise SpecError(f"NamedSharding: {spec} leaves a dim unconstrained; say how it lies.")
-        self.mesh = mesh
-        self.spec = spec
-        self._memory_kind = checked_memory_kind(memory_kind)
-        self.uneven: Uneven = _uneven(uneven)
-        self._hash = hash((mesh, spec, self._memory_kind, self.uneven))
+        kind, shares = checked_memory_kind(memory_kind), _uneven(uneven)
+        vars(self).update(
+            mesh=mesh,
+            spec=spec,
+            _memory_kind=kind,
+            uneven=shares,
+            _hash=hash((mesh, spec, kind, shares)),
+        )
 
     @property
     def memory_kind(self) -> str:
@@ -302,19 +312,22 @@ def _single(device: Device, memory_kind: str) -> SingleDeviceSharding:
 
 
 @final
-class SingleDeviceSharding(Sharding):
+class SingleDeviceSharding(Frozen, Sharding):
     """The whole array on one device.
 
     >>> SingleDeviceSharding(Device(2)).shard_shape((3, 4))
     (3, 4)
     """
 
+    device: Device
+    _memory_kind: str
+    _hash: int
+
     def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
         if not isinstance(device, Device):
             raise ShardingError(f"SingleDeviceSharding: {device!r} is not a Device.")
-        self.device = device
-        self._memory_kind = checked_memory_kind(memory_kind)
-        self._hash = hash(("single", device, self._memory_kind))
+        kind = checked_memory_kind(memory_kind)
+        vars(self).update(device=device, _memory_kind=kind, _hash=hash(("single", device, kind)))
 
     @property
     def memory_kind(self) -> str:

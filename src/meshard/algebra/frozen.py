@@ -1,0 +1,35 @@
+"""Values that keep what they were made with: in goes an assignment, out comes a refusal."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+__all__ = ["Frozen"]
+
+
+class Frozen:
+    """A value whose attributes cannot be set: ``__init__`` writes them into ``vars(self)``.
+
+    Meshes and shardings are shared by all arrays that lie as they say, and are keys of caches: one
+    that changed would say of every array that it lies elsewhere than it does.
+    """
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            AttributeError: always; the message says what to make instead.
+        """
+        kind = type(self).__name__
+        raise AttributeError(
+            f"{kind}.{name} cannot be set: what lies on devices would seem to have moved. Make "
+            f"another {kind}, and move arrays with meshard.device_put."
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted.")
