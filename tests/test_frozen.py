@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import meshard
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
@@ -35,3 +36,17 @@ def test_the_sizes_of_a_mesh_are_a_copy():
     assert NamedSharding(MESH, P("x")).shard_shape((4,)) == (2,)
     with pytest.raises(ValueError, match="read-only"):
         MESH.device_ids[0] = 7
+
+
+def test_sets_of_devices_are_copies():
+    for value in VALUES[1:]:
+        count = len(value.device_set)
+        value.device_set.pop()
+        value.addressable_devices.clear()
+        assert len(value.device_set) == count
+
+
+def test_taking_a_device_out_of_those_of_an_array_leaves_it_where_it_is():
+    x = meshard.device_put(np.arange(4.0), NamedSharding(Mesh(meshard.devices()[:1], "x"), P("x")))
+    assert x.devices().pop() == meshard.devices()[0]
+    assert x.devices() == x.sharding.device_set == {meshard.devices()[0]}

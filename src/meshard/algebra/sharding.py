@@ -133,9 +133,13 @@ class NamedSharding(Frozen, Sharding):
         keep = self.uneven if isinstance(self.uneven, str) else None
         return NamedSharding(self.mesh, given, memory_kind=self._memory_kind, uneven=keep)
 
-    @cached_property
+    @property
     def device_set(self) -> set[Device]:
-        """The devices, as a set."""
+        """The devices, as a set of the caller's own: it may take devices out."""
+        return self._devices.copy()
+
+    @cached_property
+    def _devices(self) -> set[Device]:
         return set(self.mesh.flat_devices)
 
     @property
