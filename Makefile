@@ -14,7 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Files in their order: the jobs of processes, which take longest, come first (tests/conftest.py).
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 

@@ -424,7 +424,7 @@ def test_the_default_float_leaves_what_has_a_dtype(single):
         (lambda: mnp.array([None]), DtypeError, "expected an array, a number or nested lists"),
         (lambda: mnp.array({1, 2}), DtypeError, "got {1, 2} of type set"),
         (lambda: mnp.array(2**70), DtypeError, "of type int"),
-        (lambda: mnp.array([[1], [2, 3]]), DtypeError, "cannot become an array: setting an array"),
+        (lambda: mnp.array([[1], [2, 3]]), ShapeError, "cannot become an array: setting an array"),
         (lambda: mnp.array([[1], [2, 3]]), ValueError, "inhomogeneous shape"),  # as NumPy has it
         (lambda: mnp.array(np.zeros(2, "M8[D]")), DtypeError, r"dtype datetime64\[D\]"),
         (lambda: mnp.array(np.zeros(2, [("a", int)])), DtypeError, "is not one of numbers"),

@@ -10,7 +10,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShardingError
+from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
 from meshard.runtime import place
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
@@ -128,7 +128,6 @@ def test_python_floats_take_the_default_float(default_float):
         (b"ab", "dtype .S2"),
         (np.array("2020", "M8[D]"), r"dtype datetime64\[D\]"),
         (np.zeros(2, [("a", "i4")]), "dtype .*'a'"),
-        ([[1], [2, 3]], r"what: \[\[1\], \[2, 3\]\] cannot become an array"),
         ({1, 2}, "got {1, 2} of type set"),
         (["x" * 200, None], r"got \['x{74} \.\.\. of type list"),
         (None, "got None of type NoneType"),
@@ -137,6 +136,11 @@ def test_python_floats_take_the_default_float(default_float):
 def test_what_is_no_number_is_refused(given, message):
     with pytest.raises(DtypeError, match=message):
         place.as_host(given, "what")
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ShapeError, match=r"what: \[\[1\], \[2, 3\]\] cannot become an array"):
+        place.as_host([[1], [2, 3]], "what")
 
 
 def test_a_value_that_its_dtype_cannot_hold_is_refused():

@@ -14,7 +14,7 @@ catches ``ValueError`` goes on working::
     │   └── NoIntermediateShardingError    the reference's rules find no way between two shardings
     │       └── NoIntermediateShardingNeededError    and none is needed
     ├── ShapeError           ValueError, TypeError    shapes that do not go together
-    ├── DtypeError           TypeError, ValueError    a dtype that an operation cannot take
+    ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
     ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong kind
     ├── ConcretizationError  TypeError     a value that is asked for where there is not one
@@ -113,7 +113,7 @@ class ShapeError(MeshardError, ValueError, TypeError):
     """Shapes that do not go together."""
 
 
-class DtypeError(MeshardError, TypeError, ValueError):
+class DtypeError(MeshardError, TypeError):
     """A dtype that an operation cannot take."""
 
 

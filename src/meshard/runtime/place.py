@@ -21,7 +21,7 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShardingError
+from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
@@ -130,6 +130,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
 
     Raises:
         DtypeError: if its elements are not numbers.
+        ShapeError: if nested lists differ in length.
     """
     if isinstance(x, Traced):
         value = np.asarray(x._concrete(what), dtype)
@@ -139,7 +140,8 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         try:
             value = np.asarray(x, dtype)
         except (ValueError, TypeError, OverflowError) as error:
-            raise DtypeError(f"{what}: {_brief(x)} cannot become an array: {error}") from error
+            refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+            raise refusal(f"{what}: {_brief(x)} cannot become an array: {error}") from error
         if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
             value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
