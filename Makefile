@@ -14,8 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-# Files in their order: the jobs of processes, which take longest, come first (tests/conftest.py).
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 2 --dist loadfile
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 

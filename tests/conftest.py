@@ -49,5 +49,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if shares.meant_for_jobs(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    else:  # jobs of processes take longest, and so begin first
-        items.sort(key=lambda item: "ranks" not in item.path.parts)
