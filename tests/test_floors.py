@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "src" / "meshard"
-MAX_LINES = 500
+MAX_LINES = 600
 
 TOWER = ("errors", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
@@ -461,7 +461,7 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "logic in the package": ({"__init__.py": "import os\nos.getcwd()\n"}, "__init__.py:2: a door"),
     "a long module": (
         {"plan/steps.py": "x = 1\n" * (MAX_LINES + 1)},
-        "plan/steps.py:501: the module has 501 lines and may have 500",
+        "plan/steps.py:601: the module has 601 lines and may have 600",
     ),
 }
 
@@ -511,7 +511,7 @@ def test_a_named_exception_is_heard_and_must_be_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LONG_MODULES, "plan/steps.py", "one table")
-    plant(tmp_path, {"plan/steps.py": "x = 1\n" * 600})
+    plant(tmp_path, {"plan/steps.py": "x = 1\n" * (MAX_LINES + 1)})
     assert find_violations(tmp_path) == []
     plant(tmp_path, {"plan/steps.py": "x = 1\n"})
     (violation,) = find_violations(tmp_path)
