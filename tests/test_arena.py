@@ -105,10 +105,7 @@ def test_idle_memory_is_kept_up_to_a_limit_and_given_back(pages):
     blocks = [pages.reachable((LARGE,), F8) for _ in range(5)]
     for block in blocks:
         block[:] = 5
-    used = pages.used
-    assert used >= 5 * LARGE * 8
     del block, blocks
-    assert pages.used == used - 5 * (used // 5)
     assert 0 < pages.arena.idle_bytes <= 3 * LARGE * 8
     before = memory(pages)
     pages.trim()
@@ -125,7 +122,7 @@ def memory(pages: Pages) -> int:
 
 
 def test_an_arena_without_room_gives_ordinary_memory():
-    arena = Arena(2, lambda nbytes: None, room=1 << 20)
+    arena = Arena(2, room=1 << 20)
     assert arena.lease(1 << 19) is not None or arena.lease(1 << 18) is not None
     pages = Pages()
     pages.arena = arena
@@ -136,7 +133,7 @@ def test_an_arena_without_room_gives_ordinary_memory():
 
 
 def test_an_arena_is_as_large_as_the_process_may_map():
-    arena = Arena(2, lambda nbytes: None, room=1 << 62)
+    arena = Arena(2, room=1 << 62)
     assert arena.handle[2] < 1 << 62
     x = np.asarray(arena.lease(1 << 20))
     x[:] = 3

@@ -1,16 +1,20 @@
 """The pool of pages: blocks return when the last view dies, and are handed out again."""
 
 import gc
+import itertools
 import mmap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshard.errors import AllocationError
 from meshard.runtime.arena import size_class
-from meshard.runtime.pages import _SMALLEST, Lease, Pages
+from meshard.runtime.pages import _SMALLEST, HUGE, Lease, Pages
+from tests.kernel_memory import Meter
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16  # float64s: 512 KiB
@@ -215,11 +219,68 @@ def test_threads_may_take_and_give_at_once():
 
 def test_a_lease_says_where_its_memory_is():
     pages = Pages()
-    lease = Lease(pages, mmap.mmap(-1, 1 << 20), 1 << 20)
-    x = np.asarray(lease)
-    assert (x.shape, x.dtype) == ((1 << 20,), np.uint8)
-    assert x.base is lease
+    x = pages.empty((1 << 20,), np.dtype(np.uint8))
+    lease = x.base.base
+    assert isinstance(lease, Lease)
+    assert lease.__array_interface__["data"][0] == address(x)
     del lease
     x[:] = 1
     del x
     assert pages.idle_bytes == 1 << 20
+
+
+def test_chunks_below_a_huge_page_are_carved_out_of_regions_of_huge_pages():
+    pages = Pages()
+    blocks = [pages.empty((LARGE,), F8) for _ in range(40)]  # of 512 KiB: 32 to a region
+    spans = sorted(address(b) for b in blocks)
+    assert all(b - a >= LARGE * 8 for a, b in itertools.pairwise(spans))
+    assert any(start % HUGE == 0 for start in spans)
+    for number, block in enumerate(blocks):
+        block[:] = number
+    assert all((block == number).all() for number, block in enumerate(blocks))
+    del block, blocks
+    assert pages.idle_bytes == 40 * LARGE * 8
+    pages.trim()
+    assert pages.idle_bytes == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system lists no mappings")
+def test_no_memory_is_shared_with_other_processes():
+    pages = Pages()
+    blocks = [pages.empty((n,), F8) for n in (LARGE, 8 * LARGE)]
+    blocks.append(pages.empty((8 * LARGE,), F8, filled_in=1))
+    seen = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, kind = line.split()[:2]
+        first, last = (int(end, 16) for end in ends.split("-"))
+        for block in blocks:
+            if first <= address(block) < last:
+                assert kind == "rw-p"
+                seen += 1
+    assert seen == len(blocks)
+
+
+def test_trimmed_memory_is_gone_and_what_is_leased_stays():
+    with Meter() as meter:
+        pages = Pages()
+        small = [pages.empty((LARGE,), F8) for _ in range(64)]
+        large = [pages.empty((16 * LARGE,), F8) for _ in range(4)]
+        for block in (*small, *large):
+            block[:] = 3
+        full = meter.now()
+        assert full > 60 << 20
+        del block, small[32:], large[1:]
+        pages.trim()
+        assert meter.now() < full - (36 << 20)  # 24 MiB of large ones, 16 of a region
+        assert all((b == 3).all() for b in (*small, *large))
+        del small, large
+        pages.trim()
+        assert meter.now() < 4 << 20
+
+
+def test_memory_that_the_system_does_not_have_is_named():
+    named = r"no memory for a block float64\[\d+,8\] of [\d,]+ bytes"
+    with pytest.raises(AllocationError, match=named):
+        Pages().empty((1 << 50, 8), F8)
+    with pytest.raises(MemoryError):
+        Pages().empty((1 << 62, 8), F8)

@@ -14,6 +14,7 @@ from meshard.errors import (
     TreeError,
 )
 from meshard.plan import reshard as plans
+from meshard.plan import schedule
 from meshard.plan.footprint import traffic_of
 from meshard.plan.reshard import Leaf, Plan, figures_of, install_runner
 from meshard.plan.route import Route
@@ -96,7 +97,7 @@ def test_the_send_bound_adds_up_what_the_same_devices_hold():
     assert plan.most_sent == 12 + 24 + 24
 
 
-def test_peak_memory_follows_the_arrays():
+def test_peak_memory_follows_the_arrays(monkeypatch):
     a, b = lines(12, 2), lines(12, 2, first=2)
     leaves = [Leaf("x", a, b, 1), Leaf("y", a, b, 1)]
     assert Plan(leaves).peak_tally.as_dict() == {0: 12, 1: 12, 2: 12, 3: 12}
@@ -105,22 +106,29 @@ def test_peak_memory_follows_the_arrays():
     turned = Layout((12,), turned.cuts, np.array([[1], [0]]))
     there = Leaf("x", a, turned, 1)
     assert Plan([there, there]).peak_bytes == 24
-    assert Plan([there, there], donate=True).peak_bytes == 12
+    # Small arrays go together, and are freed together.
+    assert Plan([there, there], donate=True).peak_bytes == 24
     # What lies on a device already is a view there, or a small copy.
     assert Plan([Leaf("x", a, a, 1)]).peak_bytes == 6
     assert Plan([Leaf("x", lines(12, 1), a, 1)]).peak_tally.as_dict() == {0: 12, 1: 6}
     assert Plan([Leaf("x", lines(12, 1), lines(12, 4), 1)]).peak_tally[0] == 12 + 3
-    # Arrays that grow before others shrink need room for both.
+    # What makes room goes first.
+    monkeypatch.setattr(schedule, "_BATCH", 6)
     grow, shrink = (Leaf("g", b, a, 1), Leaf("s", a, b, 1))
-    assert Plan([grow, shrink], donate=True).peak_tally[0] == 12
-    assert Plan([shrink, grow], donate=True).peak_tally[0] == 6
+    for leaves in ([grow, shrink], [shrink, grow]):
+        assert Plan(leaves, donate=True).peak_tally.as_dict() == {0: 6, 1: 6, 2: 12, 3: 12}
+    assert Plan([there, there], donate=True).peak_bytes == 12 + 6
+    assert Plan([there, there]).peak_bytes == 24
+    # A large one goes while it moves.
+    monkeypatch.setattr(schedule, "_GRADUAL", 12)
+    assert Plan([there, there], donate=True).peak_bytes == 12
 
 
 def test_the_peak_of_a_detour_counts_what_lies_between():
     a, m, b = lines(12, 2), lines(12, 3, first=0), lines(12, 2, first=1)
     way = Route("around", (a, m, b))
     assert figures_of(way, 1).peak_bytes == 6 + 4 + 6
-    assert figures_of(way, 1, donate=True).peak_bytes == 6
+    assert figures_of(way, 1, donate=True).peak_bytes == 6 + 4 + 6
     assert figures_of(way, 1).hops == 2
 
 

@@ -24,6 +24,7 @@ catches ``ValueError`` goes on working::
     ├── RuleError            ValueError    a sharding rule that cannot be read
     ├── PlanError            ValueError    a plan that does not deliver, or a damaged file of one
     ├── DataLoss             RuntimeError  parts of an array that no live device holds
+    ├── AllocationError      MemoryError, RuntimeError    memory that the system does not have
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
@@ -40,6 +41,7 @@ import numpy as np
 
 __all__ = [
     "AgreementError",
+    "AllocationError",
     "ArgumentError",
     "AxisNameError",
     "BudgetError",
@@ -159,6 +161,10 @@ class DataLoss(MeshardError, RuntimeError):
     def __init__(self, message: str, boxes: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.boxes = tuple(boxes)
+
+
+class AllocationError(MeshardError, MemoryError, RuntimeError):
+    """Memory for an array that the system does not have."""
 
 
 class DeletedArrayError(MeshardError, RuntimeError):

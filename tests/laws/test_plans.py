@@ -11,6 +11,7 @@ from meshard.plan.choice import Choice, figures_of
 from meshard.plan.flow import flow_of, stages
 from meshard.plan.reshard import Leaf, Plan
 from meshard.plan.route import Route
+from meshard.plan.schedule import batches
 from meshard.testing import virtual_devices
 from tests.laws.test_resharding import DRAWN, SHAPES, SLOW, shardings
 
@@ -63,20 +64,18 @@ def test_peak_memory_is_what_a_walk_through_the_arrays_counts(plan):
     for device in range(8):
         live = [size(leaf.source, device) * leaf.itemsize for leaf in plan.leaves]
         most = sum(live)
-        for number, (leaf, choice) in enumerate(zip(plan.leaves, plan.choices, strict=True)):
-            steps = [size(x, device) for x in choice.route.layouts]
-            others = sum(live) - live[number]
-            view = len(steps) == 2 and 2 * steps[1] >= steps[0]
-            view &= math.isclose(choice.route.hops[0].received[device], 0)
-            if view:
-                during, after = steps[0], steps[0]
-            elif plan.donate:
-                during, after = max(steps), steps[-1]
-            else:
+        for batch in batches(plan.leaves, donate=plan.donate):
+            during, after = list(live), list(live)
+            for number in batch:
+                choice, width = plan.choices[number], plan.leaves[number].itemsize
+                steps = [size(x, device) for x in choice.route.layouts]
+                view = len(steps) == 2 and 2 * steps[1] >= steps[0]
+                if view and math.isclose(choice.route.hops[0].received[device], 0):
+                    continue
                 pairs = [a + b for a, b in pairwise(steps[1:])]
-                during, after = steps[0] + max([steps[-1], *pairs]), steps[0] + steps[-1]
-            most = max(most, others + during * leaf.itemsize)
-            live[number] = after * leaf.itemsize
+                during[number] = (steps[0] + max([steps[-1], *pairs])) * width
+                after[number] = (steps[-1] + (0 if plan.donate else steps[0])) * width
+            most, live = max(most, sum(during)), after
         assert plan.peak_tally[device] == most
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.runtime.agreement import Agreement
+from meshard.runtime.forks import depth, refuse_in_child
 from meshard.runtime.lookout import Lookout
 from meshard.runtime.transport import Lent, Table, Taken
 from meshard.runtime.types import Block
@@ -57,6 +58,7 @@ class MpiTransport:
         self.lookout = Lookout(agreement, self.letters, deadline)
         self.hosts: tuple[int, ...] | None = None
         self._near: Segments | None = None
+        self._born = depth()
         self.settle(table or Table())
 
     def settle(self, table: Table) -> None:
@@ -141,6 +143,7 @@ class MpiTransport:
             TransportError: if MPI reports a failure, a process has ended or diverged, or the
                 deadline has passed.
         """
+        refuse_in_child(self._born)
         lookout, begun, peers = self.lookout, 0.0, _peers(jobs)
         try:
             while True:

@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.errors import TransportError
+from meshard.runtime.forks import depth
 from meshard.runtime.lookout import Lookout
 
 __all__ = [
@@ -137,9 +138,10 @@ def _done(request: MPI.Request) -> bool:
 
 def say_goodbye(lookout: Lookout, letters: MpiLetters) -> None:
     """Tell the others when this process's program ends, since they may wait for it in vain."""
+    born = depth()
 
     def leave() -> None:
-        if MPI.Is_finalized():
+        if MPI.Is_finalized() or depth() != born:
             return
         account = lookout.agreement.account(whole=True, ended="has ended its program")
         kept = len(account.entries)

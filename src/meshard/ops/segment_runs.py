@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.runtime.array import Array
-from meshard.runtime.pages import only_view
+from meshard.runtime.ownership import held_alone
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -242,13 +242,15 @@ class Rows:
     def __call__(self, world: RuntimeWorld, operands: Sequence[Any]) -> list[Array]:
         """Return the wanted results."""
         base = self._base
-        inputs = [base.value(i, operands) for i in range(len(base.inputs))]
         given: dict[tuple[int, int], Block] = {}
-        for place, _, r in self._over:
-            blocks = inputs[r]
+        for place, number, _ in self._over:
+            operands[number]._live()
             for c, piece in enumerate(base.pieces):
-                if only_view(blocks, piece) and blocks[piece].flags.writeable:
-                    given[c, place] = blocks[piece]
+                if held_alone(operands[number], piece):
+                    block = operands[number]._blocks[piece]
+                    if block.flags.writeable:
+                        given[c, place] = block
+        inputs = [base.value(i, operands) for i in range(len(base.inputs))]
         cells = [
             (
                 chain,

@@ -160,7 +160,7 @@ def figures_of(
         most_received=added((hop.received, itemsize) for hop in hops).most,
         messages=sum(t.messages for t in found),
         hops=len(hops),
-        peak_bytes=int(footprint(route, donate=donate).peak.max(initial=0)) * itemsize,
+        peak_bytes=footprint(route, donate=donate, itemsize=itemsize).most * itemsize,
         messages_exact=all(t.exact for t in found),
     )
 

@@ -14,6 +14,7 @@ from .grid import Grid
 from .hop import Hop
 from .jobs import Tally, tallied
 from .route import Route
+from .schedule import is_gradual
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,9 +111,10 @@ def held(grid: Grid) -> Tally:
 class Footprint:
     """The elements of one array that live on each device while it goes a route.
 
-    A source that is not donated stays; a donated one goes as its destination comes, and so does
-    each layout in between. What a device gets without receiving anything is a view of its source,
-    which then stays, if it is at least half of it.
+    A source that is not donated stays; a donated one goes when its destination is complete or, if
+    the array moves gradually, as it comes. Each layout in between goes when the next is complete.
+    What a device gets without receiving anything is a view of its source, which then stays, if it
+    is at least half of it.
 
     Attributes:
         units: the devices, ascending.
@@ -126,6 +128,11 @@ class Footprint:
     peak: Ints
     after: Ints
 
+    @property
+    def most(self) -> int:
+        """The most elements that live on one device at once."""
+        return int(self.peak.max(initial=0))
+
     def over(self, units: Ints) -> Ints:
         """Return the three amounts, one per row, for units among which all of these are."""
         found = np.zeros((3, len(units)), np.int64)
@@ -133,19 +140,24 @@ class Footprint:
         return found
 
 
-def footprint(route: Route, *, donate: bool = False) -> Footprint:
-    """Return what lives on each device while an array goes a route."""
+def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footprint:
+    """Return what lives on each device while an array goes a route.
+
+    Args:
+        route: the route.
+        donate: whether the source is given up.
+        itemsize: bytes of an element, which decide whether the array moves gradually.
+    """
+    gradual = is_gradual(route.source, itemsize, donate=donate, hops=len(route.hops))
     stages = [held(hop.before) for hop in route.hops] + [held(route.hops[-1].after)]
     units = union([s.units for s in stages])
     amounts = np.zeros((len(stages), len(units)), np.int64)
     for row, stage in zip(amounts, stages, strict=True):
         row[places(units, stage.units)] = stage.amounts
     first, last = amounts[0], amounts[-1]
-    if donate:
-        peak, after = amounts.max(axis=0), last
-    else:
-        between = [a + b for a, b in pairwise(amounts[1:])]
-        peak, after = first + np.max([last, *between], axis=0), first + last
+    between = [a + b for a, b in pairwise(amounts[1:])]
+    peak = amounts.max(axis=0) if gradual else first + np.max([last, *between], axis=0)
+    after = last if donate else first + last
     if len(route.hops) == 1:
         received = route.hops[0].received
         lacks = np.zeros(len(units), np.int64)

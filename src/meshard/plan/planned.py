@@ -21,6 +21,7 @@ from .footprint import added, footprint, union, windows
 from .hop import Hop
 from .jobs import Tally
 from .route import Route
+from .schedule import batches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -221,26 +222,32 @@ class Planned:
     def peak_tally(self) -> Tally:
         """The most bytes of these arrays that live on each device at once.
 
-        Arrays go one after another. A source that is not donated stays; a donated one goes as its
-        destination comes. What is in flight, at most ``max_bytes``, comes on top.
+        Arrays go batch by batch, in the order of the `schedule`. A source that is not donated
+        stays; a donated one goes with its batch, a large one as its destination comes. What is in
+        flight, at most ``max_bytes``, comes on top.
         """
         if not self.leaves:
             return added([])
-        prints = [footprint(route, donate=self.donate) for route in self.routes]
+        prints = [
+            footprint(choice.route, donate=self.donate, itemsize=group[0].itemsize)
+            for choice, group in zip(self.choices, self.groups, strict=True)
+        ]
         units = reduce(lambda a, b: union([a, b]), [f.units for f in prints])
         amounts = [
             f.over(units) * group[0].itemsize for f, group in zip(prints, self.groups, strict=True)
         ]
         live = sum(a[0] * c.count for a, c in zip(amounts, self.choices, strict=True))
         most = np.array(live)
-        # Over a run of arrays with one choice memory grows or shrinks evenly.
-        for number, run in groupby(self.choice_of):
-            before, peak, after = amounts[number]
-            count = len(list(run))
-            np.maximum(most, live - before + peak, out=most)
-            live = live + (count - 1) * (after - before)
-            np.maximum(most, live - before + peak, out=most)
-            live = live + (after - before)
+        order = batches(self.leaves, donate=self.donate)
+        contents = [sorted(Counter([self.choice_of[i] for i in b]).items()) for b in order]
+        for content, run in groupby(contents):
+            more = sum((amounts[k][1] - amounts[k][0]) * n for k, n in content)
+            left = sum((amounts[k][2] - amounts[k][0]) * n for k, n in content)
+            # Over a run of like batches memory grows or shrinks evenly.
+            np.maximum(most, live + more, out=most)
+            live = live + left * (len(list(run)) - 1)
+            np.maximum(most, live + more, out=most)
+            live = live + left
         return Tally(units, most)
 
     @cached_property

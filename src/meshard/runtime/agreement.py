@@ -19,6 +19,7 @@ from meshard.algebra.world import config
 
 from .callers import is_ours, line_of, stated_line
 from .canonical import digest, shortened
+from .forks import depth, refuse_in_child
 
 __all__ = [
     "Account",
@@ -177,6 +178,7 @@ class Agreement:
         self._ours: dict[str, bool] = {}
         self._epoch = -1
         self._mode = "hash"
+        self._born = depth()
 
     @property
     def mode(self) -> str:
@@ -213,7 +215,9 @@ class Agreement:
 
         Raises:
             AgreementError: if each step is compared, and another process runs another operation.
+            TransportError: in a forked child, which is not one of these processes.
         """
+        refuse_in_child(self._born)
         running = token.running
         running.step = step = running.step + 1
         running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK

@@ -17,11 +17,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
+from .forks import guard, latest_alive, number_of_forks
 from .types import Block
 
 __all__ = ["Arena", "Neighbour", "SharedLease", "chunk_of", "size_class"]
@@ -39,36 +40,45 @@ _COUNTERS = np.dtype(np.uint32)
 class SharedLease:
     """A chunk that returns to its arena when nothing in this process refers to it any more."""
 
-    __slots__ = ("__array_interface__", "_arena", "_size", "offset")
+    __slots__ = ("__array_interface__", "_arena", "_forks", "_size", "offset")
 
     def __init__(self, arena: Arena, offset: int, size: int) -> None:
         self._arena = arena
         self._size = size
+        self._forks = number_of_forks()
         self.offset = offset
-        arena.count(size)
         start = arena.base + offset + arena.head
         self.__array_interface__ = _interface(start, size - arena.head, readonly=False)
 
+    @property
+    def seen_elsewhere(self) -> bool:
+        """Whether another process may look at it: one it was lent to, or a forked child."""
+        return self._arena.is_seen(self.offset, self._forks)
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Give the whole pages within a range of addresses to the system; they read as zeros."""
+        self._arena.discard(start - self._arena.base, nbytes)
+
     def __del__(self) -> None:
         if not self._arena.ending.seen:
-            self._arena.count(-self._size)
-            self._arena.take_back(self.offset, self._size)
+            self._arena.take_back(self.offset, self._size, self._forks)
 
 
 @final
 class _Borrowed:
     """A neighbour's chunk; says that it is given back when nothing here refers to it any more."""
 
-    __slots__ = ("__array_interface__", "_neighbour", "_offset")
+    __slots__ = ("__array_interface__", "_forks", "_neighbour", "_offset")
 
     def __init__(self, neighbour: Neighbour, chunk: int, start: int, nbytes: int) -> None:
         self._neighbour = neighbour
         self._offset = chunk
+        self._forks = number_of_forks()
         self.__array_interface__ = _interface(neighbour.base + start, nbytes, readonly=True)
 
     def __del__(self) -> None:
         if not self._neighbour.ending.seen:
-            self._neighbour.give_back(self._offset)
+            self._neighbour.give_back(self._offset, self._forks)
 
 
 @final
@@ -110,7 +120,6 @@ class Arena:
 
     Args:
         places: how many processes the host has; each has a number below it.
-        count: called with the bytes that are used more, or fewer, than before.
         keep: the most bytes of memory that stay unused.
         room: bytes of addresses.
 
@@ -126,7 +135,6 @@ class Arena:
     def __init__(
         self,
         places: int,
-        count: Callable[[int], None],
         keep: int = 1 << 30,
         room: int = ROOM,
     ) -> None:
@@ -134,7 +142,6 @@ class Arena:
             raise OSError("this system has no memory files")
         self.ending = _Ending()
         self.head = -(-2 * places * _COUNTERS.itemsize // _HEAD) * _HEAD
-        self.count = count
         self.keep = keep
         self._places = places
         self._file = os.memfd_create(_NAME)
@@ -146,10 +153,16 @@ class Arena:
         self._growing = threading.Lock()
         self._free: dict[int, deque[int]] = {}
         self._hollow: dict[int, deque[int]] = {}
-        self._lent: deque[tuple[int, int]] = deque()
+        self._seen: deque[tuple[int, int, int]] = deque()
+        guard(self)
 
     def lease(self, nbytes: int) -> SharedLease | None:
-        """Return a chunk for at least so many bytes; None if there are no addresses left."""
+        """Return a chunk for at least so many bytes.
+
+        Returns None if there are no addresses left, and in a forked child, whose parent owns it.
+        """
+        if os.getpid() != self._process:
+            return None
         size = size_class(nbytes + self.head)
         self._sweep()
         for kept in (self._free, self._hollow):
@@ -179,24 +192,60 @@ class Arena:
         offset = address - self.base
         return offset if 0 <= offset < self._room else None
 
-    def take_back(self, offset: int, size: int) -> None:
-        """Keep a chunk for its next use, at once or when all neighbours have given it back."""
+    def _is_lent(self, offset: int) -> bool:
+        counters = self._counters(offset)
+        return bool((counters[0] != counters[1]).any())
+
+    def is_seen(self, offset: int, forks: int) -> bool:
+        """Whether another process may look at a chunk.
+
+        Args:
+            offset: where it begins.
+            forks: how many forks there had been when it was leased.
+        """
+        if os.getpid() != self._process or self._is_lent(offset):
+            return True
+        return forks < number_of_forks() and forks < latest_alive()
+
+    def discard(self, start: int, nbytes: int) -> None:
+        """Give the whole pages within a range to the system; they read as zeros."""
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, (start + nbytes) // page * page
+        if last > first:
+            self._map.madvise(mmap.MADV_REMOVE, first, last - first)
+
+    def take_back(self, offset: int, size: int, forks: int) -> None:
+        """Keep a chunk for its next use, at once or when nobody else can look at it any more.
+
+        Args:
+            offset: where it begins.
+            size: its bytes.
+            forks: how many forks there had been when it was leased.
+        """
         if os.getpid() != self._process:  # a fork's copy of a lease says nothing
             return
-        counters = self._counters(offset)
-        if (counters[0] != counters[1]).any():
-            self._lent.append((offset, size))
-        elif self.idle_bytes + size <= self.keep:
+        if self.is_seen(offset, forks):
+            self._seen.append((offset, size, forks))
+        else:
+            self._keep(offset, size)
+
+    def _keep(self, offset: int, size: int) -> None:
+        if self.idle_bytes + size <= self.keep:
             self._free.setdefault(size, deque()).append(offset)
         else:
             self._map.madvise(mmap.MADV_REMOVE, offset, size)
             self._hollow.setdefault(size, deque()).append(offset)
 
     def _sweep(self) -> None:
-        """Look once at every chunk that only neighbours held."""
-        for _ in range(len(self._lent)):
+        """Look once at every chunk that only neighbours, or forked children, could look at."""
+        alive = latest_alive() if self._seen else 0
+        for _ in range(len(self._seen)):
             with contextlib.suppress(IndexError):
-                self.take_back(*self._lent.popleft())
+                offset, size, forks = self._seen.popleft()
+                if self._is_lent(offset) or forks < alive:
+                    self._seen.append((offset, size, forks))
+                else:
+                    self._keep(offset, size)
 
     @property
     def idle_bytes(self) -> int:
@@ -205,15 +254,19 @@ class Arena:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of memory that only neighbours hold."""
+        """Bytes of memory that only neighbours, or forked children, hold."""
         self._sweep()
-        return sum(size for _, size in list(self._lent))
+        return sum(size for _, size, _ in list(self._seen))
 
-    def trim(self) -> None:
-        """Give all idle memory back to the system."""
+    def trim(self, most: int = 0) -> None:
+        """Give idle memory back to the system.
+
+        Args:
+            most: bytes that may stay.
+        """
         self._sweep()
         for size, queue in list(self._free.items()):
-            while queue:
+            while queue and self.idle_bytes > most:
                 with contextlib.suppress(IndexError):
                     offset = queue.pop()
                     self._map.madvise(mmap.MADV_REMOVE, offset, size)
@@ -267,7 +320,7 @@ class Neighbour:
         self._process = os.getpid()
         self._place = place
         self._places = places
-        self._returned: deque[int] = deque()
+        self._returned: deque[tuple[int, int]] = deque()
         self._counting = threading.Lock()
 
     def read_mark(self, length: int) -> bytes:
@@ -294,21 +347,33 @@ class Neighbour:
         flat = np.asarray(_Borrowed(self, chunk, start, nbytes))
         return flat.view(dtype).reshape(shape)
 
-    def give_back(self, chunk: int) -> None:
-        """Tell the owner that one loan of a chunk has ended; any thread, at any time."""
+    def give_back(self, chunk: int, forks: int) -> None:
+        """Tell the owner that a loan of a chunk has ended; any thread, at any time.
+
+        Args:
+            chunk: where it begins.
+            forks: how many forks there had been when it was borrowed. While a child lives that was
+                forked since then, nothing is told; the next chunk that is given back tells it.
+        """
         if os.getpid() != self._process:  # a fork's copy of a loan says nothing
             return
-        self._returned.append(chunk)
+        self._returned.append((chunk, forks))
+        alive = latest_alive() if forks < number_of_forks() or len(self._returned) > 1 else 0
+        held: list[tuple[int, int]] = []
         # Who finds the lock taken leaves: the one that has it looks again.
         while self._returned and self._counting.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):
                     while True:
-                        at = self._returned.popleft()
+                        at, forks = self._returned.popleft()
+                        if forks < alive:
+                            held.append((at, forks))
+                            continue
                         counters = np.ndarray((2, self._places), _COUNTERS, self._map, at)
                         counters[1, self._place] += 1
             finally:
                 self._counting.release()
+        self._returned.extend(held)
 
 
 def size_class(size: int) -> int:

@@ -1,121 +1,271 @@
-"""Donated reshards: the source's pages go back as they are read, the result's come as needed.
+"""Gradual moves: the pages of a donated source go back as they are read, the result's come.
 
-In: what to copy, and blocks that nobody else sees. The copies of one source block are cut into
-slabs along its first dim; after each slab its pages are given back. So the two arrays together
-never take much more memory than one.
+In: what to copy and to send, and an array whose blocks are used up. Out: the pieces of its
+destination. The array moves in the steps of a `Sweep`; after each step the pages that it has read
+are given back, where nobody but the array could see them. So the two layouts together never take
+much more memory than the larger of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
-from meshard.plan.assemble import Copy, Part
+from meshard.algebra.layout import Cuts, Layout
+from meshard.plan.parts import Copy, Part
+from meshard.plan.schedule import SLAB, Sweep
 
-from .pages import lease_of, only_view
-from .types import Block, Blocks
+from .array import Array
+from .execute import aliased, exchange_in_rounds, share, view_of, with_replicas
+from .ownership import Memory, held_alone, memory_of
+from .types import ArrayType, Block, Blocks
 from .world import RuntimeWorld
 
-__all__ = ["SLAB", "can_donate", "run_part_donating"]
+__all__ = ["run_gradually"]
 
-SLAB = 8 << 20
-"""Bytes that are copied between two times that pages are given back."""
+_MOST_CUTS = 200_000
+"""Boxes that are cut out of copies, over all steps; with more there are fewer and larger steps."""
 
-
-def can_donate(part: Part, blocks: Blocks) -> bool:
-    """Whether pages can be given back on the way: all is copied, here, from blocks of our own."""
-    return (
-        not part.sends
-        and not part.receives
-        and all(r is None or (r.alias is None and not r.layered) for r in part.recipes)
-        and all(_is_ours(blocks, i) for i in range(len(blocks)))
-    )
+Located = tuple[Copy, tuple[int, ...]]
+"""A copy, and where in the array it begins."""
 
 
-def _is_ours(blocks: Blocks, number: int) -> bool:
-    if blocks[number] is None:
-        return True
-    # No variable may name the block while its holders are counted.
-    contiguous = blocks[number].flags.c_contiguous  # type: ignore[union-attr]
-    return bool(contiguous) and only_view(blocks, number)
-
-
-def run_part_donating(
+def run_gradually(
     world: RuntimeWorld,
     part: Part,
-    blocks: Blocks,
-    dtype: np.dtype[Any],
-    window: int | None = None,
+    x: Array,
+    kind: ArrayType,
+    window: int | None,
+    told: Callable[[int], None],
+    postponed: Callable[[BaseException], None],
 ) -> Blocks:
-    """Build the pieces of a destination from one source, whose blocks are used up.
+    """Move an array whose blocks are used up, and return the pieces of its destination.
+
+    Every process of the array goes through the same steps, whether or not it can give pages back.
 
     Args:
-        world: whose pages and workers are used.
-        part: what to do; see `can_donate`.
-        blocks: the source's blocks. Nothing of them can be read afterwards.
-        dtype: the dtype of all blocks.
-        window: the most bytes that both arrays take beyond the larger of them; `SLAB` by default.
+        world: whose pages, workers and transport are used.
+        part: what this process does; it has nothing to fill in, and no layers.
+        x: the array. From the first step on it can be read no more.
+        kind: what it becomes.
+        window: the most bytes that are on their way from and to this process at once.
+        told: called with the bytes that have arrived since the last call.
+        postponed: called with an error or interrupt from outside, after which the move goes on.
+
+    Raises:
+        AllocationError: if there is no memory for the result; the array is then as it was.
+        TransportError: if another process fails; the array is then lost.
     """
-    results: list[Block | None] = [
-        None if r is None else world.pages.lazy(r.shape, dtype) for r in part.recipes
-    ]
-    by_origin: dict[int, list[Copy]] = {}
-    for recipe in part.recipes:
-        for copy in recipe.copies if recipe is not None else ():
-            by_origin.setdefault(copy.origin, []).append(copy)
-    slab = SLAB if window is None else max(1, min(window, SLAB))
-    for origin, copies in sorted(by_origin.items()):
-        block = blocks[origin]
-        assert block is not None
-        _use_up(world, block, copies, results, slab)
-    return tuple(results)
+    move = _Gradual(world, part, x, kind, window)
+    step, carried, failures = 0, -1, 0
+    while step < move.sweep.steps:
+        try:
+            if carried < step:
+                move.carry(step)
+                carried = step
+            move.let_go(step)
+            step += 1
+            told(move.arrived())
+        except BaseException as error:  # what was begun is done again; its source is still there
+            failures += 1
+            if world.process_count > 1 or failures > 3:
+                raise
+            postponed(error)
+    return move.finished(told)
 
 
-def _use_up(
-    world: RuntimeWorld,
-    block: Block,
-    copies: Sequence[Copy],
-    results: Sequence[Block | None],
-    slab: int,
-) -> None:
-    """Copy all that is read of one block, and give its pages back slab by slab."""
-    lease = lease_of(block)
-    row = max(1, block.nbytes // max(1, len(block)))
-    rows = max(1, slab // row)
-    for first in range(0, len(block), rows):
-        last = min(first + rows, len(block))
+@final
+class _Gradual:
+    """A move under way: the memory to fill, what fills it, and the memory to give back."""
+
+    def __init__(
+        self, world: RuntimeWorld, part: Part, x: Array, kind: ArrayType, window: int | None
+    ) -> None:
+        source = x._type.layout
+        self._world, self._dtype, self._window = world, kind.dtype, window
+        self._part, self._replicas = with_replicas(world, part, kind.dtype)
+        kept = {r.alias.origin for r in self._part.recipes if r is not None and r.alias is not None}
+        self._leaving = _leaving(x, source, kept)
+        self._blocks = x._live()
+        self.sweep = self._planned(source, kind, window)
+        self._results = self._begun()
+        self._copies = _located(
+            [c for r in self._part.recipes if r is not None for c in r.copies], kind.layout
+        )
+        self._sends = [(m.peer, _located(m.copies, kind.layout)) for m in self._part.sends]
+        self._receives = [(m.peer, _located(m.copies, kind.layout)) for m in self._part.receives]
+        self._new = 0
+
+    def _planned(self, source: Layout, kind: ArrayType, window: int | None) -> Sweep:
+        slab = (SLAB if window is None else max(1, min(window, SLAB))) * self._world.process_count
+        jobs = sum(len(r.copies) for r in self._part.recipes if r is not None) + 1
+        steps = min(-(-kind.nbytes // slab), max(4, _MOST_CUTS // jobs))
+        if self._world.process_count == 1:  # one memory: from one end to the other
+            cuts: tuple[Cuts, ...] = tuple([(0, n) for n in kind.shape])
+        else:
+            steps = -(-kind.nbytes // slab)
+            cuts = tuple(
+                [
+                    tuple(sorted({*a, *b}))
+                    for a, b in zip(source.cuts, kind.layout.cuts, strict=True)
+                ]
+            )
+        return Sweep.of(kind.shape, cuts, steps)
+
+    def _begun(self) -> list[Block | None]:
+        """Return the pieces, those to be filled uninitialised."""
+        pages, part = self._world.pages, self._part
+        shared = bool(part.receives) or (self._replicas is not None and bool(self._replicas.lent))
+        results: list[Block | None] = []
+        for recipe in part.recipes:
+            if recipe is None:
+                results.append(None)
+            elif recipe.alias is not None:
+                results.append(aliased(recipe.alias, (self._blocks,))[1])
+            elif shared:
+                results.append(pages.reachable(recipe.shape, self._dtype))
+            else:
+                places = self.sweep.segments
+                results.append(pages.empty(recipe.shape, self._dtype, filled_in=places))
+        return results
+
+    def carry(self, step: int) -> None:
+        """Copy, send and receive what belongs to a step."""
+        new = 0
         tasks = []
-        for copy in copies:
-            cut = _rows_of(copy, first, last)
-            if cut is None:
-                continue
-            region, target = cut
-            result = results[copy.piece]
-            assert result is not None
-            to, origin = result[target], block[region]
-            own = lease_of(result)
-            if own is not None:
-                own.fill(to.nbytes)
-            parts = min(len(to), world.workers.threads) if to.ndim else 1
-            for i in range(parts):
-                span = slice(len(to) * i // parts, len(to) * (i + 1) // parts)
-                tasks.append(partial(np.copyto, to[span], origin[span]))
-        world.workers.run(tasks)
-        if lease is not None:
-            lease.release(first * row, last * row if last < len(block) else 1 << 62)
+        threads = self._world.workers.threads
+        for copy, starts in self._copies:
+            for at, shape in self.sweep.clipped(step, starts, copy.shape):
+                to, origin = self._target(copy, at, shape), self._origin(copy, at, shape)
+                new += to.nbytes
+                cuts = min(len(to), threads) if to.ndim and to.nbytes > SLAB // 64 else 1
+                for i in range(cuts):
+                    span = slice(len(to) * i // cuts, len(to) * (i + 1) // cuts) if to.ndim else ()
+                    tasks.append(partial(np.copyto, to[span], origin[span]))
+        self._world.workers.run(tasks)
+        sends = self._boxes(step, self._sends, self._origin)
+        receives = self._boxes(step, self._receives, self._target)
+        exchange_in_rounds(self._world, sends, receives, self._window)
+        self._new += new + sum(b.nbytes for boxes in receives.values() for b in boxes)
+
+    def _origin(self, copy: Copy, at: tuple[int, ...], shape: tuple[int, ...]) -> Block:
+        block = self._blocks[copy.origin]
+        assert block is not None
+        return _part_of(block, copy.region, at, shape)
+
+    def _target(self, copy: Copy, at: tuple[int, ...], shape: tuple[int, ...]) -> Block:
+        block = self._results[copy.piece]
+        assert block is not None
+        return _part_of(block, copy.target, at, shape)
+
+    def _boxes(
+        self,
+        step: int,
+        messages: Sequence[tuple[int, Sequence[Located]]],
+        block_of: Callable[[Copy, tuple[int, ...], tuple[int, ...]], Block],
+    ) -> dict[int, list[Block]]:
+        """Return the boxes of a step that pass between this process and each peer."""
+        found: dict[int, list[Block]] = {}
+        for peer, copies in messages:
+            boxes = [
+                block_of(copy, at, shape)
+                for copy, starts in copies
+                for at, shape in self.sweep.clipped(step, starts, copy.shape)
+            ]
+            if boxes:
+                found[peer] = boxes
+        return found
+
+    def let_go(self, step: int) -> None:
+        """Give the pages back that a step has read."""
+        size = self._dtype.itemsize
+        for block in self._leaving:
+            for first, last in self.sweep.runs(step, block.starts, block.shape):
+                start, stop = block.address + first * size, block.address + last * size
+                # A page that the step before has left half read goes now: a huge page stays while
+                # a single page of it does.
+                start -= start % mmap.PAGESIZE if first in block.reached else 0
+                block.memory.give_back(start, stop - start)
+                block.reached.add(last)
+
+    def arrived(self) -> int:
+        """Return the bytes that have arrived since this was last asked."""
+        new, self._new = self._new, 0
+        return new
+
+    def finished(self, told: Callable[[int], None]) -> Blocks:
+        """Return the pieces, those of neighbours among them."""
+        if self._replicas is not None:
+            share(self._world, [(self._replicas, self._results, self._dtype)])
+            told(sum(_nbytes(self._results[t[0]]) for t in self._replicas.taken))
+        told(
+            sum(
+                _nbytes(block)
+                for r, block in zip(self._part.recipes, self._results, strict=True)
+                if r is not None and r.alias is not None
+            )
+        )
+        return tuple(self._results)
 
 
-def _rows_of(copy: Copy, first: int, last: int) -> tuple[Any, Any] | None:
-    """Return the region and target of the part of a copy that reads some rows of its origin."""
-    rows, target = copy.region[0], copy.target[0]
-    low, high = max(rows.start, first), min(rows.stop, last)
-    if low >= high:
-        return None
-    begin = target.start + low - rows.start
-    return (
-        (slice(low, high), *copy.region[1:]),
-        (slice(begin, begin + high - low), *copy.target[1:]),
-    )
+def _nbytes(block: Block | None) -> int:
+    return 0 if block is None else block.nbytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A block of the source whose pages can be given back.
+
+    Attributes:
+        memory: what gives them back.
+        address: of its first byte.
+        starts: where in the array it begins.
+        shape: its shape.
+        reached: where in it a run ended that was given back, in elements.
+    """
+
+    memory: Memory
+    address: int
+    starts: tuple[int, ...]
+    shape: tuple[int, ...]
+    reached: set[int] = field(default_factory=set)
+
+
+def _leaving(x: Array, layout: Layout, kept: set[int]) -> list[_Leaving]:
+    """Return the blocks of an array that nobody else sees, and of which no result is a view."""
+    found = []
+    for piece in x._type.local:
+        if piece in kept or not held_alone(x, piece):
+            continue
+        block: Any = x._live()[piece]
+        memory = memory_of(block)
+        if memory is not None and block.flags.c_contiguous:
+            box = layout.box(piece)
+            address = block.__array_interface__["data"][0]
+            found.append(_Leaving(memory, address, tuple(box.starts), block.shape))
+        del block
+    return found
+
+
+def _located(copies: Sequence[Copy], layout: Layout) -> list[Located]:
+    """Return copies into the pieces of a layout, each with where in the array it begins."""
+    found = []
+    for copy in copies:
+        begin = layout.box(copy.piece).starts
+        starts = [a + t.start for a, t in zip(begin, copy.target, strict=True)]
+        found.append((copy, tuple(starts)))
+    return found
+
+
+def _part_of(
+    block: Block, region: Sequence[slice], at: Sequence[int], shape: Sequence[int]
+) -> Block:
+    """Return a box of a region of a block."""
+    parts = zip(region, at, shape, strict=True)
+    return view_of(block, tuple([slice(r.start + a, r.start + a + n) for r, a, n in parts]))

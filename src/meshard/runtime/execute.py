@@ -18,7 +18,18 @@ from .profile import timed
 from .types import Block, Blocks
 from .world import RuntimeWorld
 
-__all__ = ["LARGE", "Move", "run_moves", "run_part", "run_parts"]
+__all__ = [
+    "LARGE",
+    "Move",
+    "aliased",
+    "exchange_in_rounds",
+    "run_moves",
+    "run_part",
+    "run_parts",
+    "share",
+    "view_of",
+    "with_replicas",
+]
 
 LARGE = 1 << 20
 """Bytes from which work is worth handing to the workers."""
@@ -55,18 +66,18 @@ def _run_part(
     fill: object,
 ) -> Blocks:
     tasks: list[Callable[[], None]] = []
-    part, replicas = _with_replicas(world, part, dtype)
+    part, replicas = with_replicas(world, part, dtype)
     results, views = _begun(world, part, operands, dtype, fill, tasks, replicas)
     world.workers.run(tasks)
     _without_dear_views(world, part, results, views, dtype)
     if part.sends or part.receives:  # after the copies: what is received lies over them
         world.transport.exchange(*_messages(part, operands, results))
     if replicas is not None:
-        _share(world, [(replicas, results, dtype)])
+        share(world, [(replicas, results, dtype)])
     return tuple(results)
 
 
-def _with_replicas(
+def with_replicas(
     world: RuntimeWorld, part: Part, dtype: np.dtype[Any]
 ) -> tuple[Part, Replicas | None]:
     """Return what to do if replicas on a host are one memory, where that is worth a message."""
@@ -76,7 +87,7 @@ def _with_replicas(
     return found.part, found
 
 
-def _share(
+def share(
     world: RuntimeWorld,
     shared: Sequence[tuple[Replicas, list[Block | None], np.dtype[Any]]],
 ) -> None:
@@ -121,7 +132,7 @@ def _begun(
     replicas: Replicas | None = None,
 ) -> tuple[list[Block | None], dict[int, Block]]:
     """Return the pieces, to be filled by the tasks that are added, and those that are views."""
-    empty = world.pages.empty
+    empty: Callable[[tuple[int, ...], np.dtype[Any]], Block] = world.pages.empty
     if part.receives or (replicas is not None and replicas.lent):
         empty = world.pages.reachable
     results: list[Block | None] = []
@@ -132,12 +143,8 @@ def _begun(
             results.append(None)
             continue
         if recipe.alias is not None:
-            block = operands[recipe.alias.operand][recipe.alias.origin]
-            assert block is not None
-            view = _view(block, recipe.alias.region)
-            if view.shape == block.shape:  # all of it
-                view = block
-            else:
+            block, view = aliased(recipe.alias, operands)
+            if view is not block:
                 views[len(results)] = view
             results.append(_spread(view, recipe.shape))
             continue
@@ -163,6 +170,14 @@ def _begun(
     return results, views
 
 
+def aliased(alias: Copy, operands: Sequence[Blocks]) -> tuple[Block, Block]:
+    """Return the block that a piece is a view of, and that view: the block, if it is all of it."""
+    block = operands[alias.operand][alias.origin]
+    assert block is not None
+    view = view_of(block, alias.region)
+    return block, block if view.shape == block.shape else view
+
+
 def _without_dear_views(
     world: RuntimeWorld,
     part: Part,
@@ -185,10 +200,10 @@ def _within(block: Block, place: tuple[int, tuple[int, ...]]) -> Block:
 
 def _target(block: Block, copy: Copy) -> Block:
     """Return the place in a piece that a copy is written to."""
-    return _view(block if copy.within is None else _within(block, copy.within), copy.target)
+    return view_of(block if copy.within is None else _within(block, copy.within), copy.target)
 
 
-def _view(block: Block, index: Index) -> Block:
+def view_of(block: Block, index: Index) -> Block:
     """Return a box of a block as a view; without the dots NumPy gives a scalar for 0-d."""
     place: tuple[Any, ...] = (*index, ...)
     view: Block = block[place]
@@ -284,7 +299,7 @@ def run_moves(
         progress: called with the bytes that have arrived since the last call.
     """
     tasks: list[Callable[[], None]] = []
-    ways = [_with_replicas(world, m.part, m.dtype) for m in moves]
+    ways = [with_replicas(world, m.part, m.dtype) for m in moves]
     begun = [
         _begun(world, part, (m.blocks,), m.dtype, None, tasks, replicas)
         for m, (part, replicas) in zip(moves, ways, strict=True)
@@ -300,23 +315,35 @@ def run_moves(
     receives: dict[int, list[Block]] = {}
     for move, (part, _), (results, _) in zip(moves, ways, begun, strict=True):
         _add_messages(part, (move.blocks,), results, sends, receives)
-    if sends or receives:
-        quota = None if window is None else max(1, window // (2 * max(1, world.process_count - 1)))
-        out, back = _rounds(sends, quota), _rounds(receives, quota)
-        for going, coming in zip_longest(out, back, fillvalue=list[tuple[int, list[Block]]]()):
-            world.transport.exchange(going, coming)
-            if progress is not None:
-                progress(sum(b.nbytes for _, boxes in coming for b in boxes))
+    exchange_in_rounds(world, sends, receives, window, progress)
     shared = [
         (replicas, results, move.dtype)
         for move, (_, replicas), (results, _) in zip(moves, ways, begun, strict=True)
         if replicas is not None
     ]
     if shared:
-        _share(world, shared)
+        share(world, shared)
         if progress is not None:
             progress(sum(math.prod(t[2]) * d.itemsize for r, _, d in shared for t in r.taken))
     return [tuple(results) for results, _ in begun]
+
+
+def exchange_in_rounds(
+    world: RuntimeWorld,
+    sends: Mapping[int, list[Block]],
+    receives: Mapping[int, list[Block]],
+    window: int | None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Send boxes to peers and fill boxes from them, never more than a window of bytes at once."""
+    if not (sends or receives):
+        return
+    quota = None if window is None else max(1, window // (2 * max(1, world.process_count - 1)))
+    out, back = _rounds(sends, quota), _rounds(receives, quota)
+    for going, coming in zip_longest(out, back, fillvalue=list[tuple[int, list[Block]]]()):
+        world.transport.exchange(going, coming)
+        if progress is not None:
+            progress(sum(b.nbytes for _, boxes in coming for b in boxes))
 
 
 def _nbytes(copy: Copy, dtype: np.dtype[Any]) -> int:

@@ -3,6 +3,10 @@
 Fresh pages cost as much as filling them, so a large block's memory goes back to a pool when the
 last NumPy view of it dies, and is handed out again. What a block is made of is a `Lease`, which
 exports ``__array_interface__``: NumPy keeps the lease alive as long as any view lives.
+
+The memory is private to the process: a forked child gets its own copy of what it or its parent
+writes to, and what is given back to the system is really given back. It lies on huge pages where
+the system has them. Chunks of less than a huge page are carved out of larger regions for that.
 """
 
 from __future__ import annotations
@@ -13,116 +17,179 @@ import math
 import mmap
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
-from .arena import Arena, size_class
-from .types import Block
+from meshard.errors import AllocationError
 
-__all__ = ["Lease", "Pages", "lease_of", "only_view"]
+from .arena import Arena, size_class
+from .forks import renew_in_children
+from .types import Block, dtype_name
+
+__all__ = ["HUGE", "Lease", "Pages", "give_back"]
 
 _SMALLEST = 256 * 1024
-_HUGE = 2 * 1024 * 1024
+HUGE = 2 * 1024 * 1024
+"""Bytes of a huge page."""
+_CARVED = 8 * HUGE
+"""Bytes of a region that smaller chunks are carved out of."""
 _UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+_ON_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_ON_SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)
+
+
+def _advise() -> Any:
+    found = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform != "win32" else None
+    if found is not None:
+        found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+_madvise = _advise()
+
+
+def _tell(address: int, nbytes: int, advice: int | None) -> None:
+    """Advise the system about whole pages of private memory; it may be deaf to it."""
+    if advice is not None and _madvise is not None:
+        _madvise(address, nbytes, advice)
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Give the whole pages within a range of private memory to the system; they read as zeros."""
+    page = mmap.PAGESIZE
+    first, last = -(-address // page) * page, (address + nbytes) // page * page
+    if last > first:
+        _tell(first, last - first, _UNNEEDED)
+
+
+@final
+class _Region:
+    """A run of private memory, mapped at once.
+
+    Attributes:
+        base: the address of its first byte, on a boundary of huge pages where it is as large.
+        size: its bytes.
+        carved: how many chunks it was cut into so far; one, where it is itself a chunk.
+        used: the bytes that these take.
+    """
+
+    __slots__ = ("_memory", "base", "carved", "size", "used")
+
+    def __init__(self, size: int, huge: bool = True) -> None:
+        room = size
+        while True:
+            memory = _mapped(room)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            if size < HUGE or not address % HUGE or room > size:
+                break
+            room = size + HUGE  # the system did not align it by itself
+        self._memory = memory
+        self.base = -(-address // HUGE) * HUGE if room > size else address
+        self.size = size
+        self.carved = self.used = 0
+        if size >= HUGE:
+            _tell(self.base, size, _ON_HUGE_PAGES if huge else _ON_SMALL_PAGES)
+
+    def carve(self, size: int) -> int | None:
+        """Return where the next chunk begins; None if there is no room for it."""
+        at = self.used
+        if at + size > self.size:
+            return None
+        self.used += size
+        self.carved += 1
+        return at
+
+
+def _mapped(size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+_Chunk = tuple[_Region, int]
+"""A piece of a region, by where it begins."""
 
 
 @final
 class Lease:
-    """A piece of anonymous memory that returns to its pool when nothing refers to it any more."""
+    """A chunk of private memory that returns to its pool when nothing refers to it any more."""
 
-    __slots__ = ("__array_interface__", "_map", "_pool", "held")
+    __slots__ = ("__array_interface__", "_at", "_hollow", "_pool", "_region", "_size")
 
-    def __init__(self, pool: Pages, memory: mmap.mmap, held: int) -> None:
+    def __init__(self, pool: Pages, region: _Region, at: int, size: int) -> None:
         self._pool = pool
-        self._map = memory
-        self.held = held  # bytes of it that count as used
-        pool._count(held)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._region = region
+        self._at = at
+        self._size = size
+        self._hollow = False
         self.__array_interface__: dict[str, Any] = {
-            "shape": (len(memory),),
+            "shape": (size,),
             "typestr": "|u1",
-            "data": (address, False),
+            "data": (region.base + at, False),
             "version": 3,
         }
 
-    def fill(self, nbytes: int) -> None:
-        """Say that so many more bytes of a lazy lease are used now."""
-        more = min(nbytes, len(self._map) - self.held)
-        self.held += more
-        self._pool._count(more)
-
-    def release(self, start: int, stop: int) -> None:
-        """Give the whole pages within a range back to the system; they read as zeros then."""
-        page = mmap.PAGESIZE
-        first, last = -(-start // page) * page, min(stop, len(self._map)) // page * page
-        if last > first and _UNNEEDED is not None:
-            self._map.madvise(_UNNEEDED, first, last - first)
-            gone = min(last - first, self.held)
-            self.held -= gone
-            self._pool._count(-gone)
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Give the whole pages within a range of addresses to the system; they read as zeros."""
+        self._hollow = True  # it is not worth keeping
+        give_back(start, nbytes)
 
     def __del__(self) -> None:
-        self._pool._count(-self.held)
-        self._pool._take_back(self._map)
-
-
-def lease_of(block: Block) -> Lease | None:
-    """Return the lease that a block's memory belongs to; None for memory of another kind."""
-    base: Any = block
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base if isinstance(base, Lease) else None
-
-
-def only_view(blocks: Sequence[Block | None], number: int) -> bool:
-    """Whether nobody but a tuple of blocks holds one of them, or sees its lease's memory."""
-    block = blocks[number]
-    root: Any = None if block is None else block.base
-    # All views share one array that sees the whole lease. The block holds it, and it stands here
-    # twice; the block is held by the tuple, and stands here twice.
-    base: Any = getattr(root, "base", None)
-    return (
-        isinstance(base, Lease)
-        and sys.getrefcount(root) == _ONCE
-        and sys.getrefcount(block) == _ONCE
-    )
-
-
-_ONCE = 3
+        self._pool._take_back((self._region, self._at), self._size, self._hollow)
 
 
 @final
 class Pages:
     """The pool of one world.
 
-    Thread-safe without a lock, since leases die anywhere: queues are appended to and popped from.
+    Leases die anywhere, so that what they touch is appended to and popped from, without a lock.
 
     Attributes:
         keep: the most bytes that stay in the pool unused.
-        used: the bytes of all leases that are used now.
-        peak: the most that were used at once since `reset_peak`.
         arena: memory that the other processes of the host can map; None if there is none.
     """
 
     def __init__(self, keep: int = 1 << 30) -> None:
         self.keep = keep
-        self.used = 0
-        self.peak = 0
-        self._counting = threading.RLock()
-        self._free: dict[int, deque[mmap.mmap]] = {}
         self.arena: Arena | None = None
+        self._idle: dict[int, deque[_Chunk]] = {}
+        self._hollow: dict[int, deque[_Chunk]] = {}
+        self._carving: _Region | None = None
+        self.renew()
+        renew_in_children(self)
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
-        """Return an uninitialised C-ordered array; a large one comes from the pool."""
+    def renew(self) -> None:
+        """Make the lock anew, in a child that was forked while another thread held it."""
+        self._growing = threading.RLock()
+
+    def empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], *, filled_in: int | None = None
+    ) -> Block:
+        """Return an uninitialised C-ordered array; a large one comes from the pool.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+            filled_in: at how many places it is filled gradually while other memory is given back.
+                It then is fresh memory, which counts only once it is written to.
+
+        Raises:
+            AllocationError: if the system has no memory for it.
+        """
         size = dtype.itemsize * math.prod(shape)
         if size < _SMALLEST:
             return np.empty(shape, dtype)
-        memory = self._memory(size_class(size))
-        flat = np.asarray(Lease(self, memory, len(memory)))
-        return flat[:size].view(dtype).reshape(shape)
+        try:
+            lease = self._leased(size_class(size), filled_in)
+        except (OSError, ValueError, OverflowError) as error:
+            raise AllocationError(
+                f"The system has no memory for a block {dtype_name(dtype)}"
+                f"[{','.join(map(str, shape))}] of {size:,} bytes ({error})."
+            ) from error
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one where neighbours can write to it."""
@@ -143,59 +210,85 @@ class Pages:
         Raises:
             OSError: if the system has no such memory.
         """
-        self.arena = Arena(places, self._count, self.keep)
+        self.arena = Arena(places, self.keep)
         return self.arena
 
     def close_arena(self) -> None:
         """Take no more memory that others can map."""
         self.arena = None
 
-    def lazy(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
-        """Return an array of zeros whose pages are used only when they are written to.
+    def _leased(self, size: int, filled_in: int | None) -> Lease:
+        try:
+            return Lease(self, *self._chunk(size, filled_in), size)
+        except OSError:
+            self.trim()  # what waits here may be what is missing there
+            return Lease(self, *self._chunk(size, filled_in), size)
 
-        Whoever writes says so with `Lease.fill`.
-        """
-        size = dtype.itemsize * math.prod(shape)
-        if size < _SMALLEST:
-            return np.zeros(shape, dtype)
-        flat = np.asarray(Lease(self, mmap.mmap(-1, size_class(size)), 0))
-        return flat[:size].view(dtype).reshape(shape)
+    def _chunk(self, size: int, filled_in: int | None) -> _Chunk:
+        """Return a chunk that was used before, or a new one."""
+        if filled_in is not None and size >= HUGE:
+            # Each place where it grows may take up a huge page that it does not fill yet.
+            region = _Region(size, huge=size >= 16 * HUGE * filled_in)
+            region.carve(size)
+            return region, 0
+        for kept in (self._idle, self._hollow):
+            queue = kept.get(size)
+            if queue:
+                with contextlib.suppress(IndexError):
+                    return queue.pop()
+        if size >= HUGE:
+            region = _Region(size)
+            region.carve(size)
+            return region, 0
+        with self._growing:
+            at = None if self._carving is None else self._carving.carve(size)
+            if self._carving is None or at is None:
+                self._carving = _Region(_CARVED)
+                at = self._carving.carve(size)
+                assert at is not None
+            return self._carving, at
 
-    def reset_peak(self) -> None:
-        """Count the peak anew from what is used now."""
-        self.peak = self.used
-
-    def _count(self, nbytes: int) -> None:
-        with self._counting:  # leases die in any thread, also while this one counts
-            self.used += nbytes
-            self.peak = max(self.peak, self.used)
-
-    def _memory(self, size: int) -> mmap.mmap:
-        queue = self._free.get(size)
-        if queue:
-            with contextlib.suppress(IndexError):
-                return queue.pop()
-        memory = mmap.mmap(-1, size)
-        if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
-
-    def _take_back(self, memory: mmap.mmap) -> None:
-        size = len(memory)
-        if self.idle_bytes + size <= self.keep:
-            self._free.setdefault(size, deque()).append(memory)
+    def _take_back(self, chunk: _Chunk, size: int, hollow: bool) -> None:
+        if not hollow and self.idle_bytes + size <= self.keep:
+            self._idle.setdefault(size, deque()).append(chunk)
+        elif size < HUGE:
+            region, at = chunk
+            give_back(region.base + at, size)
+            self._hollow.setdefault(size, deque()).append(chunk)
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that wait in the pool."""
-        return sum(size * len(queue) for size, queue in list(self._free.items()))
+        return sum(size * len(queue) for size, queue in list(self._idle.items()))
 
-    def trim(self) -> None:
-        """Give all idle memory back to the system."""
-        self._free.clear()
+    def trim(self, most: int = 0) -> None:
+        """Give idle memory back to the system.
+
+        Args:
+            most: bytes of private memory that may stay.
+        """
+        with self._growing:
+            found: list[tuple[_Chunk, int]] = []
+            for size, queue in list(self._idle.items()):
+                while queue and self.idle_bytes > most:
+                    with contextlib.suppress(IndexError):
+                        found.append((queue.popleft(), size))
+            if not most:
+                self._drop_regions(found)
+        for chunk, size in found:
+            self._take_back(chunk, size, hollow=True)
         if self.arena is not None:
-            self.arena.trim()
+            self.arena.trim(most)
+
+    def _drop_regions(self, idle: list[tuple[_Chunk, int]]) -> None:
+        """Let go of the regions of which no chunk is leased; leave the other chunks in the list."""
+        for size, queue in list(self._hollow.items()):
+            while queue:
+                with contextlib.suppress(IndexError):
+                    idle.append((queue.pop(), size))
+        counts = Counter([id(region) for (region, _), _ in idle])
+        self._carving = None
+        idle[:] = [e for e in idle if counts[id(e[0][0])] < e[0][0].carved]
 
     def close(self) -> None:
         """Give all idle memory back, now and whenever the last view of a block dies."""

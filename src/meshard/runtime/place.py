@@ -7,7 +7,6 @@ devices share. Nothing here gathers: each piece is filled from the boxes that ov
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from .agreeing import agree
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
+from .ownership import handed_over
 from .profile import timed
 from .traced import Traced
 from .types import KEY, ArrayType, Block
@@ -376,34 +376,10 @@ def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], w
                 f"{what}: expected dtype {kind.dtype} for index {box}, but got {value.dtype}. "
                 "All pieces of an array have one dtype; pass dtype= to convert them."
             )
-        if not _is_ours(value):
+        if not handed_over(value):
             block = world.pages.empty(box.shape, kind.dtype)
             copies.append((block, value))
             value = block
         blocks[piece] = value
     _run_copies(world, copies)
     return Array(kind, tuple(blocks))
-
-
-def _is_ours(value: Block) -> bool:
-    """Whether a value that was just handed over is known to nobody else."""
-    return (
-        value.base is None
-        and value.flags.owndata
-        and value.flags.c_contiguous
-        and value.flags.writeable
-        and sys.getrefcount(value) <= _SOLE_OWNER
-    )
-
-
-def _references(value: Block) -> int:
-    return sys.getrefcount(value)
-
-
-def _sole_owner() -> int:
-    value = np.empty(1)
-    return _references(value)
-
-
-_SOLE_OWNER = _sole_owner()
-"""How many references Python counts for an array that only one local variable names."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,38 +12,21 @@ import optree
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.errors import ArgumentError, ShapeError
-from meshard.plan.assemble import Source, assemble
+from meshard.plan.parts import Part
 from meshard.plan.planner import PlanCache, make_plan
-from meshard.plan.progress import progress_bar
 from meshard.plan.reshard import Leaf, Plan, install_runner
-from meshard.plan.route import Route
 from meshard.plan.topology import Topology
 
-from .agreeing import agree
 from .array import Array
-from .donate import SLAB, can_donate, run_part_donating
-from .execute import LARGE, Move, run_moves
-from .ledger import wired
 from .make import prefix_leaves
-from .place import (
-    as_host,
-    as_sharding,
-    check_devices_exist,
-    home,
-    part_between,
-    placed,
-    spans,
-    wires_between,
-)
-from .profile import timed
+from .moving import Progress, Tree, moved
+from .place import as_host, as_sharding, home
 from .same_values import check_same_values
 from .structs import ShapeDtypeStruct
-from .types import ArrayType, Blocks, dtype_name
+from .types import ArrayType, dtype_name
 from .world import RuntimeWorld, here
 
 __all__ = ["plan_cache", "plan_reshard", "reshard"]
-
-Progress = bool | Callable[[int, int], None] | None
 
 
 def plan_cache() -> PlanCache:
@@ -112,164 +94,38 @@ def reshard(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
-    leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
+    tree = _tree_of(x)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
-    check_same_values(x, leaves, targets, "reshard")
-    routes = [None] * len(leaves)
-    return optree.tree_unflatten(
-        structure, _moved(leaves, targets, routes, donate, max_bytes, progress)
+    check_same_values(x, tree.leaves, targets, "reshard")
+    routes = [None] * len(tree.leaves)
+    return tree.rebuilt(
+        moved(tree, targets, routes, donate, max_bytes, progress, _window_check(max_bytes))
     )
 
 
-def _moved(
-    leaves: Sequence[Any],
-    targets: Sequence[Sharding | None],
-    routes: Sequence[Route | None],
-    donate: bool,
-    max_bytes: int | None,
-    progress: Progress = None,
-) -> list[Any]:
-    """Return the leaves, each moved to its target, by its route where one is given."""
-    world = here()
-    if world.profiles:
-        with timed(world, "reshard", "move") as ran_on:
-            ran_on([t for t in targets if t is not None])
-            return _moved_now(world, leaves, targets, routes, donate, max_bytes, progress)
-    return _moved_now(world, leaves, targets, routes, donate, max_bytes, progress)
+def _tree_of(x: Any, none_is_leaf: bool = True) -> Tree:
+    """Return the leaves of a tree with their paths."""
+    paths, leaves, structure = optree.tree_flatten_with_path(x, none_is_leaf=none_is_leaf)
+    names = [".".join(map(str, path)) or "x" for path in paths]
+    return Tree(leaves, names, partial(optree.tree_unflatten, structure))
 
 
-def _moved_now(
-    world: RuntimeWorld,
-    leaves: Sequence[Any],
-    targets: Sequence[Sharding | None],
-    routes: Sequence[Route | None],
-    donate: bool,
-    max_bytes: int | None,
-    progress: Progress,
-) -> list[Any]:
-    what = "reshard"
-    kinds: list[Any] = [
-        _kind(world, leaf, target) for leaf, target in zip(leaves, targets, strict=True)
-    ]
-    results: list[Any] = [None] * len(leaves)
-    moving: list[int] = []
-    for number, (leaf, target, kind) in enumerate(zip(leaves, targets, kinds, strict=True)):
-        if leaf is None:
-            continue
-        if kind is None:
-            results[number] = placed(leaf, target, what=what)
-        elif leaf._type.layout == kind.layout:
-            results[number] = Array(kind, leaf._live())
-        else:
-            leaf._live()
-            moving.append(number)
-    types: list[tuple[ArrayType, Any]] = [(leaves[i]._type, kinds[i]) for i in moving]
-    every = [
-        t for leaf, kind in zip(leaves, kinds, strict=True) if kind for t in (leaf._type, kind)
-    ]
-    agree(world, what, (("max_bytes", max_bytes),), tuple(every))
-    parts = [part_between(world, source, kind) for source, kind in types]
-    if max_bytes is not None:
-        _check_window(world, parts, types, max_bytes)
-    if world.ledgers:
-        wired(world, what, [w for pair in types for w in wires_between(world, *pair)])
-    total = sum(k.nbytes for _, k in types)
-    with _told(progress, total) as tell:
-        together: list[tuple[int, Move]] = []
-        for number, part, (_, kind) in zip(moving, parts, types, strict=True):
-            route = routes[number]
-            if route is not None and len(route.layouts) > 2 and world.process_count > 1:
-                found = _by_hops(world, leaves[number], kind, route, max_bytes)
-                results[number] = Array(kind, found)
-                tell(kind.nbytes)
-                continue
-            if donate and kind.nbytes >= 2 * SLAB and world.process_count == 1:
-                blocks = _given_up(leaves[number])
-                if can_donate(part, blocks):
-                    found = run_part_donating(world, part, blocks, kind.dtype, max_bytes)
-                    results[number] = Array(kind, found)
-                    tell(kind.nbytes)
-                    continue
-                leaves[number]._blocks = blocks
-            together.append((number, Move(part, leaves[number]._live(), kind.dtype)))
-        for batch in _batches(world, together, kinds, max_bytes):
-            told = tell if progress else None
-            found_all = run_moves(world, [m for _, m in batch], max_bytes, told)
-            for (number, _), found in zip(batch, found_all, strict=True):
-                results[number] = Array(kinds[number], found)
-    if donate:
-        kept = {id(r) for r in results}
-        for leaf in leaves:
-            if type(leaf) is Array and id(leaf) not in kept:
-                leaf._discard("donated to reshard")
-    return results
-
-
-def _by_hops(
-    world: RuntimeWorld, x: Array, kind: ArrayType, route: Route, window: int | None
-) -> Blocks:
-    """Bring an array to its destination hop by hop, as its route says."""
-    known = {d.id: d.process_index for d in world.devices}
-    blocks = x._live()
-    for before, after in pairwise(route.layouts):
-        ids = before.device_ids | after.device_ids
-        owners = {i: known[i] for i in ids}
-        part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-        (blocks,) = run_moves(world, [Move(part, blocks, kind.dtype)], window)
-    return blocks
-
-
-def _kind(world: RuntimeWorld, leaf: Any, target: Sharding | None) -> ArrayType | None:
-    """Return what an array that moves becomes; None for a leaf that is placed."""
-    if target is None or type(leaf) is not Array:
+def _window_check(window: int | None) -> Any:
+    """Return what refuses a window that is too small for what is to be moved; None for no limit."""
+    if window is None:
         return None
-    check_devices_exist(world, target, "reshard")
-    if not leaf.committed and spans(world, target):
-        return None
-    return world.type_of(leaf.shape, leaf.dtype, target, True)
-
-
-def _given_up(x: Array) -> Blocks:
-    """Take an array's blocks away, so that only the caller holds them."""
-    blocks = x._live()
-    x._discard("donated to reshard")
-    return blocks
-
-
-def _batches(
-    world: RuntimeWorld,
-    moves: Sequence[tuple[int, Move]],
-    kinds: Sequence[Any],
-    window: int | None,
-) -> Iterator[list[tuple[int, Move]]]:
-    """Yield what moves together: all of it, or as much as is worth a look at the progress.
-
-    Between processes the sizes of whole arrays decide, so that all of them cut alike.
-    """
-    limit = max(64 * LARGE, window or 0)
-    count = world.process_count
-    batch: list[tuple[int, Move]] = []
-    size = 0
-    for number, move in moves:
-        batch.append((number, move))
-        filled = move.part.elements * move.dtype.itemsize
-        size += filled if count == 1 else kinds[number].nbytes // count
-        if size >= limit:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    return lambda world, parts, types: _check_window(world, parts, types, window)
 
 
 def _check_window(
-    world: RuntimeWorld, parts: Sequence[Any], types: Sequence[Any], window: int
+    world: RuntimeWorld, parts: Sequence[Part], types: Sequence[ArrayType], window: int
 ) -> None:
     """Refuse a window that does not hold one row of every box that is sent or received."""
     if window < 1:
         raise ArgumentError(f"reshard: max_bytes is a number of bytes from 1 on, not {window}.")
     quota = window // (2 * max(1, world.process_count - 1))
-    for part, (_, kind) in zip(parts, types, strict=True):
+    for part, kind in zip(parts, types, strict=True):
         for message in (*part.sends, *part.receives):
             for copy in message.copies:
                 row = int(np.prod(copy.shape[1:], dtype=np.int64)) * kind.dtype.itemsize
@@ -280,24 +136,6 @@ def _check_window(
                         f"of {kind.str_short()} takes {row}. Give at least "
                         f"{row * 2 * max(1, world.process_count - 1)}."
                     )
-
-
-@contextlib.contextmanager
-def _told(progress: Progress, total: int) -> Iterator[Callable[[int], None]]:
-    """Give a function that is called with the bytes of each step."""
-    if progress is None or progress is False:
-        yield lambda nbytes: None
-        return
-    with contextlib.ExitStack() as stack:
-        tell = stack.enter_context(progress_bar(total)) if progress is True else progress
-        done = 0
-
-        def step(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            tell(min(done, total), total)
-
-        yield step
 
 
 def plan_reshard(
@@ -386,7 +224,8 @@ def _run(plan: Plan, x: Any) -> Any:
     """Move the arrays of a tree as a plan says."""
     world = here()
     by_id = {d.id: d for d in world.devices}
-    leaves, structure = optree.tree_flatten(x)
+    tree = _tree_of(x, none_is_leaf=False)
+    leaves = tree.leaves
     if len(leaves) != len(plan.leaves):
         raise ArgumentError(
             f"plan.run: the plan is for {len(plan.leaves)} arrays, but the tree has {len(leaves)}."
@@ -417,8 +256,8 @@ def _run(plan: Plan, x: Any) -> Any:
             order = [(d, i) for i in range(layout.piece_count) for d in layout.holders(i)]
             targets.append(BoxSharding(shape, {by_id[d]: layout.box(i) for d, i in order}))
     routes = [plan.routes[n] for n in plan.choice_of]
-    moved = _moved(leaves, targets, routes, plan.donate, plan.max_bytes)
-    return optree.tree_unflatten(structure, moved)
+    check = _window_check(plan.max_bytes)
+    return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes, check=check))
 
 
 install_runner(_run)

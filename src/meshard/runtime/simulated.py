@@ -18,6 +18,7 @@ from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
 
 from .agreement import Agreement
+from .forks import depth, refuse_in_child
 from .lookout import Lookout
 from .transport import Lent, Table, Taken
 from .types import Block
@@ -147,6 +148,7 @@ class SimulatedTransport:
         self, post: _Post, index: int, hosts: tuple[int, ...], table: Table | None = None
     ) -> None:
         self._post = post
+        self._born = depth()
         self.index = index
         self.count = post.count
         self.hosts: tuple[int, ...] | None = hosts
@@ -155,9 +157,11 @@ class SimulatedTransport:
         self.lookout = Lookout(agreement, _Letters(post, index), post.deadline)
 
     def _put(self, peer: int, kind: str, letter: object) -> None:
+        refuse_in_child(self._born)
         self._post.put(self.index, peer, kind, self.lookout.agreement.stamp(peer), letter)
 
     def _take(self, peer: int, kind: str) -> Any:
+        refuse_in_child(self._born)
         return self._post.take(peer, self.index, kind, self.lookout)
 
     def exchange(

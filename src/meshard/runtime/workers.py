@@ -11,6 +11,8 @@ from contextvars import copy_context
 from itertools import count
 from typing import Any, final
 
+from .forks import renew_in_children
+
 __all__ = ["Workers"]
 
 
@@ -22,11 +24,19 @@ class _Blas:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
         self._one = False
         self._libraries: list[Any] | None = None
         self._before: list[int] = []
+        self._inside = 0
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Begin with nobody inside, as a child must that was forked."""
+        if self._inside and self._one:
+            self._restore()
+        self._changed = threading.Condition()
+        self._inside = 0
 
     @contextlib.contextmanager
     def threads(self, one: bool) -> Iterator[None]:
@@ -91,6 +101,11 @@ class Workers:
             threads = cores or os.cpu_count() or 1
         self.threads = threads
         self.watch: Callable[[Callable[[], None]], Callable[[], None]] | None = None
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Begin without threads, as a child must that was forked: it has none of its parent's."""
         self._executor: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
