@@ -23,8 +23,9 @@ __all__ = ["SLAB", "Sweep", "batches", "is_gradual", "largest_piece"]
 SLAB = 8 << 20
 """Bytes that a process copies between two times that pages are given back."""
 _GRADUAL = 2 * SLAB
+"""Bytes from which a donated array moves gradually; smaller ones are moved together up to it."""
 _BATCH = 8 << 20
-"""Bytes of each device, before or after, that are moved together."""
+"""Bytes of each device, before or after, that are moved together where sources stay."""
 
 Span = tuple[int, int]
 
@@ -87,20 +88,21 @@ def batches(leaves: Sequence[Moved], *, donate: bool) -> list[tuple[int, ...]]:
                 known[id(layout)] = largest_piece(layout)
         before, after = (known[id(layout)] * leaf.itemsize for layout in ends)
         sizes.append((before, after))
+    most, limit = [max(pair) for pair in sizes], _BATCH
     order = list(range(len(leaves)))
     if donate:
         order.sort(key=lambda i: _rank(*sizes[i]))
+        most, limit = [leaf.itemsize * math.prod(leaf.source.shape) for leaf in leaves], _GRADUAL
     found: list[tuple[int, ...]] = []
     batch: list[int] = []
     filled = 0
     for i in order:
-        most = max(sizes[i])
         alone = is_gradual(leaves[i].source, leaves[i].itemsize, donate=donate)
-        if batch and (alone or filled + most > _BATCH):
+        if batch and (alone or filled + most[i] > limit):
             found.append(tuple(batch))
             batch, filled = [], 0
         batch.append(i)
-        filled += most
+        filled += most[i]
         if alone:
             found.append((i,))
             batch, filled = [], 0
@@ -194,6 +196,9 @@ class Sweep:
         >>> list(sweep.runs(0, (0, 2), (6, 2)))
         [(0, 4), (8, 10)]
         """
+        if not shape:
+            yield 0, 1
+            return
         last = max(len(self.counts), 1)
         row = math.prod(shape[last:])
         for at, part in self.clipped(step, starts, shape):

@@ -145,7 +145,8 @@ class _Gradual:
                 new += to.nbytes
                 cuts = min(len(to), threads) if to.ndim and to.nbytes > SLAB // 64 else 1
                 for i in range(cuts):
-                    span = slice(len(to) * i // cuts, len(to) * (i + 1) // cuts) if to.ndim else ()
+                    ends = (len(to) * i // cuts, len(to) * (i + 1) // cuts) if cuts > 1 else ()
+                    span = slice(*ends) if ends else ...
                     tasks.append(partial(np.copyto, to[span], origin[span]))
         self._world.workers.run(tasks)
         sends = self._boxes(step, self._sends, self._origin)
@@ -186,12 +187,13 @@ class _Gradual:
         size = self._dtype.itemsize
         for block in self._leaving:
             for first, last in self.sweep.runs(step, block.starts, block.shape):
-                start, stop = block.address + first * size, block.address + last * size
                 # A page that the step before has left half read goes now: a huge page stays while
-                # a single page of it does.
-                start -= start % mmap.PAGESIZE if first in block.reached else 0
+                # a single page of it does. What lies before that run may still have to be read.
+                begin = block.read.pop(first, first)
+                block.read[last] = begin
+                start, stop = block.address + first * size, block.address + last * size
+                start = max(block.address + begin * size, start - start % mmap.PAGESIZE)
                 block.memory.give_back(start, stop - start)
-                block.reached.add(last)
 
     def arrived(self) -> int:
         """Return the bytes that have arrived since this was last asked."""
@@ -227,14 +229,15 @@ class _Leaving:
         address: of its first byte.
         starts: where in the array it begins.
         shape: its shape.
-        reached: where in it a run ended that was given back, in elements.
+        read: for each run that was given back where it ends and where it begins, in elements;
+            runs that follow each other are one.
     """
 
     memory: Memory
     address: int
     starts: tuple[int, ...]
     shape: tuple[int, ...]
-    reached: set[int] = field(default_factory=set)
+    read: dict[int, int] = field(default_factory=dict)
 
 
 def _leaving(x: Array, layout: Layout, kept: set[int]) -> list[_Leaving]:

@@ -206,6 +206,7 @@ class _Mover:
                 raise
         if self._donate:
             self._give_up([x for x in leaves if type(x) is Array])
+            world.pages.trim()
         if teller.failure is not None:
             self._hand_back(teller.failure)
             raise teller.failure

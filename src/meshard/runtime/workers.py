@@ -160,6 +160,7 @@ class Workers:
                 raise min(failures, key=lambda f: f[0])[1]
         finally:
             failures.clear()  # an error holds this frame, and so the blocks of all tasks
+            tasks = ()  # so does a thread that has not quite left ``drain``
 
     def blas_threads(self, *, one: bool) -> contextlib.AbstractContextManager[None]:
         """Give BLAS one thread per caller, or all of them, within a ``with`` statement."""
