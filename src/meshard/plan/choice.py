@@ -8,6 +8,7 @@ from typing import final
 
 from meshard.algebra.layout import Layout
 
+from .captions import amount_text, bytes_text
 from .footprint import FEW_JOBS, added, footprint, traffic_of
 from .hop import Hop
 from .route import Route
@@ -87,9 +88,10 @@ class Figures:
     def __str__(self) -> str:
         at_most = "" if self.messages_exact else "at most "
         return (
-            f"{self.bytes_moved:,} bytes moved, most sent {self.most_sent:,}, most received "
-            f"{self.most_received:,}, {at_most}{self.messages:,} messages, "
-            f"{_count(self.hops, 'hop')}, peak {self.peak_bytes:,}"
+            f"{bytes_text(self.bytes_moved)} moved, most sent {amount_text(self.most_sent)}, "
+            f"most received {amount_text(self.most_received)}, "
+            f"{at_most}{self.messages:,} messages, {_count(self.hops, 'hop')}, "
+            f"peak {amount_text(self.peak_bytes)}"
         )
 
 

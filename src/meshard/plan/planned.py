@@ -17,6 +17,7 @@ from meshard.algebra.layout import Layout
 
 from .bounds import bounds_of, receive_bound
 from .choice import Candidate, Choice, Leaf, direct_choice
+from .exact import counter, product, total
 from .footprint import added, footprint, union, windows
 from .hop import Hop
 from .jobs import Tally
@@ -204,15 +205,17 @@ class Planned:
             holders = np.sort(hop.before.holders, axis=1)
             rows, amounts = sums.setdefault(holders.shape[1], ([], []))
             rows.append(holders)
-            amounts.append(hop.wanted * weight)
+            amounts.append(product(hop.wanted, weight))
+        # All holders together send no more than the sum of what is wanted.
+        kind = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
         step = reduce(math.gcd, [leaf.itemsize for leaf in self.leaves], 0) or 1
         most = 0
         for width, (rows, amounts) in sums.items():
             every, wanted = np.concatenate(rows), np.concatenate(amounts)
             kinds = every[:, 0] if width == 1 else every
             groups, place = np.unique(kinds, axis=0, return_inverse=True)
-            totals = np.zeros(len(groups), np.int64)
-            np.add.at(totals, place.reshape(-1), wanted)
+            totals = np.zeros(len(groups), kind)
+            np.add.at(totals, place.reshape(-1), wanted.astype(kind, copy=False))
             copies = np.maximum((groups.reshape(len(groups), width) >= 0).sum(axis=1), 1)
             most = max(most, int((-(-totals // (copies * step)) * step).max(initial=0)))
         return most
@@ -228,8 +231,11 @@ class Planned:
             return added([])
         prints = [footprint(route, donate=self.donate) for route in self.routes]
         units = reduce(lambda a, b: union([a, b]), [f.units for f in prints])
+        pairs = list(zip(prints, self.weights, strict=True))
+        kind = counter(4 * sum(int(f.peak.max(initial=0)) * weight for f, weight in pairs))
         amounts = [
-            f.over(units) * group[0].itemsize for f, group in zip(prints, self.groups, strict=True)
+            f.over(units).astype(kind) * group[0].itemsize
+            for f, group in zip(prints, self.groups, strict=True)
         ]
         live = sum(a[0] * c.count for a, c in zip(amounts, self.choices, strict=True))
         most = np.array(live)

@@ -21,6 +21,7 @@ from meshard.errors import ArgumentError
 from .broadcast import chained, striped
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
 from .intermediate import candidates
+from .presets import as_topology
 from .reshard import Plan
 from .route import Route
 from .simulate import simulate
@@ -178,7 +179,7 @@ def make_plan(
     max_bytes: int | None = None,
     donate: bool = False,
     alive: Collection[int] | None = None,
-    topology: Topology | None = None,
+    topology: Topology | str | None = None,
     split: bool = True,
 ) -> Plan:
     """Choose how each leaf gets to its destination.
@@ -190,7 +191,8 @@ def make_plan(
             between two hops, and what is in flight. None for no limit.
         donate: whether the sources may be given up as they are read.
         alive: the ids of the devices that still have their data; None for all.
-        topology: what links cost; by default all devices are equally far from each other.
+        topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
+            devices are equally far from each other.
         split: whether a box may be cut between two senders.
 
     Raises:
@@ -199,13 +201,14 @@ def make_plan(
     """
     known = cache if cache is not None else PlanCache()
     living = None if alive is None else tuple(sorted(set(alive)))
-    options = (max_bytes, donate, living, topology, split)
+    where = None if topology is None else as_topology(topology, "plan_reshard")
+    options = (max_bytes, donate, living, where, split)
     choices: dict[Hashable, Choice] = {}
     for leaf in leaves:
         key = (leaf.source, leaf.destination, leaf.itemsize)
         found = choices.get(key)
         if found is None:
-            make = functools.partial(_choice, leaf, max_bytes, donate, living, topology, split)
+            make = functools.partial(_choice, leaf, max_bytes, donate, living, where, split)
             found = known.find(leaf, options, make)
             choices[key] = replace(found, count=1)
         else:

@@ -101,8 +101,15 @@ class Plan(Planned):
         """
         return sum(map(check_route, dict.fromkeys(self.routes)), Report())
 
-    def simulate(self, topology: Topology) -> Simulation:
-        """Return the time and the traffic of each level that a topology predicts."""
+    def simulate(self, topology: Topology | str) -> Simulation:
+        """Return the time and the traffic of each level that a topology predicts.
+
+        Args:
+            topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+
+        Raises:
+            ArgumentError: if there is no such topology, or a device has no place in it.
+        """
         pairs = zip(self.choices, self.groups, strict=True)
         return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
 

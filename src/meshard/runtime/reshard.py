@@ -307,7 +307,7 @@ def plan_reshard(
     max_bytes: int | None = None,
     donate: bool = False,
     alive: Collection[Any] | None = None,
-    topology: Topology | None = None,
+    topology: Topology | str | None = None,
     split: bool = True,
 ) -> Plan:
     """Return what moving a tree to other layouts would do, without moving anything.
@@ -318,7 +318,8 @@ def plan_reshard(
         max_bytes: the most extra memory on any device, in bytes; None for no limit.
         donate: whether the sources are given up as they are read.
         alive: the devices, or their ids, that still hold what they held; None for all.
-        topology: what links cost; by default all devices are equally far from each other.
+        topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
+            devices are equally far from each other.
         split: whether a box may be cut between two senders.
 
     Raises:
