@@ -163,7 +163,7 @@ def edited(change, *, signed=True):
 def refused(text):
     with pytest.raises(PlanError) as error:
         Plan.from_json(text)
-    assert str(error.value).startswith("Plan.from_json: this is no plan that can be trusted: ")
+    assert str(error.value).startswith("Plan.from_json: this is not a plan that can be trusted: ")
     return str(error.value)
 
 
@@ -226,9 +226,9 @@ def without(*path):
         (put("layouts", to=3), "is malformed: expected a list, got 3"),
         (put("options", to=[]), "is malformed: expected an object, got []"),
         (put("options", "max_bytes", to="x"), "is malformed: expected an integer, got 'x'"),
-        (put("leaves", 0, 3, to=-4), "array 0 has -4 bytes per element"),
+        (put("leaves", 0, "itemsize", to=-4), "array 0 has -4 bytes per element"),
         (put("layouts", 0, "devices", 0, to=1 << 70), "is malformed"),
-        (put("leaves", 0, 1, to=77), "is malformed: list index out of range"),
+        (put("leaves", 0, "source", to=77), "is malformed: list index out of range"),
         (put("choices", 0, "count", to=2), "choice 0 counts 2 arrays, and 1 share it"),
         (put("totals", "bytes_moved", to=3), "bytes_moved is 3, but its layouts and routes make"),
         (put("layouts", 0, "devices", to=[1, 2]), "has 2 devices for 8 shards of 1 replicas"),

@@ -215,8 +215,6 @@ def test_a_tree_is_planned_leaf_by_leaf():
             ArgumentError,
             r"plan_reshard: a is a ShapeDtypeStruct\(shape=\(4,\).* that carries no sharding",
         ),
-        ({"a": V}, lambda: {"a": None}, ArgumentError, "no sharding is given for a"),
-        (V, lambda: None, ArgumentError, "no sharding is given for x"),
         (V, lambda: "there", ArgumentError, "plan_reshard: expected a Sharding.*got 'there'"),
         ([V], lambda: (meshard.devices()[0],), TreeError, "plan_reshard: the tree of devices"),
         (

@@ -140,7 +140,7 @@ def test_groups_and_names_survive_a_file():
 
 
 def test_an_unknown_preset():
-    with refused("There is no topology named 'moon'; there are 'one process', '8-gpu hosts'"):
+    with refused("There is no topology named 'moon'. There are 'one process', '8-gpu hosts'"):
         topology("moon")
 
 

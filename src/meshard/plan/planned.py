@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import groupby
@@ -19,7 +19,7 @@ from .bounds import bounds_of, receive_bound
 from .choice import Candidate, Choice, Leaf, direct_choice
 from .exact import counter, product, total
 from .footprint import added, footprint, union, windows
-from .hop import Hop
+from .hop import Hop, unit_map
 from .jobs import Tally
 from .route import Route
 
@@ -59,7 +59,8 @@ class Planned:
     Attributes:
         leaves: the arrays.
         choices: the choice of each distinct source, destination and element size.
-        max_bytes: the most bytes in flight on any device, and between two hops; None for no limit.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination (`window`); None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
         given_rounds: how many times the window opens, where that was said.
@@ -250,20 +251,44 @@ class Planned:
         return Tally(units, most)
 
     @cached_property
+    def process_of(self) -> Mapping[int, int] | None:
+        """The process of each device; None where only layouts are known."""
+        shardings = {s for leaf in self.leaves for s in (leaf.source_sharding, leaf.sharding)}
+        found: dict[int, int] = {}
+        for sharding in shardings:
+            if sharding is None:
+                return None
+            found.update((d.id, d.process_index) for d in sharding.device_order)
+        return found
+
+    @cached_property
+    def process_hops(self) -> tuple[tuple[Hop, ...], ...]:
+        """For each choice its hops between processes; between devices where those are not known."""
+        if self.max_bytes is None or self.process_of is None:
+            return tuple([route.hops for route in self.routes])
+        units = unit_map(self.process_of)
+        return tuple([route.between(units) for route in self.routes])
+
+    def opens(self, stage: int, choices: Iterable[int]) -> int:
+        """Return how many times the window opens for one stage of some choices, at least.
+
+        One that has no limit opens once, as does one that nothing has to pass because all that
+        moves stays within its process.
+        """
+        listed = [n for n in choices if stage < len(self.routes[n].hops)]
+        if not any(self.routes[n].hops[stage].moved for n in listed):
+            return 0
+        pairs = [(self.process_hops[n][stage], self.weights[n]) for n in listed]
+        most = max(added((getattr(h, way), w) for h, w in pairs).most for way in _WAYS)
+        return max(1, windows(most, self.max_bytes))
+
+    @cached_property
     def rounds(self) -> int:
         """How many times the window of ``max_bytes`` opens; one per hop where it has no limit."""
         if self.given_rounds is not None:
             return self.given_rounds
-        found = 0
-        for stage in range(max([len(r.layouts) for r in self.routes], default=1) - 1):
-            pairs = [
-                (r.hops[stage], w)
-                for r, w in zip(self.routes, self.weights, strict=True)
-                if stage < len(r.hops)
-            ]
-            most = max(added((getattr(h, way), w) for h, w in pairs).most for way in _WAYS)
-            found += windows(most, self.max_bytes)
-        return found
+        stages = max([len(r.layouts) for r in self.routes], default=1) - 1
+        return sum(self.opens(stage, range(len(self.routes))) for stage in range(stages))
 
     @property
     def peak_bytes(self) -> int:

@@ -86,7 +86,7 @@ def topology(name: str) -> Topology:
     for preset in _PRESETS:
         if preset.name == name:
             return preset
-    near = get_close_matches(name, presets(), 1) if isinstance(name, str) else []
+    near = get_close_matches(str(name), presets(), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
         f"There is no topology named {name!r}.{meant} There are {', '.join(map(repr, presets()))}; "

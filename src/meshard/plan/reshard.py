@@ -65,7 +65,8 @@ class Plan(Planned):
         leaves: the arrays.
         choices: for each distinct triple of source, destination and element size among the leaves,
             in the order in which they first occur, the route; by default all go directly.
-        max_bytes: the most bytes in flight on any device, and between two hops; None for no limit.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination; None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
         rounds: how many times the window opens; by default as often as `max_bytes` demands.

@@ -14,7 +14,7 @@ from meshard.algebra.layout import Layout
 from .captions import amount_text, bytes_text, device_label, size_text, wrap
 from .choice import Candidate, Figures, Leaf
 from .exact import total
-from .footprint import Traffic, distinct, traffic_of, windows
+from .footprint import Traffic, distinct, traffic_of
 from .hop import Hop
 from .record import aligned
 
@@ -173,7 +173,7 @@ def steps_of(plan: Planned) -> Iterator[Step]:
                 sent,
                 received,
                 traffic_of(hop),
-                windows(max(sent, received), plan.max_bytes),
+                plan.opens(stage, [number]),
             )
 
 

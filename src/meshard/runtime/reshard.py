@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +11,19 @@ import numpy as np
 import optree
 
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
-from meshard.errors import ArgumentError, ShapeError
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.plan.assemble import Source, assemble
+from meshard.plan.hop import unit_map
 from meshard.plan.planner import PlanCache, make_plan
 from meshard.plan.progress import progress_bar
 from meshard.plan.reshard import Leaf, Plan, install_runner
 from meshard.plan.route import Route
+from meshard.plan.table import array_text, layout_text
 from meshard.plan.topology import Topology
+from meshard.plan.window import between, check_window, checked_window
 
 from .agreeing import agree
 from .array import Array
@@ -84,8 +89,8 @@ def reshard(
             it is read, so that the two take little more than one.
         may_alias: accepted as in the reference; blocks are immutable and shared where they can be.
         cache_resharding_plans: accepted as in the reference; plans are always kept and found again.
-        max_bytes: the most bytes that may be on their way from and to one process at once, besides
-            source and destination; None for no limit. Within one process nothing is on its way.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is on its way.
         progress: called with the bytes that are done and the bytes in all; True shows a bar.
 
     Returns:
@@ -95,7 +100,8 @@ def reshard(
         ShardingError: if a leaf's shape cannot lie as asked.
         UnequalError: if a leaf that is no array is to lie on devices of several processes, which
             give different ones.
-        ArgumentError: if ``max_bytes`` does not hold a single row.
+        ArgumentError: if ``max_bytes`` is not a positive integer, or does not hold one element to
+            and from each other process.
         TreeError: if ``sharding`` is no prefix of ``x``.
         DeletedArrayError: if an array was deleted.
 
@@ -107,6 +113,7 @@ def reshard(
     >>> x.committed
     True
     """
+    max_bytes = checked_window(max_bytes, "reshard")
     if donate and may_alias:
         raise ArgumentError(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
@@ -171,7 +178,7 @@ def _moved_now(
     agree(world, what, (("max_bytes", max_bytes),), tuple(every))
     parts = [part_between(world, source, kind) for source, kind in types]
     if max_bytes is not None:
-        _check_window(world, parts, types, max_bytes)
+        _check_window(world, types, max_bytes)
     if world.ledgers:
         wired(world, what, [w for pair in types for w in wires_between(world, *pair)])
     total = sum(k.nbytes for _, k in types)
@@ -211,6 +218,8 @@ def _by_hops(
 ) -> Blocks:
     """Bring an array to its destination hop by hop, as its route says."""
     known = {d.id: d.process_index for d in world.devices}
+    if window is not None:
+        window -= between(route, kind.dtype.itemsize, unit_map(known))
     blocks = x._live()
     for before, after in pairwise(route.layouts):
         ids = before.device_ids | after.device_ids
@@ -262,24 +271,11 @@ def _batches(
         yield batch
 
 
-def _check_window(
-    world: RuntimeWorld, parts: Sequence[Any], types: Sequence[Any], window: int
-) -> None:
-    """Refuse a window that does not hold one row of every box that is sent or received."""
-    if window < 1:
-        raise ArgumentError(f"reshard: max_bytes is a number of bytes from 1 on, not {window}.")
-    quota = window // (2 * max(1, world.process_count - 1))
-    for part, (_, kind) in zip(parts, types, strict=True):
-        for message in (*part.sends, *part.receives):
-            for copy in message.copies:
-                row = int(np.prod(copy.shape[1:], dtype=np.int64)) * kind.dtype.itemsize
-                if row > quota:
-                    raise ArgumentError(
-                        f"reshard: max_bytes={window} leaves {quota} bytes for each of "
-                        f"{world.process_count - 1} peers in each direction, but one row of a box "
-                        f"of {kind.str_short()} takes {row}. Give at least "
-                        f"{row * 2 * max(1, world.process_count - 1)}."
-                    )
+def _check_window(world: RuntimeWorld, types: Sequence[tuple[ArrayType, Any]], window: int) -> None:
+    """Refuse a window that is too small for one of some arrays, alike on all processes."""
+    for source, _ in types:
+        item = source.dtype.itemsize
+        check_window(window, world.process_count, item, source.str_short(), "reshard")
 
 
 @contextlib.contextmanager
@@ -313,9 +309,11 @@ def plan_reshard(
     """Return what moving a tree to other layouts would do, without moving anything.
 
     Args:
-        x: a tree of arrays, values, or ShapeDtypeStructs that carry shardings.
-        sharding: a tree of shardings that is a prefix of ``x``; devices need not exist.
-        max_bytes: the most extra memory on any device, in bytes; None for no limit.
+        x: a tree of arrays, values, or ShapeDtypeStructs that carry shardings; None is skipped.
+        sharding: a tree of shardings that is a prefix of ``x``; devices need not exist. None
+            leaves a leaf where it is.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is on its way.
         donate: whether the sources are given up as they are read.
         alive: the devices, or their ids, that still hold what they held; None for all.
         topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
@@ -323,36 +321,24 @@ def plan_reshard(
         split: whether a box may be cut between two senders.
 
     Raises:
-        ArgumentError: if a ShapeDtypeStruct carries no sharding, or the target is None.
+        ArgumentError: if a ShapeDtypeStruct carries no sharding, there is no such topology, or
+            ``max_bytes`` is refused, as `reshard` would refuse it.
         DataLoss: if no living device holds a part that is needed; it lists the boxes.
 
     >>> import numpy as np, meshard
     >>> plan_reshard(np.arange(4), meshard.devices()[0]).bytes_moved
     0
     """
-    paths, leaves, _ = optree.tree_flatten_with_path(x)
-    targets = prefix_leaves(sharding, x, "plan_reshard")
-    found = []
-    for path, leaf, given in zip(paths, leaves, targets, strict=True):
-        target = as_sharding(given, "plan_reshard")
-        name = ".".join(map(str, path)) or "x"
-        if target is None:
-            raise ArgumentError(f"plan_reshard: no sharding is given for {name}.")
-        shape, dtype, source = _described(leaf, name)
-        found.append(
-            Leaf(
-                name,
-                source.layout(shape),
-                target.layout(shape),
-                dtype.itemsize,
-                dtype_name(dtype),
-                _written(source),
-                _written(target),
-                target,
-            )
-        )
+    what = "plan_reshard"
+    targets = [as_sharding(d, what) for d in prefix_leaves(sharding, x, what)]
+    accessors, leaves, _ = optree.tree_flatten_with_accessor(x, none_is_leaf=True)
+    found = [
+        _planned(leaf, target, accessor)
+        for accessor, leaf, target in zip(accessors, leaves, targets, strict=True)
+        if leaf is not None
+    ]
     living = None if alive is None else sorted({d if isinstance(d, int) else d.id for d in alive})
-    return make_plan(
+    plan = make_plan(
         found,
         cache=plan_cache(),
         max_bytes=max_bytes,
@@ -361,6 +347,40 @@ def plan_reshard(
         topology=topology,
         split=split,
     )
+    processes = _process_count(plan) if plan.max_bytes is not None else 1
+    for leaf in plan.leaves:
+        if leaf.source != leaf.destination:
+            check_window(plan.max_bytes, processes, leaf.itemsize, array_text(leaf), what)
+    return plan
+
+
+def _planned(leaf: Any, target: Sharding | None, accessor: optree.PyTreeAccessor) -> Leaf:
+    """Return what a plan says of one leaf of a tree."""
+    name = ".".join(map(str, accessor.path)) or "x"
+    shape, dtype, source = _described(leaf, name)
+    target = source if target is None else target
+    return Leaf(
+        name,
+        source.layout(shape),
+        target.layout(shape),
+        dtype.itemsize,
+        dtype_name(dtype),
+        _written(source),
+        _written(target),
+        target,
+        source,
+        accessor.codify(""),
+    )
+
+
+def _process_count(plan: Plan) -> int:
+    """Return how many processes would run a plan: those here, or those of devices elsewhere."""
+    world, owners = here(), plan.process_of or {}
+    if all(owners[d.id] == d.process_index for d in world.devices if d.id in owners) and (
+        owners.keys() <= {d.id for d in world.devices}
+    ):
+        return world.process_count
+    return len(set(owners.values()))
 
 
 def _written(sharding: Sharding) -> str:
@@ -386,40 +406,100 @@ def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sh
 def _run(plan: Plan, x: Any) -> Any:
     """Move the arrays of a tree as a plan says."""
     world = here()
+    accessors, leaves, structure = optree.tree_flatten_with_accessor(x)
+    order = _order(plan, [accessor.codify("") for accessor in accessors])
+    for number, value in zip(order, leaves, strict=True):
+        _check_as_planned(plan.leaves[number], value)
     by_id = {d.id: d for d in world.devices}
-    leaves, structure = optree.tree_flatten(x)
-    if len(leaves) != len(plan.leaves):
-        raise ArgumentError(
-            f"plan.run: the plan is for {len(plan.leaves)} arrays, but the tree has {len(leaves)}."
-        )
-    targets = []
-    for leaf, value in zip(plan.leaves, leaves, strict=True):
-        shape = tuple(np.shape(value)) if type(value) is not Array else value.shape
-        if shape != leaf.source.shape:
-            raise ShapeError(
-                f"plan.run: the plan is for {leaf.name} of shape {leaf.source.shape}, but the "
-                f"array has shape {shape}."
-            )
-        if type(value) is Array and value._type.layout != leaf.source:
-            raise ArgumentError(
-                f"plan.run: {leaf.name} does not lie as the plan says: it is {value.sharding!r}. "
-                "Make a plan for how it lies, with plan_reshard."
-            )
-        layout = leaf.destination
-        missing = sorted(layout.device_ids - by_id.keys())
-        if missing:
-            raise ArgumentError(
-                f"plan.run: {leaf.name} is to lie on device {missing[0]}, which does not exist "
-                f"here; there are {len(by_id)} devices."
-            )
-        if isinstance(leaf.sharding, Sharding):
-            targets.append(leaf.sharding)
-        else:
-            order = [(d, i) for i in range(layout.piece_count) for d in layout.holders(i)]
-            targets.append(BoxSharding(shape, {by_id[d]: layout.box(i) for d, i in order}))
-    routes = [plan.routes[n] for n in plan.choice_of]
+    targets = [_target(plan.leaves[number], by_id) for number in order]
+    routes = [plan.routes[plan.choice_of[number]] for number in order]
     moved = _moved(leaves, targets, routes, plan.donate, plan.max_bytes)
     return optree.tree_unflatten(structure, moved)
+
+
+def _order(plan: Plan, paths: Sequence[str]) -> list[int]:
+    """Return for each leaf of a tree which leaf of the plan it is, by its path.
+
+    Plans that were made of layouts know no paths; their leaves go by position.
+
+    Raises:
+        TreeError: if the tree has other leaves than the plan.
+    """
+    planned = {
+        leaf.path: number for number, leaf in enumerate(plan.leaves) if leaf.path is not None
+    }
+    if len(planned) < len(plan.leaves):
+        if len(paths) != len(plan.leaves):
+            raise TreeError(
+                f"plan.run: the plan is for {len(plan.leaves)} arrays, but the tree has "
+                f"{len(paths)}."
+            )
+        return list(range(len(paths)))
+    lost = [path for path in planned if path not in set(paths)]
+    strange = [path for path in paths if path not in planned]
+    if lost or strange:
+        told = [f"it has no leaf {_shown(lost)}"] * bool(lost)
+        told += [f"the plan has none at {_shown(strange)}"] * bool(strange)
+        raise TreeError(
+            f"plan.run: the tree is not the one that was planned: {', and '.join(told)}. Make a "
+            "plan for this tree, with plan_reshard."
+        )
+    return [planned[path] for path in paths]
+
+
+def _shown(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join([path or "x" for path in paths[:3]]) + more
+
+
+def _check_as_planned(leaf: Leaf, value: Any) -> None:
+    """Refuse an array that is not the one that a leaf of a plan describes."""
+    placed_at = value.sharding if type(value) is Array else None
+    host = value if type(value) is Array else as_host(value, "plan.run")
+    shape, dtype = tuple(host.shape), host.dtype
+    anew = "Make a plan for it, with plan_reshard."
+    if shape != leaf.shape:
+        raise ShapeError(
+            f"plan.run: the plan is for {leaf.name} of shape {leaf.shape}, but the array has shape "
+            f"{shape}. {anew}"
+        )
+    if dtype.itemsize != leaf.itemsize or leaf.dtype not in ("", dtype_name(dtype)):
+        planned = leaf.dtype or f"{leaf.itemsize} bytes per element"
+        raise DtypeError(
+            f"plan.run: the plan is for {leaf.name} of {planned}, but the array has "
+            f"{dtype_name(dtype)}. {anew}"
+        )
+    if placed_at is not None and placed_at.layout(shape) != leaf.source:
+        where = leaf.source_sharding or leaf.source_text or layout_text(leaf.source)
+        raise ArgumentError(
+            f"plan.run: {leaf.name} is not laid out as planned. The plan is for {where}, and the "
+            f"array's sharding is {placed_at!r}. {anew}"
+        )
+
+
+def _target(leaf: Leaf, by_id: Mapping[int, Device]) -> Sharding:
+    """Return what a planned array is to have as its sharding, on the devices that there are."""
+    layout, sharding = leaf.destination, leaf.sharding
+    missing = sorted(layout.device_ids - by_id.keys())
+    if missing:
+        raise ArgumentError(
+            f"plan.run: {leaf.name} is planned for device {missing[0]}, which does not exist here; "
+            f"there are {len(by_id)} devices."
+        )
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        if any(by_id[d.id] != d and by_id[d.id].platform == d.platform for d in mesh.flat_devices):
+            # The plan was made where the same devices belonged to other processes.
+            grid = np.empty(mesh.size, object)
+            grid[:] = [by_id[d.id] for d in mesh.flat_devices]
+            mesh = Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, mesh.axis_types)
+        return NamedSharding(
+            mesh, sharding.spec, memory_kind=sharding.memory_kind, uneven=sharding.uneven
+        )
+    if sharding is not None and all(by_id[d.id] == d for d in sharding.device_order):
+        return sharding
+    order = [(d, i) for i in range(layout.piece_count) for d in layout.holders(i)]
+    return BoxSharding(leaf.shape, {by_id[d]: layout.box(i) for d, i in order})
 
 
 install_runner(_run)
