@@ -1,6 +1,7 @@
 """Plans of reshards, and the two functions that make and run them."""
 
 import numpy as np
+import optree
 import pytest
 
 import meshard
@@ -204,6 +205,32 @@ def test_a_tree_is_planned_leaf_by_leaf():
     assert plan.bytes_moved == plan.lower_bound_bytes == 8 * (8 * 3) + 7 * 4
     assert meshard.plan_reshard(a, rows).bytes_moved == 0
     assert meshard.plan_reshard(V, meshard.local_devices()[0]).leaves[0].name == "x"
+
+
+@in_worlds
+def test_none_is_planned_as_it_is_moved():
+    """A leaf that is None is skipped, and a target that is None leaves its leaf where it is."""
+    a = put(V, "i")
+    rows, everywhere_ = NamedSharding(mesh(), P("j")), NamedSharding(mesh(), P())
+    trees = [
+        ({"a": a, "b": None, "c": {"d": None}}, rows),
+        ({"a": a, "b": None, "c": a}, {"a": None, "b": rows, "c": everywhere_}),
+        ([a, 3.5, None], None),
+        (None, rows),
+        ({"a": None}, None),
+    ]
+    for x, to in trees:
+        plan = meshard.plan_reshard(x, to)
+        moved, expected = plan.run(x), meshard.reshard(x, to)
+        assert optree.tree_structure(moved) == optree.tree_structure(expected)
+        pairs = list(zip(optree.tree_leaves(moved), optree.tree_leaves(expected), strict=True))
+        assert len(pairs) == len(plan.leaves)
+        for mine, theirs in pairs:
+            assert mine.sharding == theirs.sharding
+            assert whole(mine).tolist() == whole(theirs).tolist()
+    assert plan.bytes_moved == 0
+    assert [leaf.name for leaf in meshard.plan_reshard(*trees[2]).leaves] == ["0", "1"]
+    assert meshard.plan_reshard(*trees[2]).bytes_moved == 0
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def test_one_window_is_refused_alike_by_whoever_takes_it() -> None:
             with pytest.raises(ArgumentError) as error:
                 ask()
             said = (
-                f"max_bytes={window} leaves {window // (2 * peers)} bytes on the way to, and as many "
-                f"from, each of {peers} other processes, but one element of float32[48,32] takes 4 "
-                f"bytes. Give at least {8 * peers}."
+                f"max_bytes={window} leaves {window // (2 * peers)} bytes on the way to, and as "
+                f"many from, each of {peers} other processes, but one element of float32[48,32] "
+                f"takes 4 bytes. Give at least {8 * peers}."
             )
             assert said in str(error.value)
     assert (whole(x) == GRID).all()

@@ -36,7 +36,7 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.layout import Layout
+from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.errors import MeshardError, PlanError
 
 from .choice import Candidate, Choice, Figures, Leaf
@@ -176,7 +176,11 @@ class Read:
 
     def compare(self, plan: Planned) -> None:
         """Refuse a text whose totals are not those of its plan."""
-        for name, found in _totals(plan).items():
+        try:
+            totals = _totals(plan)
+        except MeshardError as error:
+            _refuse(f"its layouts and routes contradict each other ({error})", "Plan anew")
+        for name, found in totals.items():
             said = self.totals.get(name)
             if said != found:
                 _refuse(
@@ -263,17 +267,23 @@ def _layout(form: object, number: int) -> Layout:
     if "boxes" in given:
         boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
         holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
-        cuts = tuple([as_numbers(c) for c in as_list(given["cuts"])])
         inside = all(
             len(b.starts) == len(b.stops) == len(shape)
             and all(0 <= a <= o <= n for a, o, n in zip(b.starts, b.stops, shape, strict=True))
             for b in boxes
         )
-        if len(boxes) != len(holders) or not inside or len(cuts) != len(shape):
+        if len(boxes) != len(holders) or not inside:
             _refuse(f"the boxes of layout {number} do not lie in its shape {shape}", again)
-        return Layout(shape, cuts, None, boxes=boxes, box_holders=holders)
-    pairs = zip(as_list(given["lengths"]), shape, strict=True)
-    cuts = tuple([_cuts(runs, n) for runs, n in pairs])
+        every = [d for some in holders for d in some]
+        if len(set(every)) != len(every) or any(not 0 <= d <= _LONGEST for d in every):
+            _refuse(f"layout {number} names a device twice, or one below 0", again)
+        pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
+        found = layout_of_boxes(shape, pairs)
+        if found.regular or found.boxes != boxes:
+            raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
+        return found
+    dims = zip(as_list(given["lengths"]), shape, strict=True)
+    cuts = tuple([_cuts(runs, n) for runs, n in dims])
     for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
         if c[-1] != n:
             _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}", again)

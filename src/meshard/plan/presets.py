@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from meshard.errors import ArgumentError
 
-from .topology import Level, Topology
+from .topology import Level, Topology, brief
 
 __all__ = ["as_topology", "presets", "topology"]
 
@@ -86,20 +86,21 @@ def topology(name: str) -> Topology:
     for preset in _PRESETS:
         if preset.name == name:
             return preset
-    near = get_close_matches(str(name), presets(), 1)
+    near = get_close_matches(brief(name), presets(), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
-        f"There is no topology named {name!r}.{meant} There are {', '.join(map(repr, presets()))}; "
-        "Topology.load reads others from a file."
+        f"There is no topology named {brief(name)}.{meant} There are "
+        f"{', '.join(map(repr, presets()))}; Topology.load reads others from a file."
     )
 
 
-def as_topology(given: Topology | str, what: str) -> Topology:
+def as_topology(given: Topology | str, what: str, hint: str = "") -> Topology:
     """Return the topology that is meant: the given one, or that of a name.
 
     Args:
         given: a topology, or the name of one.
         what: the function that takes it, for messages.
+        hint: what to add to the message.
 
     Raises:
         ArgumentError: if it is neither, or there is no topology of that name.
@@ -112,6 +113,6 @@ def as_topology(given: Topology | str, what: str) -> Topology:
     if not isinstance(given, Topology):
         raise ArgumentError(
             f"{what}: topology is a Topology or the name of one "
-            f"({', '.join(map(repr, presets()))}), not {given!r}."
+            f"({', '.join(map(repr, presets()))}), not {brief(given)}.{hint}"
         )
     return given

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 from meshard.errors import MeshardError
 
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
+from .files import write_text
 from .html import page, plan_html
 from .json_form import json_text, read_json
 from .planned import Planned, Transfer
@@ -156,8 +157,12 @@ class Plan(Planned):
         return plan
 
     def save_html(self, path: str | Path) -> None:
-        """Write the plan as one HTML page that needs nothing else."""
-        Path(path).write_text(page(self), encoding="utf-8")
+        """Write the plan as one HTML page that needs nothing else.
+
+        Raises:
+            OSError: if the file cannot be written; what was there before stays.
+        """
+        write_text(path, page(self), "Plan.save_html")
 
     def _repr_html_(self) -> str:
         return plan_html(self)

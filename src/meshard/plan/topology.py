@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Groups = tuple[tuple[int, ...], ...]
 
-__all__ = ["Level", "Topology"]
+__all__ = ["Level", "Topology", "brief"]
 
 _LEVEL_KEYS = ("name", "size", "groups", "latency", "bandwidth", "capacity")
 _WIDEST_NAME = 24
@@ -70,11 +70,11 @@ class Level:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A level's name is a word such as 'host', not {self.name!r}.")
+            raise ArgumentError(f"A level's name is a word such as 'host', not {brief(self.name)}.")
         if len(self.name) > _WIDEST_NAME:
             raise ArgumentError(
                 f"A level's name has at most {_WIDEST_NAME} characters so that tables stay "
-                f"readable; {self.name!r} has {len(self.name)}."
+                f"readable; {brief(self.name)} has {len(self.name)}."
             )
         object.__setattr__(self, "latency", self._number("latency", self.latency, least=True))
         object.__setattr__(self, "bandwidth", self._number("bandwidth", self.bandwidth))
@@ -88,7 +88,7 @@ class Level:
         if self.size is not None and (type(self.size) is not int or not 0 < self.size <= _LARGEST):
             raise ArgumentError(
                 f"The size of level {self.name!r} is a positive integer of at most 63 bits, not "
-                f"{_brief(self.size)}."
+                f"{brief(self.size)}."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", self._grouped(self.groups))
@@ -97,26 +97,28 @@ class Level:
         wanted = "0 or more" if least else "more than 0"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is a number, {wanted}, not {value!r}."
+                f"The {key} of level {self.name!r} is a number, {wanted}, not {brief(value)}."
             )
         # Not `math.isfinite`, which fails for integers that no float can hold.
         if not 0 <= value <= sys.float_info.max or (value == 0 and not least):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is {wanted}, not {_brief(value)}."
+                f"The {key} of level {self.name!r} is {wanted}, not {brief(value)}."
             )
         return float(value)
 
     def _grouped(self, groups: object) -> Groups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
-            raise ArgumentError(f"{told}, one list for each group, not {groups!r}.")
+            raise ArgumentError(f"{told}, one list for each group, not {brief(groups)}.")
         of: dict[int, int] = {}
         for number, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
-                raise ArgumentError(f"{told}, each with one id or more; group {number} is {group}.")
+                raise ArgumentError(
+                    f"{told}, each with one id or more; group {number} is {brief(group)}."
+                )
             for device in group:
                 if type(device) is not int or not 0 <= device <= _LARGEST:
-                    raise ArgumentError(f"{told} from 0 on; group {number} has {_brief(device)}.")
+                    raise ArgumentError(f"{told} from 0 on; group {number} has {brief(device)}.")
                 if device in of:
                     raise ArgumentError(
                         f"Device {device} is in groups {of[device]} and {number} of level "
@@ -152,12 +154,12 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A topology's name is a text of one line, not {self.name!r}.")
+            raise ArgumentError(f"A topology's name is a text of one line, not {brief(self.name)}.")
         given: object = self.levels
         levels = tuple(given) if isinstance(given, Iterable) else ()
         if not isinstance(given, Iterable) or not all(isinstance(x, Level) for x in levels):
             raise ArgumentError(
-                f"The levels of topology {self.name!r} are a sequence of Level, not {_brief(given)}."
+                f"The levels of topology {self.name!r} are a sequence of Level, not {brief(given)}."
             )
         object.__setattr__(self, "levels", levels)
         if not self.levels:
@@ -305,7 +307,7 @@ class Topology:
         """
         given: object = path
         if not isinstance(given, (str, PathLike)):
-            raise ArgumentError(f"Topology.load: path is the name of a file, not {_brief(given)}.")
+            raise ArgumentError(f"Topology.load: path is the name of a file, not {brief(given)}.")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -332,7 +334,7 @@ class Topology:
         given: object = text
         if not isinstance(given, str):
             raise ArgumentError(
-                f"Topology.from_toml: expected a TOML text, got {_brief(given)}; "
+                f"Topology.from_toml: expected a TOML text, got {brief(given)}; "
                 "Topology.load reads a file."
             )
         try:
@@ -343,10 +345,10 @@ class Topology:
         rows = found["levels"]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ArgumentError(
-                f"The levels of a topology are tables, [[levels]] in TOML, not {rows!r}."
+                f"The levels of a topology are tables, [[levels]] in TOML, not {brief(rows)}."
             )
         for number, row in enumerate(rows):
-            what = f"Level {_brief(row.get('name', number))} of a topology"
+            what = f"Level {brief(row.get('name', number))} of a topology"
             _check_keys(row, _LEVEL_KEYS, ("name", "latency", "bandwidth"), what)
         return cls(found["name"], tuple([Level(**row) for row in rows]))
 
@@ -365,7 +367,7 @@ class Topology:
         return "\n".join(lines) + "\n"
 
 
-def _brief(value: object) -> str:
+def brief(value: object) -> str:
     """Return how a value is written, in at most 80 characters."""
     try:
         text = repr(value)

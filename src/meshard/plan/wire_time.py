@@ -52,10 +52,11 @@ def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology 
     >>> seconds_of([Ring()], np.array([[0, 1]]), "one process")
     9e-07
     """
+    where = as_topology(topology, "seconds_of")
     devices = sorted({d for wire in wires for d in _devices(wire, groups)})
     if not devices:
         return 0.0
-    places = Places(as_topology(topology, "seconds_of"), (), devices)
+    places = Places(where, (), devices)
     load = Load.none(places)
     for wire in wires:
         if any(wire.received.values()):

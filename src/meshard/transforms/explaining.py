@@ -35,6 +35,7 @@ from .value_names import Names
 
 __all__ = ["explained"]
 
+_HINT = " An argument of the function that has this name is passed by position."
 Users = Mapping[Var, tuple[Eqn, int, Sequence[Any]]]
 
 
@@ -57,7 +58,7 @@ def explained(
     Raises:
         ArgumentError: if a device has no place in the topology.
     """
-    where = presets.as_topology("one process" if topology is None else topology, "explain")
+    where = presets.as_topology("one process" if topology is None else topology, "explain", _HINT)
     names = Names(trace.program, trace.told)
     steps = _entering(trace, kinds, executable, where, world)
     notices: list[Notice] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.plan.captions import amount_text, size_text
+from meshard.plan.files import write_text
 from meshard.plan.record import aligned
 from meshard.plan.simulate import time_text
 
@@ -227,7 +228,7 @@ class Explanation:
         """
         text = page(self._headline, self._repr_html_())
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(path, text, "Explanation.to_html")
         return text
 
     def _repr_html_(self) -> str:
