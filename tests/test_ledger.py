@@ -17,7 +17,8 @@ from meshard.errors import ArgumentError, BudgetError
 from meshard.plan.reshard import Plan
 from meshard.plan.traffic import all_reduced
 from meshard.runtime.ledger import communicated
-from meshard.runtime.reshard import plan_reshard, reshard
+from meshard.runtime.plan_reshard import plan_reshard
+from meshard.runtime.reshard import reshard
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P

@@ -1,19 +1,32 @@
 """Plans as JSON: what is written is read again, and what is damaged is refused."""
 
+import functools
 import json
 import subprocess
 import sys
 import textwrap
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 
+import meshard
+from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts
-from meshard.errors import PlanError
+from meshard.errors import ArgumentError, DtypeError, PlanError, ShapeError, TreeError
 from meshard.plan.json_form import VERSION, _checksum
 from meshard.plan.reshard import Choice, Leaf, Plan, figures_of
 from meshard.plan.route import Route
+from meshard.resharding import plan_reshard
+from meshard.sharding import AxisType, BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
+from meshard.testing import virtual_devices
 from tests.plans import PLANS, SMALL, laid
+from tests.worlds import alone, everywhere, in_worlds
+from tests.worlds import mesh as mesh_of
+from tests.worlds import put as put_array
+from tests.worlds import whole as whole_array
+
+GRID = np.arange(128.0).reshape(8, 16)
 
 
 def figures(plan):
@@ -163,7 +176,7 @@ def edited(change, *, signed=True):
 def refused(text):
     with pytest.raises(PlanError) as error:
         Plan.from_json(text)
-    assert str(error.value).startswith("Plan.from_json: this is no plan that can be trusted: ")
+    assert str(error.value).startswith("Plan.from_json: this is not a plan that can be trusted: ")
     return str(error.value)
 
 
@@ -226,9 +239,9 @@ def without(*path):
         (put("layouts", to=3), "is malformed: expected a list, got 3"),
         (put("options", to=[]), "is malformed: expected an object, got []"),
         (put("options", "max_bytes", to="x"), "is malformed: expected an integer, got 'x'"),
-        (put("leaves", 0, 3, to=-4), "array 0 has -4 bytes per element"),
+        (put("leaves", 0, "itemsize", to=-4), "array 0 has -4 bytes per element"),
         (put("layouts", 0, "devices", 0, to=1 << 70), "is malformed"),
-        (put("leaves", 0, 1, to=77), "is malformed: list index out of range"),
+        (put("leaves", 0, "source", to=77), "is malformed: list index out of range"),
         (put("choices", 0, "count", to=2), "choice 0 counts 2 arrays, and 1 share it"),
         (put("totals", "bytes_moved", to=3), "bytes_moved is 3, but its layouts and routes make"),
         (put("layouts", 0, "devices", to=[1, 2]), "has 2 devices for 8 shards of 1 replicas"),
@@ -275,3 +288,205 @@ def test_choices_of_other_shapes_are_refused():
         whole["choices"][0]["route"]["layouts"] = [3, 3]
 
     assert "choice 0 moves shape (4,), and its arrays have (8, 8)" in refused(edited(change))
+
+
+@pytest.mark.parametrize("odd", [None, 3, 2.5, b"{}", [], {}, Plan([]), np.array("x")])
+def test_what_is_no_text_is_refused(odd):
+    assert "not the text of a plan" in refused(odd)
+
+
+def test_texts_that_no_parser_survives_are_refused():
+    texts = [
+        "[" * 100_000,
+        '{"format":' * 50_000,
+        "1" * 5000,
+        "NaN",
+        "\ud800",
+        '{"version": 1e999}',
+    ]
+    for text in texts:
+        refused(text)
+    refused('{"format": "meshard.plan", "version": 2, "checksum": ' + "[" * 900 + "]" * 900 + "}")
+
+
+def test_an_older_file_says_what_to_do():
+    said = refused(edited(put("version", to=1)))
+    assert "of version 1, and this library reads version 2. Make the plan with this library" in said
+
+
+def places(value, path=()):
+    """All places in a JSON value, the value itself included."""
+    yield path
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+ODD = [None, -1, 7, 10**30, 2.5, True, "x", [], {}, [[]], [None, "x", -3], {"runs": [[0, -5]]}]
+
+
+@pytest.mark.parametrize("name", ["named", "boxes"])
+def test_a_signed_text_with_odd_values_is_refused_or_a_plan(name):
+    """At every place of the text, one after the other."""
+    text = placed_plans()[name].to_json()
+    whole = json.loads(text)
+    spots = [path for path in places(whole) if path and path != ("checksum",)]
+    assert len(spots) > 60
+    taken = 0
+    for number, path in enumerate(spots):
+        for odd in (ODD[number % len(ODD)], ODD[(number * 5 + 3) % len(ODD)]):
+            whole = json.loads(text)
+            put(*path, to=odd)(whole)
+            whole["checksum"] = _checksum(whole)
+            try:
+                plan = Plan.from_json(json.dumps(whole))
+            except PlanError:
+                continue
+            assert Plan.from_json(plan.to_json()) == plan
+            taken += 1
+    assert taken < len(spots)  # texts, names and the like may be anything
+
+
+# where arrays lie
+
+
+def placed_plans():
+    """Plans of trees on meshes and devices of every kind."""
+    devices = virtual_devices(8, devices_per_process=4)
+    grid = np.empty(8, object)
+    grid[:] = devices
+    mesh = Mesh(grid.reshape(4, 2), ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+    turned = Mesh(grid[::-1].reshape(2, 4), ("a", "b"))
+    one = SingleDeviceSharding(devices[3], memory_kind="pinned_host")
+    boxes = BoxSharding((6, 4), {devices[5]: Box((0, 0), (6, 3)), devices[0]: Box((0, 2), (6, 4))})
+
+    def struct(shape, dtype, sharding):
+        return meshard.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    named = functools.partial(NamedSharding, mesh)
+    trees = {
+        "named": (
+            {"wq": struct((8, 8), "float32", named(P("x"))), 3: [None, struct((), "int8", one)]},
+            {"wq": NamedSharding(turned, P("a", "b")), 3: [None, named(P())]},
+        ),
+        "uneven": (
+            [
+                struct((7, 6), "bfloat16", named(P(("x", "y")), uneven="balanced")),
+                struct((9,), "complex64", named(P("x"), uneven="ceil")),
+                struct((9, 1), "bool", named(P("y"), uneven=((0, 2, 9),))),
+            ],
+            named(P(), memory_kind="unpinned_host"),
+        ),
+        "boxes": (
+            {"a": struct((6, 4), "float64", boxes), "b": struct((6, 4), "float64", one)},
+            {"a": None, "b": boxes},
+        ),
+        "huge": (struct((1 << 40, 1 << 40), "float64", named(P("x", "y"))), named(P("y"))),
+    }
+    return {name: plan_reshard(x, to, max_bytes=1 << 20) for name, (x, to) in trees.items()}
+
+
+def test_shardings_paths_and_dtypes_come_back():
+    for name, plan in placed_plans().items():
+        again = Plan.from_json(plan.to_json())
+        assert again == plan, name
+        assert str(again) == str(plan)
+        assert again._repr_html_() == plan._repr_html_()
+        assert figures(again) == figures(plan)
+        assert again.process_of == plan.process_of
+        for a, b in zip(again.leaves, plan.leaves, strict=True):
+            assert (a.path, a.dtype) == (b.path, b.dtype)
+            for mine, theirs in ((a.sharding, b.sharding), (a.source_sharding, b.source_sharding)):
+                assert mine == theirs
+                assert repr(mine) == repr(theirs)
+                assert mine.memory_kind == theirs.memory_kind
+                assert mine.device_order == theirs.device_order
+                assert [d.process_index for d in mine.device_order] == [
+                    d.process_index for d in theirs.device_order
+                ]
+                if isinstance(mine, NamedSharding):
+                    assert mine.mesh.axis_types == theirs.mesh.axis_types
+    assert {leaf.path for leaf in placed_plans()["named"].leaves} == {"['wq']", "[3][1]"}
+    assert placed_plans()["huge"].leaves[0].path == ""
+
+
+def test_a_mesh_is_written_once():
+    grid = np.empty(1 << 12, object)
+    grid[:] = virtual_devices(1 << 12, devices_per_process=8)
+    mesh = Mesh(grid.reshape(64, 64), ("x", "y"))
+    x = meshard.ShapeDtypeStruct((1 << 12, 4), "f4", sharding=NamedSharding(mesh, P("x")))
+    plan = plan_reshard([x] * 50, [NamedSharding(mesh, P("y", spec)) for spec in (None,) * 50])
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    whole = json.loads(text)
+    assert len(whole["meshes"]) == 1
+    assert len(whole["shardings"]) == 2
+    assert len(text) < 50_000
+
+
+@in_worlds
+def test_a_plan_that_was_read_runs_as_the_one_that_was_written():
+    x = {"wq": put_array(GRID, "i"), "wk": put_array(GRID, "j"), "n": None}
+    target = NamedSharding(mesh_of(), P("j", "i"), uneven="balanced")
+    plan = Plan.from_json(plan_reshard(x, target).to_json())
+    moved = plan.run(x)
+    assert moved["n"] is None
+    for name in ("wq", "wk"):
+        assert moved[name].sharding == target
+        assert isinstance(moved[name].sharding, NamedSharding)
+        assert (whole_array(moved[name]) == GRID).all()
+    assert list(plan.run(OrderedDict([("wq", x["wq"]), ("wk", x["wk"])]))) == ["wq", "wk"]
+
+
+@in_worlds
+def test_a_plan_is_for_the_arrays_that_were_planned_alone():
+    """Whatever is exchanged, renamed, or of another dtype or shape is refused by its name."""
+    x = {"wq": put_array(GRID, "i"), "wk": put_array(GRID, "j")}
+    target = NamedSharding(mesh_of(), P("j", "i"))
+    plan = Plan.from_json(plan_reshard(x, target).to_json())
+    refusals = [
+        ({"wq": x["wk"], "wk": x["wq"]}, ArgumentError, "wk is not laid out as planned"),
+        ({"wq": x["wq"], "wv": x["wk"]}, TreeError, r"no leaf \['wk'\], and the plan has none at"),
+        ({"wq": x["wq"]}, TreeError, r"it has no leaf \['wk'\]\. Make a plan"),
+        ({"wq": x["wq"], "wk": {"a": x["wk"]}}, TreeError, r"none at \['wk'\]\['a'\]"),
+        (list(x.values()), TreeError, r"none at \[0\], \[1\]"),
+        (
+            {"wq": x["wq"], "wk": put_array(GRID.astype(np.complex128), "j")},
+            DtypeError,
+            "wk of float64, but the array has complex128",
+        ),
+        (
+            {"wq": x["wq"], "wk": put_array(GRID.view(np.int64), "j")},
+            DtypeError,
+            "wk of float64, but the array has int64",
+        ),
+        (
+            {"wq": x["wq"], "wk": put_array(GRID.T.copy(), "j")},
+            ShapeError,
+            r"wk of shape \(8, 16\), but the array has shape \(16, 8\)",
+        ),
+    ]
+    for tree, error, words in refusals:
+        with pytest.raises(error, match=words):
+            plan.run(tree)
+    assert all(not a.is_deleted() for a in x.values())
+    far = plan_reshard(x, NamedSharding(Mesh(virtual_devices(99)[90:], "z"), P()))
+    with pytest.raises(ArgumentError, match="planned for device 90, which does not exist here"):
+        Plan.from_json(far.to_json()).run(x)
+
+
+def test_a_plan_runs_where_its_devices_belong_to_other_processes():
+    """Written in one process of eight devices, read in two of four."""
+
+    def write():
+        x = put_array(GRID, "i")
+        return plan_reshard([x], NamedSharding(mesh_of(), P("j", "i"))).to_json()
+
+    text = alone(write)
+
+    def body():
+        (y,) = Plan.from_json(text).run([put_array(GRID, "i")])
+        assert y.sharding == NamedSharding(mesh_of(), P("j", "i"))
+        return whole_array(y)
+
+    assert (everywhere(body) == GRID).all()

@@ -1,6 +1,7 @@
 """Plans of reshards, and the two functions that make and run them."""
 
 import numpy as np
+import optree
 import pytest
 
 import meshard
@@ -113,7 +114,7 @@ def test_peak_memory_follows_the_arrays(monkeypatch):
     assert Plan([Leaf("x", lines(12, 1), a, 1)]).peak_tally.as_dict() == {0: 12, 1: 6}
     assert Plan([Leaf("x", lines(12, 1), lines(12, 4), 1)]).peak_tally[0] == 12 + 3
     # What makes room goes first.
-    monkeypatch.setattr(schedule, "_BATCH", 6)
+    monkeypatch.setattr(schedule, "_GRADUAL", 13)
     far = lines(12, 1, first=9)
     grow, shrink = Leaf("g", a, far, 1), Leaf("s", far, a, 1)
     assert schedule.batches([grow, shrink], donate=True) == [(1,), (0,)]
@@ -216,6 +217,32 @@ def test_a_tree_is_planned_leaf_by_leaf():
     assert meshard.plan_reshard(V, meshard.local_devices()[0]).leaves[0].name == "x"
 
 
+@in_worlds
+def test_none_is_planned_as_it_is_moved():
+    """A leaf that is None is skipped, and a target that is None leaves its leaf where it is."""
+    a = put(V, "i")
+    rows, everywhere_ = NamedSharding(mesh(), P("j")), NamedSharding(mesh(), P())
+    trees = [
+        ({"a": a, "b": None, "c": {"d": None}}, rows),
+        ({"a": a, "b": None, "c": a}, {"a": None, "b": rows, "c": everywhere_}),
+        ([a, 3.5, None], None),
+        (None, rows),
+        ({"a": None}, None),
+    ]
+    for x, to in trees:
+        plan = meshard.plan_reshard(x, to)
+        moved, expected = plan.run(x), meshard.reshard(x, to)
+        assert optree.tree_structure(moved) == optree.tree_structure(expected)
+        pairs = list(zip(optree.tree_leaves(moved), optree.tree_leaves(expected), strict=True))
+        assert len(pairs) == len(plan.leaves)
+        for mine, theirs in pairs:
+            assert mine.sharding == theirs.sharding
+            assert whole(mine).tolist() == whole(theirs).tolist()
+    assert plan.bytes_moved == 0
+    assert [leaf.name for leaf in meshard.plan_reshard(*trees[2]).leaves] == ["0", "1"]
+    assert meshard.plan_reshard(*trees[2]).bytes_moved == 0
+
+
 @pytest.mark.parametrize(
     ("x", "to", "error", "words"),
     [
@@ -225,8 +252,6 @@ def test_a_tree_is_planned_leaf_by_leaf():
             ArgumentError,
             r"plan_reshard: a is a ShapeDtypeStruct\(shape=\(4,\).* that carries no sharding",
         ),
-        ({"a": V}, lambda: {"a": None}, ArgumentError, "no sharding is given for a"),
-        (V, lambda: None, ArgumentError, "no sharding is given for x"),
         (V, lambda: "there", ArgumentError, "plan_reshard: expected a Sharding.*got 'there'"),
         ([V], lambda: (meshard.devices()[0],), TreeError, "plan_reshard: the tree of devices"),
         (

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from meshard.algebra.layout import Layout
+from meshard.plan.captions import size_text
 from meshard.plan.hop import Hop
 from meshard.plan.reshard import Choice, Leaf, Plan, figures_of
 from meshard.plan.route import Route
-from meshard.plan.table import kind_of_hop, layout_text, names_text, size_text, steps_of
+from meshard.plan.table import kind_of_hop, layout_text, names_text, steps_of
 from tests.plans import PLANS, laid
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -133,11 +134,13 @@ def test_layouts_in_few_words():
 
 
 def test_sizes_as_people_say_them():
-    assert [size_text(n) for n in (0, 1, 1 << 20, 1 << 62)] == [
+    assert [size_text(n) for n in (0, 1, 1 << 20, 1 << 62, 1 << 86, 1 << 120)] == [
         "0 bytes",
         "1 byte",
         "1.0 MiB",
-        "4,096.0 PiB",
+        "4.0 EiB",
+        "64.0 YiB",
+        "1,048,576.0 QiB",
     ]
 
 

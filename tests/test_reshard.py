@@ -1,6 +1,7 @@
 """Resharding trees: all together, donated, under a window, with progress, and what is refused."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,13 +106,35 @@ def test_a_window_bounds_what_is_on_its_way() -> None:
 
 
 @in_worlds
-def test_a_window_too_small_for_a_row_is_refused() -> None:
-    x = put(GRID, "i", "j")
-    with pytest.raises(ArgumentError, match="from 1 on"):
-        reshard(x, named("j", "i"), max_bytes=0)
-    if meshard.process_count() > 1:
-        with pytest.raises(ArgumentError, match=r"one row of a box of float32\[48,32\] takes 32"):
-            reshard(x, named("j", "i"), max_bytes=8)
+def test_one_window_is_refused_alike_by_whoever_takes_it() -> None:
+    x, target = put(GRID, "i", "j"), named("j", "i")
+    plan = plan_reshard(x, target)
+    for window in (0, -3, 1.5, "4", True, float("nan"), [4]):
+        for what, ask in (("reshard", reshard), ("plan_reshard", plan_reshard)):
+            with pytest.raises(
+                ArgumentError, match=rf"^{what}: max_bytes is a positive number of bytes, or None"
+            ):
+                ask(x, target, max_bytes=window)
+    peers = meshard.process_count() - 1
+    for window in (1, 4, 8, 9, 4096):
+        sized = Plan(plan.leaves, plan.choices, max_bytes=window)
+        asks = (
+            lambda window=window: reshard(x, target, max_bytes=window),
+            lambda window=window: plan_reshard(x, target, max_bytes=window).run(x),
+            lambda sized=sized: Plan.from_json(sized.to_json()).run(x),
+        )
+        for ask in asks:
+            if window >= 2 * peers * x.dtype.itemsize:
+                assert (whole(ask()) == GRID).all()
+                continue
+            with pytest.raises(ArgumentError) as error:
+                ask()
+            said = (
+                f"max_bytes={window} leaves {window // (2 * peers)} bytes on the way to, and as "
+                f"many from, each of {peers} other processes, but one element of float32[48,32] "
+                f"takes 4 bytes. Give at least {8 * peers}."
+            )
+            assert said in str(error.value)
     assert (whole(x) == GRID).all()
 
 
@@ -159,10 +182,18 @@ def test_a_plan_runs() -> None:
     assert moved["w"].sharding == target["w"]
     assert (whole(moved["w"]) == GRID).all()
     assert (whole(moved["b"]) == GRID[0]).all()
-    with pytest.raises(ArgumentError, match="does not lie as the plan says"):
+    with pytest.raises(
+        ArgumentError, match=r"w is not laid out as planned\. The plan is for .*'j'"
+    ):
         plan.run({"w": put(GRID, "j"), "b": x["b"]})
-    with pytest.raises(ArgumentError, match="for 2 arrays"):
+    with pytest.raises(
+        TreeError, match=r"no leaf \['b'\], \['w'\], and the plan has none at \[0\]"
+    ):
         plan.run([x["w"]])
+    bare = Plan([replace(leaf, path=None) for leaf in plan.leaves], plan.choices)
+    assert (whole(bare.run([x["b"], x["w"]])[1]) == GRID).all()
+    with pytest.raises(TreeError, match="for 2 arrays, but the tree has 1"):
+        bare.run([x["w"]])
 
 
 def test_a_plan_of_several_hops_runs_hop_by_hop() -> None:

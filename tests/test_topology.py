@@ -1,3 +1,4 @@
+import contextlib
 import math
 import re
 
@@ -6,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import meshard
+from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError
+from meshard.plan.choice import Leaf
+from meshard.plan.hop import Hop
+from meshard.plan.planner import make_plan
 from meshard.plan.presets import presets, topology
+from meshard.plan.reshard import Plan
+from meshard.plan.simulate import simulate, simulate_many
 from meshard.plan.topology import Level, Topology
+from meshard.plan.wire_time import seconds_of
 
 HOST = Level("host", latency=1e-6, bandwidth=100e9, size=4)
 RACK = Level("rack", latency=5e-6, bandwidth=25e9, size=2, capacity=200e9)
@@ -140,7 +149,7 @@ def test_groups_and_names_survive_a_file():
 
 
 def test_an_unknown_preset():
-    with refused("There is no topology named 'moon'; there are 'one process', '8-gpu hosts'"):
+    with refused("There is no topology named 'moon'. There are 'one process', '8-gpu hosts'"):
         topology("moon")
 
 
@@ -178,8 +187,14 @@ HEAD = 'name = "t"\n[[levels]]\nname = "host"\nlatency = 0\nbandwidth = 1\n'
             "The bandwidth of level 'host' is a number, more than 0, not 'fast'.",
         ),
         (HEAD + "capacity = true", "The capacity of level 'host' is a number, more than 0, not T"),
-        (HEAD + "size = 0", "The size of level 'host' is a whole number from 1 on, not 0."),
-        (HEAD + "size = 2.5", "The size of level 'host' is a whole number from 1 on, not 2.5."),
+        (
+            HEAD + "size = 0",
+            "size of level 'host' is a positive integer of at most 63 bits, not 0.",
+        ),
+        (
+            HEAD + "size = 2.5",
+            "size of level 'host' is a positive integer of at most 63 bits, not 2.5.",
+        ),
         (HEAD + "size = 2\ngroups = [[0]]", "Level 'host' has both size = 2 and groups"),
         (HEAD + "groups = 3", "The groups of level 'host' are lists of device ids, one list for"),
         (HEAD + "groups = [[0], []]", "each with one id or more; group 1 is []"),
@@ -232,3 +247,63 @@ def test_names_are_words(name):
 def test_long_names_of_levels():
     with refused("has at most 24 characters"):
         level(name="x" * 25)
+
+
+ODD = [None, 3, 2.5, True, b"x", {}, [[]], float("nan"), 10**30, 10**400, 10**5000, "no such"]
+
+
+def test_odd_values_are_refused_by_name_wherever_a_topology_takes_one():
+    """Every field of a level and of a topology, and every function that reads one."""
+    kept = {"name": "t", "latency": 1.0, "bandwidth": 1.0}
+    inside = [1]
+    inside.append(inside)
+    for odd in [*ODD, inside]:
+        for key in ("name", "latency", "bandwidth", "size", "groups", "capacity"):
+            with contextlib.suppress(ArgumentError):
+                Topology("t", (Level(**kept | {key: odd}),)).level([0], [1])
+        for make in (
+            lambda odd=odd: Topology("t", odd),
+            lambda odd=odd: Topology("t", [odd]),
+            lambda odd=odd: Topology.from_toml(odd),
+            lambda odd=odd: topology(odd),
+            lambda odd=odd: simulate_many([], odd),
+            lambda odd=odd: seconds_of([], None, odd),
+            lambda odd=odd: Plan([]).simulate(odd),
+            lambda odd=odd: make_plan([], topology=odd if odd is not None else 0),
+            lambda odd=odd: meshard.explain(
+                meshard.numpy.negative, 1.0, topology=odd if odd is not None else 0
+            ),
+        ):
+            with pytest.raises(ArgumentError):
+                make()
+        if not isinstance(odd, str):
+            with pytest.raises(ArgumentError):
+                Topology.load(odd)
+
+
+def test_texts_that_are_no_topology_are_refused():
+    deep = "[" * 100_000
+    for text in ("", deep, f"a = {deep}", "a = " + "9" * 5000, "\x00", 'name = "t"\nlevels = [[]]'):
+        with pytest.raises(ArgumentError):
+            Topology.from_toml(text)
+
+
+def test_a_preset_is_taken_by_its_name_wherever_a_topology_is():
+    given, name = topology("8-gpu hosts"), "8-gpu hosts"
+    ids = np.arange(16)
+    rows = Layout((64,), (even_cuts(64, 16),), ids.reshape(16, 1))
+    whole = Layout((64,), ((0, 64),), ids.reshape(1, 16))
+    hop, leaf = Hop(rows, whole), Leaf("x", rows, whole, 4)
+    assert simulate(hop, 4, name) == simulate(hop, 4, given)
+    assert simulate_many([(hop, 4, 2)], name) == simulate_many([(hop, 4, 2)], given)
+    assert make_plan([leaf], topology=name) == make_plan([leaf], topology=given)
+    plan = Plan([leaf])
+    assert plan.simulate(name) == plan.simulate(given)
+    x = meshard.device_put(np.arange(8), meshard.devices()[0])
+    target = meshard.devices()[0]
+    assert meshard.plan_reshard(x, target, topology=name) == meshard.plan_reshard(
+        x, target, topology=given
+    )
+    for ask in (plan.simulate, lambda name: meshard.plan_reshard(x, target, topology=name)):
+        with refused("There is no topology named '8-gpu host'. Did you mean '8-gpu hosts'? There"):
+            ask("8-gpu host")

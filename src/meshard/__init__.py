@@ -45,7 +45,8 @@ from meshard.runtime.structs import ShapeDtypeStruct, typeof
 if TYPE_CHECKING:
     from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
     from meshard.compat.parallel_outputs import jit, pjit
-    from meshard.runtime.reshard import plan_reshard, reshard
+    from meshard.runtime.plan_reshard import plan_reshard
+    from meshard.runtime.reshard import reshard
     from meshard.transforms.abstract import eval_shape
     from meshard.transforms.explain import explain
     from meshard.transforms.shard_map import shard_map
@@ -61,7 +62,7 @@ _LATE: dict[str, tuple[str, str | None]] = {
     "lax": ("meshard.lax", None),
     "multihost_utils": ("meshard.multihost_utils", None),
     "pjit": ("meshard.compat.parallel_outputs", "pjit"),
-    "plan_reshard": ("meshard.runtime.reshard", "plan_reshard"),
+    "plan_reshard": ("meshard.runtime.plan_reshard", "plan_reshard"),
     "random": ("meshard.random", None),
     "reshard": ("meshard.runtime.reshard", "reshard"),
     "resharding": ("meshard.resharding", None),

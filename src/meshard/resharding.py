@@ -18,7 +18,8 @@ from meshard.plan.reshard import Plan
 from meshard.plan.simulate import Simulation
 from meshard.plan.topology import Level, Topology
 from meshard.runtime.ordering import best_device_order
-from meshard.runtime.reshard import plan_cache, plan_reshard, reshard
+from meshard.runtime.plan_reshard import plan_cache, plan_reshard
+from meshard.runtime.reshard import reshard
 
 __all__ = [
     "Bounds",

@@ -109,10 +109,11 @@ def plan_reshard(x: Any, sharding: Any) -> Plan:
 
     Args:
         x: a JAX array, or a tree of them or of `jax.ShapeDtypeStruct` that carry shardings.
-        sharding: a tree of JAX shardings or devices that is a prefix of ``x``.
+        sharding: a tree of JAX shardings or devices that is a prefix of ``x``; None leaves an
+            array where it is.
 
     Raises:
-        ArgumentError: if a leaf carries no sharding, or none is given for it.
+        ArgumentError: if a leaf carries no sharding.
         ShardingError: if a shape cannot lie as asked.
         TreeError: if ``sharding`` is no prefix of ``x``.
 
@@ -131,8 +132,7 @@ def plan_reshard(x: Any, sharding: Any) -> Plan:
                 f"{what}: {name} is a {type(leaf).__name__} that carries no sharding; give JAX "
                 "arrays, or jax.ShapeDtypeStruct(shape, dtype, sharding=...)."
             )
-        if target is None:
-            raise ArgumentError(f"{what}: no sharding is given for {name}.")
+        target = source if target is None else target
         shape, size = tuple(leaf.shape), leaf.dtype.itemsize
         found.append(Leaf(name, layout_of(source, shape), layout_of(target, shape), size))
     return Plan(found)

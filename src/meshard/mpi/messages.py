@@ -14,13 +14,14 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
+from meshard.runtime.slabs import slabs
 from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
 from .datatypes import Datatypes, run_bytes
 from .letters import unpack
 
-__all__ = ["Messages", "slabs"]
+__all__ = ["Messages"]
 
 Waiting = Generator[None, None, None]
 _DATA, _SIZE, _OBJECT, _KINDS = range(4)
@@ -126,21 +127,6 @@ class Messages:
         for box in boxes:
             if box.nbytes >= self._table.packed:
                 yield from slabs(box, self._table.slab)
-
-
-def slabs(box: Block, most: int) -> Iterator[Block]:
-    """Cut a box along its first dims into slabs of at most so many bytes, where rows allow it."""
-    if box.nbytes <= most or max(box.shape, default=1) == 1:
-        yield box
-        return
-    dim = next(d for d, n in enumerate(box.shape) if n > 1)
-    each = max(1, most * box.shape[dim] // box.nbytes)
-    for first in range(0, box.shape[dim], each):
-        slab = box[(slice(None),) * dim + (slice(first, first + each),)]
-        if each == 1:
-            yield from slabs(slab, most)
-        else:
-            yield slab
 
 
 @final

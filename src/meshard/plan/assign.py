@@ -12,12 +12,15 @@ never worse than it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from meshard.algebra.layout import Layout
+
+from .exact import products, total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +119,7 @@ def kept_elements(source: Layout, destination: Layout) -> Ints:
     ids = _holders(destination)
     have, want = device_boxes(source, ids), device_boxes(destination, ids)
     common = np.maximum(np.minimum(have[1], want[1]) - np.maximum(have[0], want[0]), 0)
-    kept: Ints = np.prod(common, axis=0, dtype=np.int64)
+    kept = products(common, math.prod(destination.shape))
     kept[_pieces(source, ids) < 0] = 0
     return kept
 
@@ -151,12 +154,12 @@ def best_device_order(
     if not slots.may_improve:
         return destination
     row, column, gain = slots.edges()
-    chosen = _matched(row, column, gain, len(ids))
+    chosen = _matched(row, column, _scaled(gain), len(ids))
     _filled(chosen, slots.group)
     order = np.empty(len(ids), np.int64)
     order[chosen] = ids  # the device now at slot i goes to slot chosen[i]
     found = _with_devices(destination, order)
-    better = kept_elements(source, found).sum() > slots.kept.sum()
+    better = total(kept_elements(source, found)) > total(slots.kept)
     return found if better else destination
 
 
@@ -187,7 +190,7 @@ class _Slots:
         """Whether some device could keep more by itself."""
         longest = np.array(self.destination.largest_piece, np.int64)[:, None]
         most = np.minimum(np.maximum(self.stops - self.starts, 0), longest)
-        return bool((np.prod(most, axis=0, dtype=np.int64) > self.kept).any())
+        return bool((products(most, math.prod(self.destination.shape)) > self.kept).any())
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
         """Return pairs of a device, by its given slot, and a slot, and what it would keep there.
@@ -201,7 +204,7 @@ class _Slots:
         length = np.prod(counts, axis=0, dtype=np.int64) * replicas
         rows, position = self._shares(length) if length.sum() > DENSE_EDGES else _positions(length)
         rest, copy = np.divmod(position, replicas)
-        column, gain = np.zeros_like(rows), np.ones_like(rows)
+        column, gain = np.zeros_like(rows), np.ones(len(rows), self.kept.dtype)
         scale = 1
         for dim in reversed(range(self.destination.ndim)):
             rest, at = np.divmod(rest, counts[dim][rows])
@@ -262,7 +265,7 @@ class _Slots:
         if self.count * self.destination.piece_count > DENSE_EDGES:
             given = np.flatnonzero(self.kept)
             return given, given, self.kept[given]
-        gain = np.ones((self.count, self.destination.piece_count), np.int64)
+        gain = np.ones((self.count, self.destination.piece_count), self.kept.dtype)
         for dim in range(self.destination.ndim):
             low = np.array([b.starts[dim] for b in self.destination.boxes], np.int64)
             high = np.array([b.stops[dim] for b in self.destination.boxes], np.int64)
@@ -271,6 +274,14 @@ class _Slots:
         slots = gain[:, piece] * (self.group[:, None] == self.group)
         rows, column = np.nonzero(slots)
         return rows, column, slots[rows, column]
+
+
+def _scaled(gain: Ints) -> Ints:
+    """Return gains that fit 64 bits, the ratio of each to the largest kept to 50 bits."""
+    if gain.dtype != object:
+        return gain
+    unit = max(1, int(gain.max(initial=0)) // _EXACT)
+    return np.maximum(gain // unit, 1).astype(np.int64)
 
 
 def _positions(length: Ints) -> tuple[Ints, Ints]:

@@ -15,6 +15,7 @@ never compared. All amounts are elements; the caller multiplies by the size of o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ import numpy as np
 
 from meshard.algebra.layout import Layout
 
+from .exact import products, total
 from .grid import Grid, Units
 from .hop import Hop, unit_map
 from .jobs import Tally
@@ -91,8 +93,9 @@ def receive_bound(source: Layout, destination: Layout) -> int:
     start, stop, _ = _spans(destination, ids)
     have_start, have_stop, held = _spans(source, ids)
     common = np.maximum(np.minimum(stop, have_stop) - np.maximum(start, have_start), 0)
-    here = np.prod(common, axis=0, dtype=np.int64)[held]
-    return int(np.prod(stop - start, axis=0, dtype=np.int64).sum() - here.sum())
+    elements = math.prod(destination.shape)
+    here = products(common, elements)[held]
+    return total(products(stop - start, elements)) - total(here)
 
 
 def group_bound(source: Layout, destination: Layout, group_of: Hosts) -> Tally:
@@ -198,7 +201,7 @@ def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
     direct, relayed = (-(-x // copies) for x in (hop.wanted, _needed(hop)))
     return Bounds(
         received=hop.received,
-        kept=int(hop.stays[-1].sum()),
+        kept=total(hop.stays[-1]),
         send=int(direct.max(initial=0)),
         relay_send=int(relayed.max(initial=0)),
         hosts=None if hosts is None else _by_group(hop.before, hop.after, hosts),
@@ -282,8 +285,7 @@ def _by_group(before: Grid, after: Grid, group_of: Hosts) -> Tally:
     """Return what each group lacks: cells of one layout are disjoint, so their elements add up."""
     units = unit_map(group_of) if isinstance(group_of, Mapping) else group_of
     have, need = Rows(before, units), Rows(after, units)
-    both = shared(need, have, np.ones(len(have.group)))
-    missing = need.volumes - np.rint(both).astype(np.int64)
+    missing = need.volumes - shared(need, have, np.ones(len(have.group), need.volumes.dtype))
     groups, first = np.unique(need.group, return_index=True)
     sums = np.add.reduceat(missing, first) if len(first) else missing
     return Tally(groups, sums)

@@ -19,6 +19,7 @@ from meshard.algebra.layout import Cuts, Layout
 
 from .assign import best_device_order, kept_elements, living
 from .digits import prime_factors
+from .exact import counter, total
 from .grid import Units
 from .hop import Hop
 from .route import Route
@@ -125,7 +126,7 @@ def chained(
     while count < destination.replicas:
         some = ranked[:, :count].reshape(*destination.grid, count)
         step = Layout(destination.shape, destination.cuts, np.ascontiguousarray(some))
-        if kept_elements(before, step).sum() < _total(step):
+        if total(kept_elements(before, step)) < _total(step):
             layouts.append(step)
             before = step
         count *= 2
@@ -186,6 +187,7 @@ def largest_sender(hops: tuple[Hop, ...]) -> int:
     """Return the most that any unit sends over several hops, in elements."""
     units = np.concatenate([hop.sent.units for hop in hops])
     amounts = np.concatenate([hop.sent.amounts for hop in hops])
+    amounts = amounts.astype(counter(sum(hop.sent.most for hop in hops)), copy=False)
     order = np.argsort(units, kind="stable")
     begins = np.flatnonzero(np.diff(units[order], prepend=-1))
     return int(np.add.reduceat(amounts[order], begins).max(initial=0))

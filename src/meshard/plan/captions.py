@@ -13,6 +13,8 @@ from meshard.errors import ArgumentError
 
 __all__ = [
     "PALETTE",
+    "amount_text",
+    "bytes_text",
     "check_sharding",
     "device_label",
     "headline",
@@ -21,6 +23,7 @@ __all__ = [
     "platform_of",
     "process_summary",
     "sharding_summary",
+    "size_text",
     "wrap",
 ]
 
@@ -32,6 +35,40 @@ PALETTE = (
     *("#a6d8f5", "#f7cf7a", "#7fd0b6", "#f8f3a8", "#7db8dc", "#f2a878", "#e8c1d6", "#e3e3e3"),
     *("#1b6c99", "#8a5f00", "#00563f", "#8d8410", "#003f63", "#7d3700", "#853a63"),
 )
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
+_SPELT = 10**15
+"""Byte counts from here on are told in units: nobody reads more digits."""
+
+
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes as people say it.
+
+    >>> size_text(1023), size_text(1536), size_text(5 << 40)
+    ('1,023 bytes', '1.5 KiB', '5.0 TiB')
+    """
+    if nbytes < 1024:
+        return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
+    power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
+    return f"{nbytes / 1024**power:,.1f} {_UNITS[power - 1]}"
+
+
+def amount_text(nbytes: int) -> str:
+    """Return a number of bytes for a column of them: all its digits, or a size if it is vast.
+
+    >>> amount_text(12_345), amount_text(1 << 83)
+    ('12,345', '8.0 YiB')
+    """
+    return f"{nbytes:,}" if nbytes < _SPELT else size_text(nbytes)
+
+
+def bytes_text(nbytes: int) -> str:
+    """Return a number of bytes for a sentence.
+
+    >>> bytes_text(12_345), bytes_text(1 << 83)
+    ('12,345 bytes', '8.0 YiB')
+    """
+    return f"{nbytes:,} bytes" if nbytes < _SPELT else size_text(nbytes)
 
 
 def check_sharding(sharding: object, what: str) -> None:

@@ -6,13 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import final
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
+from meshard.errors import ShapeError
 
+from .captions import amount_text, bytes_text
 from .footprint import FEW_JOBS, added, footprint, traffic_of
 from .hop import Hop
 from .route import Route
 
 __all__ = ["Candidate", "Choice", "Figures", "Leaf", "direct_choice", "figures_of"]
+
+_LONGEST = (1 << 63) - 1
 
 
 @final
@@ -29,7 +34,11 @@ class Leaf:
         source_text: how to write its layout now, such as ``P('x', None)``.
         destination_text: how to write the layout afterwards.
         sharding: what the moved array is to have as its sharding; None where only layouts are
-            known, as in a plan that was read from a file.
+            known.
+        source_sharding: the sharding that it has now; None where only layouts are known.
+        path: where it is in its tree, as Python writes it: ``"['layers'][0]"``; empty for an array
+            that is a tree by itself; None where nobody said, so that it goes by its position.
+        also: the other places of the tree that hold the same array, which is moved once.
     """
 
     name: str
@@ -39,10 +48,18 @@ class Leaf:
     dtype: str = ""
     source_text: str = ""
     destination_text: str = ""
-    sharding: object = field(default=None, compare=False, repr=False)
+    sharding: Sharding | None = field(default=None, repr=False)
+    source_sharding: Sharding | None = field(default=None, repr=False)
+    path: str | None = None
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.source.shape == self.destination.shape
+        if max(self.shape, default=0) > _LONGEST:
+            raise ShapeError(
+                f"Plan: {self.name} has shape {self.shape}, and a dim has at most {_LONGEST:,} "
+                "elements."
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,9 +104,10 @@ class Figures:
     def __str__(self) -> str:
         at_most = "" if self.messages_exact else "at most "
         return (
-            f"{self.bytes_moved:,} bytes moved, most sent {self.most_sent:,}, most received "
-            f"{self.most_received:,}, {at_most}{self.messages:,} messages, "
-            f"{_count(self.hops, 'hop')}, peak {self.peak_bytes:,}"
+            f"{bytes_text(self.bytes_moved)} moved, most sent {amount_text(self.most_sent)}, "
+            f"most received {amount_text(self.most_received)}, "
+            f"{at_most}{self.messages:,} messages, {_count(self.hops, 'hop')}, "
+            f"peak {amount_text(self.peak_bytes)}"
         )
 
 

@@ -70,7 +70,9 @@ def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = MOST_
         estimated |= partly
         rows = np.searchsorted(_firsts(bins[0]), jobs.sender, side="right") - 1
         columns = np.searchsorted(_firsts(bins[1]), jobs.receiver, side="right") - 1
-        np.add.at(amounts, (rows, columns), jobs.elements * scale[columns] * weight)
+        np.add.at(
+            amounts, (rows, columns), jobs.elements.astype(np.float64) * scale[columns] * weight
+        )
     return Flow(bins[0], bins[1], amounts, estimated)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from .exact import counter, product, volumes_of
 from .grid import Grid
 from .hop import Hop
 from .jobs import Tally, tallied
@@ -63,9 +64,10 @@ def added(parts: Iterable[tuple[Tally, int]]) -> Tally:
     if not listed:
         return Tally(np.empty(0, np.int64), np.empty(0, np.int64))
     units = union([t.units for t, _ in listed])
-    amounts = np.zeros(len(units), np.int64)
+    amounts = np.zeros(len(units), counter(sum(tally.most * n for tally, n in listed)))
     for tally, n in listed:
-        amounts[places(units, tally.units)] += tally.amounts * n
+        more = product(tally.amounts, n).astype(amounts.dtype, copy=False)
+        amounts[places(units, tally.units)] += more
     return Tally(units, amounts)
 
 
@@ -99,9 +101,8 @@ def held(grid: Grid) -> Tally:
     >>> held(Grid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
     {0: 3, 1: 3, 2: 2, 3: 2}
     """
-    volumes: Ints = np.ones(1, np.int64)
-    for lengths in grid.lengths:
-        volumes = np.multiply.outer(volumes, lengths).reshape(-1)
+    # A unit holds any element of an array once; a route adds up what three layouts take.
+    volumes = volumes_of(grid.lengths, 4 * math.prod(grid.layout.shape))
     units, cells, _ = grid.held
     return tallied(units, units, volumes[cells])
 
@@ -135,7 +136,7 @@ class Footprint:
 
     def over(self, units: Ints) -> Ints:
         """Return the three amounts, one per row, for units among which all of these are."""
-        found = np.zeros((3, len(units)), np.int64)
+        found = np.zeros((3, len(units)), self.peak.dtype)
         found[:, places(units, self.units)] = self.before, self.peak, self.after
         return found
 
@@ -151,7 +152,7 @@ def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footp
     gradual = is_gradual(route.source, itemsize, donate=donate, hops=len(route.hops))
     stages = [held(hop.before) for hop in route.hops] + [held(route.hops[-1].after)]
     units = union([s.units for s in stages])
-    amounts = np.zeros((len(stages), len(units)), np.int64)
+    amounts = np.zeros((len(stages), len(units)), stages[0].amounts.dtype)
     for row, stage in zip(amounts, stages, strict=True):
         row[places(units, stage.units)] = stage.amounts
     first, last = amounts[0], amounts[-1]
@@ -160,7 +161,7 @@ def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footp
     after = last if donate else first + last
     if len(route.hops) == 1:
         received = route.hops[0].received
-        lacks = np.zeros(len(units), np.int64)
+        lacks = np.zeros(len(units), received.amounts.dtype)
         lacks[places(units, received.units)] = received.amounts
         view = (lacks == 0) & (2 * last >= first)
         peak, after = np.where(view, first, peak), np.where(view, first, after)

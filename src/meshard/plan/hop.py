@@ -10,6 +10,7 @@ ends derive this from the layouts alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
 
+from .exact import counter, product, total, volumes_of
 from .grid import Grid, Units, each_device, merged_cuts
 from .jobs import Jobs, Tally, flat_boxes, tallied
 from .spread import spans_of, spread
@@ -106,6 +108,9 @@ class Hop:
         self.before = Grid(source, units if alive is None else _only(units, alive))
         self.after = Grid(destination, units)
         self.merges = merged_cuts(self.before, self.after)
+        # No figure of a hop is more than four times what all units together hold.
+        width = max(self.before.holders.shape[1], self.after.holders.shape[1])
+        self.most = 4 * math.prod(source.shape) * width
         self._check_alive()
 
     @property
@@ -148,7 +153,7 @@ class Hop:
 
     def overlap(self, source: Ints, destination: Ints) -> Ints:
         """Return the number of elements that pairs of cells share."""
-        volume = np.ones(len(source), np.int64)
+        volume = np.ones(len(source), counter(self.most))
         pairs = zip(self.before.places(source), self.after.places(destination), strict=True)
         for (i, j), a, b in zip(pairs, self.before.cuts, self.after.cuts, strict=True):
             stop, start = np.minimum(a[i + 1], b[j + 1]), np.maximum(a[i], b[j])
@@ -158,13 +163,9 @@ class Hop:
     @cached_property
     def volumes(self) -> tuple[Ints, Ints]:
         """The number of elements of each cell of the source and of the destination."""
-        found = []
-        for grid in (self.before, self.after):
-            volume = np.ones(1, np.int64)
-            for lengths in grid.lengths:
-                volume = np.multiply.outer(volume, lengths).reshape(-1)
-            found.append(volume)
-        return found[0], found[1]
+        grids = (self.before, self.after)
+        before, after = [volumes_of(grid.lengths, self.most) for grid in grids]
+        return before, after
 
     @cached_property
     def received(self) -> Tally:
@@ -177,21 +178,20 @@ class Hop:
     def moved(self) -> int:
         """The elements that enter units which lack them, over all units."""
         _, cell, _ = self.after.held
-        return int(self.volumes[1][cell].sum()) - int(self.stays[-1].sum())
+        return total(self.volumes[1][cell]) - total(self.stays[-1])
 
     @cached_property
     def wanted(self) -> Ints:
         """For each cell of the source the elements that units which do not hold it need, in all."""
         copies = self.after.copies
         if len(copies) and (copies == copies[0]).all():
-            total = self.volumes[0] * int(copies[0])
+            wanted = self.volumes[0] * int(copies[0])
         else:
-            each = copies.astype(np.float64).reshape(self.after.sizes)
-            sums = spread(each, spans_of(self.after), spans_of(self.before))
-            total = np.rint(sums).astype(np.int64).reshape(-1)
+            each = copies.astype(counter(self.most)).reshape(self.after.sizes)
+            wanted = spread(each, spans_of(self.after), spans_of(self.before)).reshape(-1)
         _, source, _, _, kept = self.stays
-        np.subtract.at(total, source, kept)
-        return total
+        np.subtract.at(wanted, source, kept)
+        return wanted
 
     @cached_property
     def sent(self) -> Tally:
@@ -203,7 +203,7 @@ class Hop:
         holders = self.before.holders
         cells, columns = np.nonzero(holders >= 0)
         wanted, copies = self.wanted[cells], self.before.copies[cells]
-        first, last = wanted * columns // copies, wanted * (columns + 1) // copies
+        first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
         return tallied(every, holders[cells, columns], last - first)
 
     def _check_alive(self) -> None:
@@ -236,7 +236,7 @@ class Hop:
         grid = self.before if side == "source" else self.after
         places = grid.places(cells)
         rows = np.arange(len(cells))
-        volume = np.ones(len(cells), np.int64)
+        volume = np.ones(len(cells), counter(self.most))
         other = np.zeros(len(cells), np.int64)
         for place, merge, n in zip(places, self.merges, self._other_sizes(side), strict=True):
             first, last = merge.of_source if side == "source" else merge.of_destination
@@ -332,25 +332,23 @@ class Hop:
     ) -> Jobs:
         """Choose the senders of boxes by where they stand in their cell's stream."""
         copies = np.maximum(self.before.copies[source], 1)
-        total = self.wanted[source] if (copies > 1).any() else volume
+        wanted = self.wanted[source] if (copies > 1).any() else volume
         if not self.split:
             # The holder in whose share the middle of the box falls sends all of it.
-            middle = 2 * begin + volume
-            column = np.where(
-                total > 0, np.minimum(middle * copies // (2 * np.maximum(total, 1)), copies - 1), 0
-            )
-            column = np.where(copies > 1, column, 0)
+            middle = product(2 * begin + volume, copies) // (2 * np.maximum(wanted, 1))
+            several = (copies > 1) & (wanted > 0)
+            column = np.where(several, np.minimum(middle, copies - 1), 0).astype(np.int64)
             sender = self.before.holders[source, column]
             zero = np.zeros(len(volume), np.int64)
             return Jobs(sender, receiver, source, destination, zero, volume, volume)
-        low = _share(begin, total, copies)
-        high = _share(begin + volume - 1, total, copies)
+        low = _share(begin, wanted, copies)
+        high = _share(begin + volume - 1, wanted, copies)
         parts = high - low + 1
         rows = np.repeat(np.arange(len(volume)), parts)
         at = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
         column = low[rows] + at
-        edge = total[rows] * column // copies[rows]
-        after = total[rows] * (column + 1) // copies[rows]
+        edge = product(wanted[rows], column) // copies[rows]
+        after = product(wanted[rows], column + 1) // copies[rows]
         first = np.where(at == 0, 0, edge - begin[rows])
         last = np.where(at == parts[rows] - 1, volume[rows], after - begin[rows])
         real = last > first
@@ -385,10 +383,10 @@ class Hop:
         ]
 
 
-def _share(position: Ints, total: Ints, copies: Ints) -> Ints:
+def _share(position: Ints, wanted: Ints, copies: Ints) -> Ints:
     """Return the holder whose share of a stream holds a position.
 
-    Holder ``k`` of ``n`` has the positions from ``total * k // n`` on.
+    Holder ``k`` of ``n`` has the positions from ``wanted * k // n`` on.
     """
-    found = ((position + 1) * copies - 1) // np.maximum(total, 1)
-    return np.where(copies > 1, np.minimum(found, copies - 1), 0)
+    found = (product(position + 1, copies) - 1) // np.maximum(wanted, 1)
+    return np.where(copies > 1, np.minimum(found, copies - 1), 0).astype(np.int64)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .captions import PALETTE
+from .captions import PALETTE, amount_text, bytes_text, size_text
 from .flow import Flow, flow_of, stages
 from .svg import drawing_svg, xml_text
-from .table import array_text, facts, figures_text, layout_text, names_text, size_text, steps_of
+from .table import array_text, facts, figures_text, layout_text, names_text, steps_of
 
 if TYPE_CHECKING:
     from .planned import Planned
@@ -139,7 +139,7 @@ def _arrays(plan: Planned) -> Iterator[str]:
             group[0].destination_text or layout_text(group[0].destination),
             choice.route.name,
             f"{len(group):,}",
-            f"{sum(x.nbytes for x in group):,}",
+            amount_text(sum(x.nbytes for x in group)),
         )
         for choice, group in islice(zip(plan.choices, plan.groups, strict=True), MOST_ROWS)
     ]
@@ -183,9 +183,9 @@ def _steps(plan: Planned) -> Iterator[str]:
             f"{s.choice + 1}.{s.hop + 1}",
             s.kind,
             layout_text(plan.routes[s.choice].layouts[s.hop + 1]),
-            f"{s.bytes_moved:,}",
-            f"{s.most_sent:,}",
-            f"{s.most_received:,}",
+            amount_text(s.bytes_moved),
+            amount_text(s.most_sent),
+            amount_text(s.most_received),
             f"{'' if s.traffic.peers_exact else '≤ '}{s.traffic.peers:,}",
             f"{'' if s.traffic.exact else '≤ '}{s.traffic.messages:,}",
             f"{s.rounds:,}",
@@ -272,7 +272,7 @@ def _bands(flow: Flow) -> str:
         y, z = left[i] + wide / 2, right[j] + wide / 2
         left[i] += wide
         right[j] += wide
-        told = f"{_ids(flow.senders[i])} to {_ids(flow.receivers[j])}: {amount:,.0f} bytes"
+        told = f"{_ids(flow.senders[i])} to {_ids(flow.receivers[j])}: {bytes_text(round(amount))}"
         parts.append(
             f'<path d="M{BLOCK + 6:.1f} {y:.2f}C{middle:.1f} {y:.2f} {middle:.1f} {z:.2f} '
             f'{BLOCK + BAND_WIDTH - 6:.1f} {z:.2f}" fill="none" '
@@ -291,7 +291,7 @@ def _bands(flow: Flow) -> str:
             high = max(float(totals[index]) * scale, 1.0)
             parts.append(
                 f'<rect x="{bar:.1f}" y="{y - high / 2:.2f}" width="6" height="{high:.2f}" '
-                f'fill="{color}"><title>{_text(f"{totals[index]:,.0f} bytes")}</title></rect>'
+                f'fill="{color}"><title>{_text(bytes_text(round(totals[index])))}</title></rect>'
             )
             parts.append(label_svg(x, y, f"device {_ids(span)}", anchor))
     return "".join([*parts, "</svg>"])
@@ -319,7 +319,7 @@ def _heat(flow: Flow) -> str:
     )
     for i, j in np.argwhere(flow.amounts > 0).tolist():
         amount = float(flow.amounts[i, j])
-        told = f"{_ids(flow.senders[i])} to {_ids(flow.receivers[j])}: {amount:,.0f} bytes"
+        told = f"{_ids(flow.senders[i])} to {_ids(flow.receivers[j])}: {bytes_text(round(amount))}"
         parts.append(
             f'<rect x="{LEFT + j * CELL:.1f}" y="{TOP + i * CELL:.1f}" width="{CELL:g}" '
             f'height="{CELL:g}" fill="#0b5a8f" style="fill:var(--hot,#0b5a8f)" '

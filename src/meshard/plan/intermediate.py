@@ -22,6 +22,7 @@ from meshard.algebra.layout import Cuts, Layout
 from .assign import best_device_order, kept_elements, living
 from .broadcast import refined_cuts
 from .digits import Digits, closed_form_moved, digits_of
+from .exact import total
 from .route import Route
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ def _two_phase(source: Layout, destination: Layout, most: int) -> list[Route]:
 
 
 def _lacking(source: Layout, destination: Layout) -> int:
-    total = math.prod(source.shape) * destination.replicas
-    return total - int(kept_elements(source, destination).sum())
+    needed = math.prod(source.shape) * destination.replicas
+    return needed - total(kept_elements(source, destination))
 
 
 def _first(source: Layout, destination: Layout, most: int) -> list[Route]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from .exact import total
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -90,7 +92,7 @@ class Tally:
     @property
     def total(self) -> int:
         """The sum of all amounts."""
-        return int(self.amounts.sum())
+        return total(self.amounts)
 
     @property
     def most(self) -> int:
@@ -118,7 +120,7 @@ def tallied(every: Ints, units: Ints, amounts: Ints) -> Tally:
     known = every if len(every) < 2 or (every[1:] > every[:-1]).all() else np.unique(every)
     if units is every and known is every:
         return Tally(known, amounts)
-    sums = np.zeros(len(known), np.int64)
+    sums = np.zeros(len(known), amounts.dtype)
     np.add.at(sums, np.searchsorted(known, units), amounts)
     return Tally(known, sums)
 

@@ -3,11 +3,15 @@
 The text is one object::
 
     format    "meshard.plan"
-    version   1
+    version   2
     checksum  SHA-256 of the rest: of the object without this entry, its keys sorted, without blanks
     options   max_bytes, donate, alive, rounds
     layouts   a list; arrays and routes name them by number
-    leaves    [name, source, destination, itemsize, dtype, source_text, destination_text], ...
+    meshes    a list; shardings name them by number
+    shardings a list; arrays name them by number (`json_shardings`)
+    leaves    an object for each array: its name, path (and others that hold the same array),
+              source, destination, itemsize, dtype, source_text, destination_text, source_sharding
+              and sharding
     choices   route (name, layouts, why, split, alive), figures, why, others, count: one for each
               (source, destination, itemsize) among the leaves, in the order of their first leaf
     totals    bytes_moved and devices, against which the plan is held when it is read
@@ -15,19 +19,15 @@ The text is one object::
 
 A layout has a ``shape`` and, in the product form, the ``lengths`` of the shards along each dim as
 runs ``[length, count]``, its number of ``replicas``, and the ``devices`` in C order
-``[shard..., replica]``: a list of ids, or ``{"runs": [[first id, count], ...]}`` of consecutive
-ids, or ``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64. Otherwise it has
-``cuts``, ``boxes`` as ``[starts, stops]``, and for each box the ids of its ``holders``.
+``[shard..., replica]``, as in `json_values`. Otherwise it has ``cuts``, ``boxes`` as
+``[starts, stops]``, and for each box the ids of its ``holders``.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
@@ -35,24 +35,34 @@ from typing import TYPE_CHECKING, NoReturn, final
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.layout import Layout
-from meshard.errors import PlanError
+from meshard.algebra.layout import Layout, layout_of_boxes
+from meshard.errors import MeshardError, PlanError
 
 from .choice import Candidate, Choice, Figures, Leaf
+from .json_shardings import Shardings, read_shardings
+from .json_values import (
+    as_list,
+    as_mapping,
+    as_number,
+    as_numbers,
+    as_text,
+    ids_form,
+    number_or_none,
+    numbers_or_none,
+    read_ids,
+)
 from .route import Route
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from .planned import Planned
 
 __all__ = ["VERSION", "Read", "json_text", "read_json"]
 
-FORMAT, VERSION = "meshard.plan", 1
-_LISTED = 64
-"""Devices that are written as a plain list."""
-_MOST_SHARDS = 1 << 32
+FORMAT, VERSION = "meshard.plan", 2
+_MOST_SHARDS = 1 << 26
+_LONGEST = (1 << 63) - 1
 
 
 # writing
@@ -65,8 +75,21 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
     def number(layout: Layout) -> int:
         return numbers.setdefault(layout, len(numbers))
 
+    shardings = Shardings()
     leaves = [
-        (x.name, number(x.source), number(x.destination), x.itemsize, *_texts(x))
+        {
+            "name": x.name,
+            "path": x.path,
+            "also": list(x.also),
+            "source": number(x.source),
+            "destination": number(x.destination),
+            "itemsize": x.itemsize,
+            "dtype": x.dtype,
+            "source_text": x.source_text,
+            "destination_text": x.destination_text,
+            "source_sharding": shardings.number(x.source_sharding),
+            "sharding": shardings.number(x.sharding),
+        }
         for x in plan.leaves
     ]
     choices = [
@@ -98,6 +121,8 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
             "rounds": plan.given_rounds,
         },
         "layouts": [_layout_form(layout) for layout in numbers],
+        "meshes": shardings.meshes(),
+        "shardings": shardings.shardings(),
         "leaves": leaves,
         "choices": choices,
         "totals": _totals(plan),
@@ -108,10 +133,6 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
             for t in plan.transfers()
         ]
     return json.dumps({**whole, "checksum": _checksum(whole)})
-
-
-def _texts(leaf: Leaf) -> tuple[str, str, str]:
-    return leaf.dtype, leaf.source_text, leaf.destination_text
 
 
 def _totals(plan: Planned) -> dict[str, int]:
@@ -135,19 +156,8 @@ def _layout_form(layout: Layout) -> dict[str, object]:
         [[length, len(list(run))] for length, run in groupby(b - a for a, b in pairwise(cuts))]
         for cuts in layout.cuts
     ]
-    devices = _devices_form(layout.tensor.reshape(-1))
+    devices = ids_form(layout.tensor.reshape(-1))
     return {"shape": shape, "lengths": lengths, "replicas": layout.replicas, "devices": devices}
-
-
-def _devices_form(ids: NDArray[np.int64]) -> object:
-    if len(ids) <= _LISTED:
-        return ids.tolist()
-    starts = np.flatnonzero(np.concatenate([[True], np.diff(ids) != 1]))
-    if len(starts) <= len(ids) // 4:
-        counts = np.diff([*starts.tolist(), len(ids)])
-        return {"runs": np.stack([ids[starts], counts], axis=1).tolist()}
-    packed = zlib.compress(ids.astype("<i8").tobytes())
-    return {"zlib": base64.b64encode(packed).decode("ascii")}
 
 
 # reading
@@ -168,7 +178,11 @@ class Read:
 
     def compare(self, plan: Planned) -> None:
         """Refuse a text whose totals are not those of its plan."""
-        for name, found in _totals(plan).items():
+        try:
+            totals = _totals(plan)
+        except MeshardError as error:
+            _refuse(f"its layouts and routes contradict each other ({error})", "Plan anew")
+        for name, found in totals.items():
             said = self.totals.get(name)
             if said != found:
                 _refuse(
@@ -185,20 +199,23 @@ def read_json(text: str) -> Read:
     """
     whole = _opened(text)
     try:
-        layouts = [_layout(form, i) for i, form in enumerate(_list(whole["layouts"]))]
-        leaves = tuple([_leaf(form, i, layouts) for i, form in enumerate(_list(whole["leaves"]))])
-        choices = tuple([_choice(form, layouts) for form in _list(whole["choices"])])
-        options, totals = _mapping(whole["options"]), _mapping(whole["totals"])
+        layouts = [_layout(form, i) for i, form in enumerate(as_list(whole["layouts"]))]
+        shardings = read_shardings(whole["meshes"], whole["shardings"])
+        leaves = tuple(
+            [_leaf(form, i, layouts, shardings) for i, form in enumerate(as_list(whole["leaves"]))]
+        )
+        choices = tuple([_choice(form, layouts) for form in as_list(whole["choices"])])
+        options, totals = as_mapping(whole["options"]), as_mapping(whole["totals"])
         found = Read(
             leaves,
             choices,
-            _number_or_none(options["max_bytes"]),
+            number_or_none(options["max_bytes"]),
             bool(options["donate"]),
-            _numbers_or_none(options["alive"]),
-            _number_or_none(options["rounds"]),
-            {name: _number(value) for name, value in totals.items()},
+            numbers_or_none(options["alive"]),
+            number_or_none(options["rounds"]),
+            {name: as_number(value) for name, value in totals.items()},
         )
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, MeshardError) as error:
         if isinstance(error, PlanError):
             raise
         what = f"has no entry {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
@@ -208,12 +225,15 @@ def read_json(text: str) -> Read:
 
 
 def _refuse(what: str, then: str) -> NoReturn:
-    raise PlanError(f"Plan.from_json: this is no plan that can be trusted: {what}. {then}.")
+    raise PlanError(f"Plan.from_json: this is not a plan that can be trusted: {what}. {then}.")
 
 
 def _opened(text: str) -> Mapping[str, object]:
     """Return the object in a text whose format, version and checksum are right."""
     again = "Read the whole file, or write it again with Plan.to_json"
+    given: object = text
+    if not isinstance(given, str):
+        _refuse(f"it is a {type(given).__name__}, not the text of a plan", again)
     try:
         whole = json.loads(text)
     except json.JSONDecodeError as error:
@@ -221,6 +241,8 @@ def _opened(text: str) -> Mapping[str, object]:
         at_end = error.pos >= len(end) or not end.endswith("}")
         what = "the text ends too early" if at_end else "the text is not JSON"
         _refuse(f"{what}, at character {error.pos:,} of {len(text):,} ({error.msg})", again)
+    except (ValueError, RecursionError) as error:
+        _refuse(f"the text cannot be read ({error})", again)
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         kind = f'an object of format "{FORMAT}"'
         _refuse(f"the text is not {kind}", again)
@@ -240,59 +262,35 @@ def _opened(text: str) -> Mapping[str, object]:
     return whole
 
 
-def _list(given: object) -> Sequence[object]:
-    if not isinstance(given, list):
-        raise TypeError(f"expected a list, got {given!r}")
-    return given
-
-
-def _mapping(given: object) -> Mapping[str, object]:
-    if not isinstance(given, dict):
-        raise TypeError(f"expected an object, got {given!r}")
-    return given
-
-
-def _number(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"expected an integer, got {given!r}")
-    return given
-
-
-def _number_or_none(given: object) -> int | None:
-    return None if given is None else _number(given)
-
-
-def _numbers(given: object) -> tuple[int, ...]:
-    return tuple([_number(n) for n in _list(given)])
-
-
-def _numbers_or_none(given: object) -> tuple[int, ...] | None:
-    return None if given is None else _numbers(given)
-
-
 def _layout(form: object, number: int) -> Layout:
-    given = _mapping(form)
-    shape = _numbers(given["shape"])
+    given = as_mapping(form)
+    shape = as_numbers(given["shape"])
     again = "Write the plan again with Plan.to_json"
     if "boxes" in given:
-        boxes = tuple([Box(*map(_numbers, _list(box))) for box in _list(given["boxes"])])
-        holders = tuple([_numbers(ids) for ids in _list(given["holders"])])
-        cuts = tuple([_numbers(c) for c in _list(given["cuts"])])
+        boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
+        holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
         inside = all(
             len(b.starts) == len(b.stops) == len(shape)
             and all(0 <= a <= o <= n for a, o, n in zip(b.starts, b.stops, shape, strict=True))
             for b in boxes
         )
-        if len(boxes) != len(holders) or not inside or len(cuts) != len(shape):
+        if len(boxes) != len(holders) or not inside:
             _refuse(f"the boxes of layout {number} do not lie in its shape {shape}", again)
-        return Layout(shape, cuts, None, boxes=boxes, box_holders=holders)
-    pairs = zip(_list(given["lengths"]), shape, strict=True)
-    cuts = tuple([_cuts(runs, n) for runs, n in pairs])
+        every = [d for some in holders for d in some]
+        if len(set(every)) != len(every) or any(not 0 <= d <= _LONGEST for d in every):
+            _refuse(f"layout {number} names a device twice, or one below 0", again)
+        pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
+        found = layout_of_boxes(shape, pairs)
+        if found.regular or found.boxes != boxes:
+            raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
+        return found
+    dims = zip(as_list(given["lengths"]), shape, strict=True)
+    cuts = tuple([_cuts(runs, n) for runs, n in dims])
     for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
         if c[-1] != n:
             _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}", again)
-    grid, replicas = tuple([len(c) - 1 for c in cuts]), _number(given["replicas"])
-    ids = _devices(given["devices"], math.prod(grid) * replicas)
+    grid, replicas = tuple([len(c) - 1 for c in cuts]), as_number(given["replicas"])
+    ids = read_ids(given["devices"], math.prod(grid) * replicas)
     if len(ids) != math.prod(grid) * replicas:
         _refuse(
             f"layout {number} has {len(ids):,} devices for {math.prod(grid):,} shards of "
@@ -305,56 +303,64 @@ def _layout(form: object, number: int) -> Layout:
 
 
 def _cuts(runs: object, size: int) -> tuple[int, ...]:
+    if size > _LONGEST:
+        raise ValueError(f"a dim has {size:,} elements; at most {_LONGEST:,} are possible")
     found = [0]
-    for run in _list(runs):
-        length, count = _numbers(run)
-        if length < 0 or count > _MOST_SHARDS or length * count > size - found[-1]:
+    for run in as_list(runs):
+        length, count = as_numbers(run)
+        if (
+            length < 0
+            or not 0 <= count <= _MOST_SHARDS - len(found)
+            or length * count > size - found[-1]
+        ):
             raise ValueError(f"{count} shards of {length} do not fit into a dim of {size}")
         found += [found[-1] + length * (k + 1) for k in range(count)]
     return tuple(found)
 
 
-def _devices(form: object, count: int) -> NDArray[np.int64]:
-    if isinstance(form, list):
-        return np.array(_numbers(form), np.int64)
-    given = _mapping(form)
-    if "runs" in given:
-        runs = [_numbers(run) for run in _list(given["runs"])]
-        if sum(n for _, n in runs) != count:
-            raise ValueError(f"its devices are not {count:,}")
-        return np.concatenate([np.arange(first, first + n) for first, n in runs])
-    try:
-        packed = base64.b64decode(str(given["zlib"]), validate=True)
-        raw = zlib.decompressobj().decompress(packed, 8 * count + 1)
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"its devices cannot be unpacked: {error}") from error
-    return np.frombuffer(raw, "<i8").astype(np.int64)
-
-
-def _leaf(form: object, number: int, layouts: Sequence[Layout]) -> Leaf:
-    name, source, destination, itemsize, *texts = _list(form)
-    a, b = layouts[_number(source)], layouts[_number(destination)]
+def _leaf(
+    form: object, number: int, layouts: Sequence[Layout], shardings: Sequence[Sharding]
+) -> Leaf:
+    again = "Write the plan again with Plan.to_json"
+    given = as_mapping(form)
+    a, b = layouts[as_number(given["source"])], layouts[as_number(given["destination"])]
     if a.shape != b.shape:
-        _refuse(
-            f"array {number} has shape {a.shape} before and {b.shape} afterwards",
-            "Write the plan again with Plan.to_json",
-        )
-    dtype, source_text, destination_text = map(str, texts)
-    if _number(itemsize) < 0:
+        _refuse(f"array {number} has shape {a.shape} before and {b.shape} afterwards", again)
+    itemsize = as_number(given["itemsize"])
+    if itemsize < 0:
         raise ValueError(f"array {number} has {itemsize} bytes per element")
-    return Leaf(str(name), a, b, _number(itemsize), dtype, source_text, destination_text)
+    ends: list[Sharding | None] = []
+    for key, layout in (("source_sharding", a), ("sharding", b)):
+        which = number_or_none(given[key])
+        sharding = None if which is None else shardings[which]
+        if sharding is not None and sharding.layout(layout.shape) != layout:
+            _refuse(f"the {key} of array {number} lays it out otherwise than its layout", again)
+        ends.append(sharding)
+    return Leaf(
+        as_text(given["name"]),
+        a,
+        b,
+        itemsize,
+        as_text(given["dtype"]),
+        as_text(given["source_text"]),
+        as_text(given["destination_text"]),
+        ends[1],
+        ends[0],
+        None if given["path"] is None else as_text(given["path"]),
+        tuple([as_text(path) for path in as_list(given["also"])]),
+    )
 
 
 def _figures(form: object) -> Figures:
-    given = dict(_mapping(form))
+    given = dict(as_mapping(form))
     exact = bool(given.pop("messages_exact"))
-    return Figures(**{k: _number(v) for k, v in given.items()}, messages_exact=exact)
+    return Figures(**{k: as_number(v) for k, v in given.items()}, messages_exact=exact)
 
 
 def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
-    given = _mapping(form)
-    route, others = _mapping(given["route"]), [_mapping(o) for o in _list(given["others"])]
-    passed = tuple([layouts[i] for i in _numbers(route["layouts"])])
+    given = as_mapping(form)
+    route, others = as_mapping(given["route"]), [as_mapping(o) for o in as_list(given["others"])]
+    passed = tuple([layouts[i] for i in as_numbers(route["layouts"])])
     if len(passed) < 2 or len({x.shape for x in passed}) > 1:
         _refuse(
             f"the route {route['name']} passes through {len(passed)} layouts of "
@@ -367,7 +373,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
             passed,
             str(route["why"]),
             bool(route["split"]),
-            _numbers_or_none(route["alive"]),
+            numbers_or_none(route["alive"]),
         ),
         _figures(given["figures"]),
         str(given["why"]),
@@ -381,7 +387,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
                 for o in others
             ]
         ),
-        _number(given["count"]),
+        as_number(given["count"]),
     )
 
 

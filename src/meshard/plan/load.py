@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import reduce
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 
+from .exact import counter, product, sums_at, total
 from .grid import distinct
 from .hop import Hop
 from .spread import Rows, shared
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+    Amounts = Floats | Ints
 
-__all__ = ["MOST_JOBS", "Load", "Places", "load_of"]
+__all__ = ["MOST_JOBS", "Load", "Places", "added_up", "as_floats", "load_of", "summed", "summed_at"]
 
 MOST_JOBS = 5_000_000
 """Hops with more jobs than this are summed, and not listed, even if that is an estimate."""
@@ -73,6 +76,8 @@ class Places:
 class Load:
     """What passes between devices at one time.
 
+    Amounts are integers where they are exact, and floats where they are estimated.
+
     Attributes:
         sent: bytes that each device sends.
         received: bytes that each device receives.
@@ -84,18 +89,18 @@ class Load:
         exact: whether these are the numbers of the very jobs, and not estimated from shares.
     """
 
-    sent: Floats
-    received: Floats
-    inside: tuple[Floats, ...]
+    sent: Amounts
+    received: Amounts
+    inside: tuple[Amounts, ...]
     messages_sent: Floats
     messages_received: Floats
     exact: bool
 
     def __add__(self, other: Load) -> Load:
         return Load(
-            self.sent + other.sent,
-            self.received + other.received,
-            tuple([a + b for a, b in zip(self.inside, other.inside, strict=True)]),
+            _both(self.sent, other.sent),
+            _both(self.received, other.received),
+            tuple([_both(a, b) for a, b in zip(self.inside, other.inside, strict=True)]),
             self.messages_sent + other.messages_sent,
             self.messages_received + other.messages_received,
             self.exact and other.exact,
@@ -103,11 +108,11 @@ class Load:
 
     def times(self, bytes_each: int, count: int = 1) -> Load:
         """Return the load of several arrays with elements of a size, from that of bytes."""
-        by = float(bytes_each * count)
+        by = bytes_each * count
         return Load(
-            self.sent * by,
-            self.received * by,
-            tuple([x * by for x in self.inside]),
+            _times(self.sent, by),
+            _times(self.received, by),
+            tuple([_times(x, by) for x in self.inside]),
             self.messages_sent * float(count),
             self.messages_received * float(count),
             self.exact,
@@ -117,9 +122,43 @@ class Load:
     def none(cls, places: Places) -> Load:
         """Return the load of nothing at all."""
         levels, devices = len(places.groups), len(places.ids)
-        inside = tuple([np.zeros(len(groups)) for groups in places.groups])
-        messages = np.zeros((levels, devices))
-        return cls(np.zeros(devices), np.zeros(devices), inside, messages, messages, True)
+        inside = tuple([np.zeros(len(groups), np.int64) for groups in places.groups])
+        messages, none = np.zeros((levels, devices)), np.zeros(devices, np.int64)
+        return cls(none, none, inside, messages, messages, True)
+
+
+def _integers(amounts: Amounts) -> Ints:
+    """Return the same amounts, which are integers."""
+    return cast("Ints", amounts)
+
+
+def _estimated(amounts: Amounts) -> bool:
+    return amounts.dtype.kind == "f"
+
+
+def _both(a: Amounts, b: Amounts) -> Amounts:
+    """Return sums: exact ones of integers, floats if either are floats."""
+    if _estimated(a) or _estimated(b):
+        return as_floats(a) + as_floats(b)
+    most = sum(int(x.max(initial=0)) for x in (a, b))
+    found: Ints = a.astype(counter(most), copy=False) + _integers(b)
+    return found
+
+
+def added_up(amounts: Sequence[Amounts]) -> Amounts:
+    """Return the sums, place by place, of arrays of amounts."""
+    return reduce(_both, amounts)
+
+
+def _times(amounts: Amounts, by: int) -> Amounts:
+    if _estimated(amounts):
+        return as_floats(amounts) * float(by)
+    return product(_integers(amounts), by)
+
+
+def as_floats(amounts: Amounts) -> Floats:
+    """Return amounts as floats."""
+    return amounts.astype(np.float64, copy=False)
 
 
 def load_of(hop: Hop, places: Places, *, most_jobs: int = MOST_JOBS) -> Load:
@@ -144,9 +183,21 @@ def _sums_are_exact(hop: Hop) -> bool:
     return alone and all(len(distinct(units)) == len(units) for units in held)
 
 
-def _sums(places: Ints, amounts: Floats | Ints, count: int) -> Floats:
+def summed(amounts: Amounts) -> float:
+    """Return the sum of amounts, an integer where they are integers."""
+    return float(amounts.sum()) if _estimated(amounts) else total(_integers(amounts))
+
+
+def summed_at(places: Ints, amounts: Amounts, count: int) -> Amounts:
     """Return the sums of amounts at each of some places."""
-    return np.asarray(np.bincount(places, amounts, count), np.float64)
+    if _estimated(amounts):
+        return np.asarray(np.bincount(places, amounts, count), np.float64)
+    return sums_at(places, _integers(amounts), count)
+
+
+def _counts(places: Ints, count: int) -> Floats:
+    """Return how often each place occurs."""
+    return np.bincount(places, minlength=count).astype(np.float64)
 
 
 def _listed(hop: Hop, places: Places) -> Load:
@@ -161,13 +212,13 @@ def _listed(hop: Hop, places: Places) -> Load:
     inside, sent, received = [], [], []
     for at, groups in zip(places.at, places.groups, strict=True):
         here = at[sender] == at[receiver]
-        inside.append(_sums(at[sender[here]], elements[here], len(groups)))
+        inside.append(sums_at(at[sender[here]], elements[here], len(groups)))
         near = at[source] == at[target]
-        sent.append(_sums(source[near], np.ones(int(near.sum())), count))
-        received.append(_sums(target[near], np.ones(int(near.sum())), count))
+        sent.append(_counts(source[near], count))
+        received.append(_counts(target[near], count))
     return Load(
-        _sums(sender, elements, count),
-        _sums(receiver, elements, count),
+        sums_at(sender, elements, count),
+        sums_at(receiver, elements, count),
         tuple(inside),
         np.array(sent),
         np.array(received),
@@ -183,11 +234,12 @@ def _summed(hop: Hop, places: Places) -> Load:
     copies = before.copies[cell]
     # The shares of a stream, as equal as whole elements can be.
     wanted = hop.wanted[cell]
-    elements = wanted * (column + 1) // copies - wanted * column // copies
+    elements = product(wanted, column + 1) // copies - product(wanted, column) // copies
     mine, needs = places.of(unit), places.of(after.held[0])
-    sent = _sums(mine, elements, count)
-    received = np.zeros(count)
+    sent = sums_at(mine, elements, count)
+    received = np.zeros(count, hop.received.amounts.dtype)
     received[places.of(hop.received.units)] = hop.received.amounts
+    exact = _sums_are_exact(hop)
     share = 1.0 / np.maximum(before.copies, 1)
     keeper, kept_cell, _, _, kept = hop.stays
     keepers = places.of(keeper)
@@ -201,16 +253,16 @@ def _summed(hop: Hop, places: Places) -> Load:
         held = have.count * share[have.cell]
         # Of what a group's devices need of a cell, those that hold the cell need nothing.
         stay = have.at(at[keepers], kept_cell)
-        lacking = shared(have, need, need.count)
-        lacking -= _sums(stay, kept, len(lacking))
-        inside.append(_sums(have.group, lacking * held, len(groups)))
+        lacking = shared(have, need, need.count.astype(counter(hop.most)))
+        np.subtract.at(lacking, stay, kept)
+        within = lacking if exact else as_floats(lacking) * held
+        inside.append(summed_at(have.group, within, len(groups)))
         peers = shared(have, need, need.count, counting=True)
-        peers -= _sums(stay, np.ones(len(stay)), len(peers))
+        peers -= _counts(stay, len(peers))
         rows = have.at(at[mine], cell)
-        out.append(_sums(mine, peers[rows] / copies, count))
+        out.append(np.bincount(mine, peers[rows] / copies, count))
         senders = shared(need, have, held, counting=True)
         rows = need.at(at[needs], after.held[1])
-        amounts = _sums(needs, senders[rows], count)
-        into.append(amounts - _sums(keepers, held[stay], count))
-    exact = _sums_are_exact(hop)
+        amounts = np.bincount(needs, senders[rows], count)
+        into.append(amounts - np.bincount(keepers, held[stay], count))
     return Load(sent, received, tuple(inside), np.array(out), np.array(into), exact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import groupby
@@ -17,8 +17,9 @@ from meshard.algebra.layout import Layout
 
 from .bounds import bounds_of, receive_bound
 from .choice import Candidate, Choice, Leaf, direct_choice
+from .exact import counter, product, total
 from .footprint import added, footprint, union, windows
-from .hop import Hop
+from .hop import Hop, unit_map
 from .jobs import Tally
 from .route import Route
 from .schedule import batches
@@ -59,7 +60,8 @@ class Planned:
     Attributes:
         leaves: the arrays.
         choices: the choice of each distinct source, destination and element size.
-        max_bytes: the most bytes in flight on any device, and between two hops; None for no limit.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination (`window`); None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
         given_rounds: how many times the window opens, where that was said.
@@ -205,15 +207,17 @@ class Planned:
             holders = np.sort(hop.before.holders, axis=1)
             rows, amounts = sums.setdefault(holders.shape[1], ([], []))
             rows.append(holders)
-            amounts.append(hop.wanted * weight)
+            amounts.append(product(hop.wanted, weight))
+        # All holders together send no more than the sum of what is wanted.
+        kind = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
         step = reduce(math.gcd, [leaf.itemsize for leaf in self.leaves], 0) or 1
         most = 0
         for width, (rows, amounts) in sums.items():
             every, wanted = np.concatenate(rows), np.concatenate(amounts)
             kinds = every[:, 0] if width == 1 else every
             groups, place = np.unique(kinds, axis=0, return_inverse=True)
-            totals = np.zeros(len(groups), np.int64)
-            np.add.at(totals, place.reshape(-1), wanted)
+            totals = np.zeros(len(groups), kind)
+            np.add.at(totals, place.reshape(-1), wanted.astype(kind, copy=False))
             copies = np.maximum((groups.reshape(len(groups), width) >= 0).sum(axis=1), 1)
             most = max(most, int((-(-totals // (copies * step)) * step).max(initial=0)))
         return most
@@ -233,8 +237,11 @@ class Planned:
             for choice, group in zip(self.choices, self.groups, strict=True)
         ]
         units = reduce(lambda a, b: union([a, b]), [f.units for f in prints])
+        pairs = list(zip(prints, self.weights, strict=True))
+        kind = counter(4 * sum(int(f.peak.max(initial=0)) * weight for f, weight in pairs))
         amounts = [
-            f.over(units) * group[0].itemsize for f, group in zip(prints, self.groups, strict=True)
+            f.over(units).astype(kind) * group[0].itemsize
+            for f, group in zip(prints, self.groups, strict=True)
         ]
         live = sum(a[0] * c.count for a, c in zip(amounts, self.choices, strict=True))
         most = np.array(live)
@@ -251,20 +258,44 @@ class Planned:
         return Tally(units, most)
 
     @cached_property
+    def process_of(self) -> Mapping[int, int] | None:
+        """The process of each device; None where only layouts are known."""
+        shardings = {s for leaf in self.leaves for s in (leaf.source_sharding, leaf.sharding)}
+        found: dict[int, int] = {}
+        for sharding in shardings:
+            if sharding is None:
+                return None
+            found.update((d.id, d.process_index) for d in sharding.device_order)
+        return found
+
+    @cached_property
+    def process_hops(self) -> tuple[tuple[Hop, ...], ...]:
+        """For each choice its hops between processes; between devices where those are not known."""
+        if self.max_bytes is None or self.process_of is None:
+            return tuple([route.hops for route in self.routes])
+        units = unit_map(self.process_of)
+        return tuple([route.between(units) for route in self.routes])
+
+    def opens(self, stage: int, choices: Iterable[int]) -> int:
+        """Return how many times the window opens for one stage of some choices, at least.
+
+        One that has no limit opens once, as does one that nothing has to pass because all that
+        moves stays within its process.
+        """
+        listed = [n for n in choices if stage < len(self.routes[n].hops)]
+        if not any(self.routes[n].hops[stage].moved for n in listed):
+            return 0
+        pairs = [(self.process_hops[n][stage], self.weights[n]) for n in listed]
+        most = max(added((getattr(h, way), w) for h, w in pairs).most for way in _WAYS)
+        return max(1, windows(most, self.max_bytes))
+
+    @cached_property
     def rounds(self) -> int:
         """How many times the window of ``max_bytes`` opens; one per hop where it has no limit."""
         if self.given_rounds is not None:
             return self.given_rounds
-        found = 0
-        for stage in range(max([len(r.layouts) for r in self.routes], default=1) - 1):
-            pairs = [
-                (r.hops[stage], w)
-                for r, w in zip(self.routes, self.weights, strict=True)
-                if stage < len(r.hops)
-            ]
-            most = max(added((getattr(h, way), w) for h, w in pairs).most for way in _WAYS)
-            found += windows(most, self.max_bytes)
-        return found
+        stages = max([len(r.layouts) for r in self.routes], default=1) - 1
+        return sum(self.opens(stage, range(len(self.routes))) for stage in range(stages))
 
     @property
     def peak_bytes(self) -> int:

@@ -8,6 +8,7 @@ same layer on other devices, share a few plans.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,15 @@ from meshard.errors import ArgumentError
 
 from .broadcast import chained, striped
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
+from .grid import each_device
+from .hop import unit_map
 from .intermediate import candidates
+from .presets import as_topology
 from .reshard import Plan
 from .route import Route
 from .simulate import simulate
 from .topology import Topology
+from .window import between, checked_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -178,7 +183,7 @@ def make_plan(
     max_bytes: int | None = None,
     donate: bool = False,
     alive: Collection[int] | None = None,
-    topology: Topology | None = None,
+    topology: Topology | str | None = None,
     split: bool = True,
 ) -> Plan:
     """Choose how each leaf gets to its destination.
@@ -186,37 +191,59 @@ def make_plan(
     Args:
         leaves: the arrays.
         cache: plans that are known already; None plans anew.
-        max_bytes: the most extra memory on any device, besides source and destination: what lies
-            between two hops, and what is in flight. None for no limit.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination (`window`); None for no limit.
         donate: whether the sources may be given up as they are read.
         alive: the ids of the devices that still have their data; None for all.
-        topology: what links cost; by default all devices are equally far from each other.
+        topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
+            devices are equally far from each other.
         split: whether a box may be cut between two senders.
 
     Raises:
         DataLoss: if no live device holds a part that is needed.
-        ArgumentError: if ``max_bytes`` does not hold the least that can be in flight.
+        ArgumentError: if ``max_bytes`` is not a positive integer, or there is no such topology.
     """
+    max_bytes = checked_window(max_bytes, "plan_reshard")
     known = cache if cache is not None else PlanCache()
     living = None if alive is None else tuple(sorted(set(alive)))
-    options = (max_bytes, donate, living, topology, split)
+    where = None if topology is None else as_topology(topology, "plan_reshard")
+    options = (max_bytes, donate, living, where, split)
     choices: dict[Hashable, Choice] = {}
     for leaf in leaves:
         key = (leaf.source, leaf.destination, leaf.itemsize)
         found = choices.get(key)
         if found is None:
-            make = functools.partial(_choice, leaf, max_bytes, donate, living, topology, split)
+            make = functools.partial(_choice, leaf, max_bytes, donate, living, where, split)
             found = known.find(leaf, options, make)
             choices[key] = replace(found, count=1)
         else:
             choices[key] = replace(found, count=found.count + 1)
-    return Plan(
-        tuple(leaves),
-        tuple(choices.values()),
-        max_bytes=max_bytes,
-        donate=donate,
-        alive=living,
+    make_one = functools.partial(
+        Plan, tuple(leaves), max_bytes=max_bytes, donate=donate, alive=living
     )
+    plan = make_one(tuple(choices.values()))
+    kept = [_within(plan, number) for number in range(len(plan.choices))]
+    return plan if all(map(operator.is_, kept, plan.choices)) else make_one(kept)
+
+
+def _within(plan: Plan, number: int) -> Choice:
+    """Return a choice, or the direct way if too much of a process lies between its hops."""
+    choice, leaf = plan.choices[number], plan.groups[number][0]
+    if plan.max_bytes is None or len(choice.route.layouts) < 3:
+        return choice
+    units = each_device if plan.process_of is None else unit_map(plan.process_of)
+    kept = between(choice.route, leaf.itemsize, units)
+    if kept <= plan.max_bytes // 2:
+        return choice
+    route = replace(choice.route, name="direct", layouts=(leaf.source, leaf.destination), why="")
+    figures = figures_of(route, leaf.itemsize, donate=plan.donate)
+    other = Candidate(
+        choice.route.name,
+        choice.figures,
+        f"between its hops a process would hold {kept:,} bytes, more than half of max_bytes",
+    )
+    why = "every byte goes once, straight to where it is needed"
+    return Choice(route, figures, why, (other,), choice.count)
 
 
 def _choice(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from meshard.errors import ArgumentError
 
-from .topology import Level, Topology
+from .topology import Level, Topology, brief
 
-__all__ = ["presets", "topology"]
+__all__ = ["as_topology", "presets", "topology"]
 
 _PRESETS = (
     Topology("one process", (Level("process", latency=0.6e-6, bandwidth=10e9),)),
@@ -84,7 +86,33 @@ def topology(name: str) -> Topology:
     for preset in _PRESETS:
         if preset.name == name:
             return preset
+    near = get_close_matches(brief(name), presets(), 1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
-        f"There is no topology named {name!r}; there are {', '.join(map(repr, presets()))}, and "
-        f"Topology.load reads others from a file."
+        f"There is no topology named {brief(name)}.{meant} There are "
+        f"{', '.join(map(repr, presets()))}; Topology.load reads others from a file."
     )
+
+
+def as_topology(given: Topology | str, what: str, hint: str = "") -> Topology:
+    """Return the topology that is meant: the given one, or that of a name.
+
+    Args:
+        given: a topology, or the name of one.
+        what: the function that takes it, for messages.
+        hint: what to add to the message.
+
+    Raises:
+        ArgumentError: if it is neither, or there is no topology of that name.
+
+    >>> as_topology("one process", "explain").levels[0].name
+    'process'
+    """
+    if isinstance(given, str):
+        return topology(given)
+    if not isinstance(given, Topology):
+        raise ArgumentError(
+            f"{what}: topology is a Topology or the name of one "
+            f"({', '.join(map(repr, presets()))}), not {brief(given)}.{hint}"
+        )
+    return given

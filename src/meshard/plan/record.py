@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from .captions import amount_text, bytes_text
+
 __all__ = ["Record", "aligned", "bytes_by_line", "labels", "lines_table", "records_table"]
 
 _WIDTH = 100
@@ -77,8 +79,8 @@ def records_table(records: Sequence[Record]) -> str:
             ", ".join(r.axes) or "-",
             r.array or "-",
             f"{len(group):,}",
-            f"{r.bytes_per_device:,}",
-            f"{len(group) * r.total_bytes:,}",
+            amount_text(r.bytes_per_device),
+            amount_text(len(group) * r.total_bytes),
         )
         for group in groups.values()
         for r in group[:1]
@@ -102,12 +104,12 @@ def lines_table(records: Sequence[Record]) -> str:
     for line in list(totals)[:_LINES]:
         own = [r for r in records if r.line == line]
         names = ", ".join(dict.fromkeys(f"{r.what} ({r.kind})" for r in own))
-        rows.append((told[line], names, f"{len(own):,}", f"{totals[line]:,}"))
+        rows.append((told[line], names, f"{len(own):,}", amount_text(totals[line])))
     text = aligned(rows, 2)
     if len(totals) > _LINES:
         rest = sum(list(totals.values())[_LINES:])
         more = len(totals) - _LINES
-        text += f"\nand {more} more line{'s' if more > 1 else ''}, {rest:,} bytes"
+        text += f"\nand {more} more line{'s' if more > 1 else ''}, {bytes_text(rest)}"
     return text
 
 

@@ -7,6 +7,7 @@ jobs to list, that is done for some of the units, on both ends.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -91,7 +92,7 @@ def _check_hop(hop: Hop, where: str) -> Report:
     if rows <= MOST_JOBS:
         jobs = hop.jobs()
         check_jobs(hop, jobs, where)
-        small = int(np.prod(hop.shape, dtype=np.int64)) * len(receivers) <= _SMALL
+        small = math.prod(hop.shape) * len(receivers) <= _SMALL
         if small:
             check_elements(hop, jobs, where)
         return Report(hops=1, jobs=len(jobs), elements=int(small), devices=len(receivers))
@@ -149,7 +150,7 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
     ):
         if wrong.any():
             _refuse(hop, jobs, int(order[np.flatnonzero(wrong)[0]]), where, text)
-    got = np.zeros(len(known), np.int64)
+    got = np.zeros(len(known), jobs.last.dtype)
     np.add.at(got, place, jobs.elements)
     short = got < needs.volume[known]
     if short.any():
@@ -288,7 +289,7 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
     Raises:
         PlanError: naming the first box with a wrong element, and the device.
     """
-    labels = np.arange(int(np.prod(hop.shape, dtype=np.int64))).reshape(hop.shape)
+    labels = np.arange(math.prod(hop.shape)).reshape(hop.shape)
     before = _memories(hop.before, labels)
     after = {unit: np.full(hop.shape, -1, np.int64) for unit in _memories(hop.after, labels)}
     counts = {unit: np.zeros(hop.shape, np.int64) for unit in after}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, final
 from meshard.errors import MeshardError
 
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
+from .files import write_text
 from .html import page, plan_html
 from .json_form import json_text, read_json
 from .planned import Planned, Transfer
@@ -65,7 +66,8 @@ class Plan(Planned):
         leaves: the arrays.
         choices: for each distinct triple of source, destination and element size among the leaves,
             in the order in which they first occur, the route; by default all go directly.
-        max_bytes: the most bytes in flight on any device, and between two hops; None for no limit.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination; None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
         rounds: how many times the window opens; by default as often as `max_bytes` demands.
@@ -101,8 +103,15 @@ class Plan(Planned):
         """
         return sum(map(check_route, dict.fromkeys(self.routes)), Report())
 
-    def simulate(self, topology: Topology) -> Simulation:
-        """Return the time and the traffic of each level that a topology predicts."""
+    def simulate(self, topology: Topology | str) -> Simulation:
+        """Return the time and the traffic of each level that a topology predicts.
+
+        Args:
+            topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+
+        Raises:
+            ArgumentError: if there is no such topology, or a device has no place in it.
+        """
         pairs = zip(self.choices, self.groups, strict=True)
         return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
 
@@ -148,8 +157,12 @@ class Plan(Planned):
         return plan
 
     def save_html(self, path: str | Path) -> None:
-        """Write the plan as one HTML page that needs nothing else."""
-        Path(path).write_text(page(self), encoding="utf-8")
+        """Write the plan as one HTML page that needs nothing else.
+
+        Raises:
+            OSError: if the file cannot be written; what was there before stays.
+        """
+        write_text(path, page(self), "Plan.save_html")
 
     def _repr_html_(self) -> str:
         return plan_html(self)

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from .captions import amount_text, bytes_text
 from .grid import each_device
 from .hop import Hop
-from .load import MOST_JOBS, Load, Places, load_of
+from .load import MOST_JOBS, Load, Places, added_up, as_floats, load_of, summed, summed_at
+from .presets import as_topology
 from .route import Route
 from .topology import Topology
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+    Amounts = Floats | Ints
 
 Moves = Route | Hop | Sequence[Hop]
 """What can be simulated: a route, one hop, or hops one after another, between devices."""
@@ -155,9 +159,9 @@ class Simulation:
 
     def __str__(self) -> str:
         how = "exact" if self.exact else "estimated where several devices hold the same elements"
-        told = f"{self.topology}: {time_text(self.seconds)} for {self.bytes:,} bytes, {how}"
+        told = f"{self.topology}: {time_text(self.seconds)} for {bytes_text(self.bytes)}, {how}"
         hops = [
-            (f"{number}", time_text(x.seconds), f"{x.bytes:,}", f"{x.messages:,}", x.slowest)
+            (f"{number}", time_text(x.seconds), amount_text(x.bytes), f"{x.messages:,}", x.slowest)
             for number, x in enumerate(self.hops, 1)
         ]
         total = max(self.bytes, 1)
@@ -165,7 +169,7 @@ class Simulation:
             (
                 x.name,
                 time_text(x.seconds),
-                f"{x.bytes:,}",
+                amount_text(x.bytes),
                 f"{x.messages:,}",
                 f"{100 * x.bytes / total:.1f} %",
             )
@@ -173,7 +177,8 @@ class Simulation:
         ]
         spots = {
             title: [
-                (x.name, time_text(x.seconds), f"{x.sent:,}", f"{x.received:,}", "") for x in some
+                (x.name, time_text(x.seconds), amount_text(x.sent), amount_text(x.received), "")
+                for x in some
             ]
             for title, some in (("sends most", self.senders), ("receives most", self.receivers))
         }
@@ -185,19 +190,19 @@ class Simulation:
 
 
 def simulate(
-    moves: Moves, itemsize: int, topology: Topology, *, most_jobs: int = MOST_JOBS
+    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = MOST_JOBS
 ) -> Simulation:
     """Return how long an array takes to move on a topology, and where it is held up.
 
     Args:
         moves: the way that the array takes.
         itemsize: bytes per element.
-        topology: where the devices are.
+        topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
         most_jobs: where several devices hold the same elements, and a hop has more jobs than
             this, its traffic is estimated, in a time in proportion to the number of devices.
 
     Raises:
-        ArgumentError: if a device has no place in the topology.
+        ArgumentError: if there is no such topology, or a device has no place in it.
 
     >>> from meshard.algebra.layout import Layout, even_cuts
     >>> from meshard.plan.topology import Level
@@ -213,24 +218,25 @@ def simulate(
 
 
 def simulate_many(
-    moves: Iterable[tuple[Moves, int, int]], topology: Topology, *, most_jobs: int = MOST_JOBS
+    moves: Iterable[tuple[Moves, int, int]], topology: Topology | str, *, most_jobs: int = MOST_JOBS
 ) -> Simulation:
     """Return how long many arrays take to move together.
 
     Args:
         moves: for each kind of array the way that it takes, bytes per element, and how many
             arrays there are of it.
-        topology: where the devices are.
+        topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
         most_jobs: as for `simulate`.
 
     All first hops run at once, then all second hops, and so on: their traffic is added up on each
     port and then timed. Messages of different arrays are not joined.
 
     Raises:
-        ArgumentError: if a device has no place in the topology.
+        ArgumentError: if there is no such topology, or a device has no place in it.
     """
     listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
-    places = Places(topology, [hop for hops, _, _ in listed for hop in hops])
+    where = as_topology(topology, "simulate")
+    places = Places(where, [hop for hops, _, _ in listed for hop in hops])
     rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
     for hops, itemsize, count in listed:
         for number, hop in enumerate(hops):
@@ -244,10 +250,10 @@ def simulate_many(
             _whole(sum(x.messages[number] for x in timed)),
             sum(x.seconds[number] for x in timed),
         )
-        for number, level in enumerate(topology.levels)
+        for number, level in enumerate(where.levels)
     )
     return Simulation(
-        topology.name,
+        where.name,
         tuple([x.hop for x in timed]),
         levels,
         _hottest(timed, places, 0),
@@ -268,7 +274,7 @@ def _hops(moves: Moves) -> tuple[Hop, ...]:
 
 
 def _whole(amount: float) -> int:
-    return round(float(amount))
+    return amount if isinstance(amount, int) else round(float(amount))
 
 
 def _owner(places: Places, level: int, port: int) -> str:
@@ -293,8 +299,8 @@ class _Timed:
     def __init__(self, load: Load, places: Places) -> None:
         self._places = places
         levels = places.topology.levels
-        inside = [float(x.sum()) for x in load.inside]
-        self.bytes = np.maximum(np.diff(inside, prepend=0.0), 0.0).tolist()
+        inside = [0, *map(summed, load.inside)]
+        self.bytes = [max(b - a, 0) for a, b in pairwise(inside)]
         # Messages by the level where their ends meet, and what the rest of the way out costs.
         sent, received = (
             np.maximum(np.diff(x, axis=0, prepend=0.0), 0.0)
@@ -303,7 +309,7 @@ class _Timed:
         self.messages = sent.sum(axis=1).tolist()
         waits = np.array([level.latency for level in levels])[:, None]
         delays = np.maximum(*(np.cumsum((x * waits)[::-1], axis=0)[::-1] for x in (sent, received)))
-        self.ports: list[tuple[Floats, Floats]] = []
+        self.ports: list[tuple[Amounts, Amounts]] = []
         self.seconds: list[float] = []
         slowest, most = "-", 0.0
         for number, level in enumerate(levels):
@@ -312,7 +318,7 @@ class _Timed:
             delay = np.zeros(len(out))
             at = places.at[number - 1] if number else np.arange(len(out))
             np.maximum.at(delay, at, delays[number])
-            busy = np.maximum(out, into) / level.bandwidth + delay
+            busy = as_floats(np.maximum(out, into)) / level.bandwidth + delay
             took = float(busy.max(initial=0.0))
             who = _owner(places, number, int(busy.argmax())) if took else "-"
             if level.capacity is not None:
@@ -323,28 +329,28 @@ class _Timed:
             self.seconds.append(took)
             if took > most:
                 slowest, most = who, took
-        total, messages = _whole(load.received.sum()), _whole(sum(self.messages))
+        total, messages = _whole(summed(load.received)), _whole(sum(self.messages))
         self.hop = HopTime(most, total, messages, slowest)
 
-    def _through(self, load: Load, number: int) -> tuple[Floats, Floats]:
+    def _through(self, load: Load, number: int) -> tuple[Amounts, Amounts]:
         """Return the bytes that leave and enter each port of a level."""
         if number == 0:
             return load.sent, load.received
         at, within = self._places.at[number - 1], load.inside[number - 1]
         out, into = (
-            np.maximum(np.bincount(at, x, len(within)) - within, 0.0)
+            np.maximum(summed_at(at, x, len(within)) - within, 0)
             for x in (load.sent, load.received)
         )
         return out, into
 
     def _carried(self, load: Load, number: int) -> Floats:
         """Return the bytes that each group of a level carries, its own groups' insides left out."""
-        out, into = self._through(load, number + 1)
-        own = load.inside[number]
+        out, into = map(as_floats, self._through(load, number + 1))
+        own = as_floats(load.inside[number])
         if number:
             above = np.zeros(len(load.inside[number - 1]), np.int64)
             above[self._places.at[number - 1]] = self._places.at[number]
-            own = own - np.bincount(above, load.inside[number - 1], len(own))
+            own = own - np.bincount(above, as_floats(load.inside[number - 1]), len(own))
         return np.maximum(own, 0.0) + out + into
 
 
@@ -352,13 +358,13 @@ def _hottest(timed: Sequence[_Timed], places: Places, direction: int) -> tuple[H
     """Return the ports that are longest busy in one direction, over all rounds."""
     found: list[tuple[float, int, int, HotSpot]] = []
     for number, level in enumerate(places.topology.levels):
-        sums = [sum(x.ports[number][way] for x in timed) for way in (0, 1)] if timed else []
+        sums = [added_up([x.ports[number][way] for x in timed]) for way in (0, 1)] if timed else []
         if not sums:
             continue
-        amounts = np.asarray(sums[direction])
+        amounts = as_floats(sums[direction])
         for port in np.argsort(-amounts, kind="stable")[:_SPOTS]:
             if amounts[port] > 0:
-                out, into = (float(np.asarray(x)[port]) for x in sums)
+                out, into = (x[port].item() if x.dtype != object else x[port] for x in sums)
                 seconds = max(out, into) / level.bandwidth
                 spot = HotSpot(
                     _owner(places, number, int(port)), _whole(out), _whole(into), seconds

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 
+from .exact import counter
 from .grid import Grid, Units
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+    Amounts = TypeVar("Amounts", Floats, Ints)
     Spans = tuple[Ints, Ints]
 
 __all__ = ["Rows", "shared", "spans_of", "spread"]
@@ -36,12 +38,13 @@ def spans_of(grid: Grid) -> tuple[Spans, ...]:
 
 
 def spread(
-    values: Floats, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
-) -> Floats:
+    values: Amounts, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
+) -> Amounts:
     """Sum what lies on one grid of cells over each cell of another.
 
     Args:
-        values: a number for each cell, as an array of the grid's rank.
+        values: a number for each cell, as an array of the grid's rank. Sums have its dtype, so
+            that those of integers are exact.
         spans: for each dim where the cells start and stop; they ascend and are disjoint, and may
             leave gaps.
         onto: the same of the other grid.
@@ -63,46 +66,47 @@ def spread(
     return values
 
 
-def _running(values: Floats, dim: int) -> Floats:
+def _running(values: Amounts, dim: int) -> Amounts:
     """Return the sums of the first 0, 1, ... values along a dim."""
     shape = list(values.shape)
     shape[dim] += 1
-    sums = np.zeros(shape)
+    sums = np.zeros(shape, values.dtype)
     inner = [slice(None)] * values.ndim
     inner[dim] = slice(1, None)
     np.cumsum(values, axis=dim, out=sums[tuple(inner)])
     return sums
 
 
-def _lying(numbers: Ints, dim: int, rank: int) -> Floats:
-    shape = [1] * rank
+def _lying(numbers: Ints, dim: int, values: Amounts) -> Amounts:
+    shape = [1] * values.ndim
     shape[dim] = len(numbers)
-    return numbers.reshape(shape).astype(np.float64)
+    found: Amounts = numbers.reshape(shape).astype(values.dtype)
+    return found
 
 
-def _measured(values: Floats, dim: int, spans: Spans, onto: Spans) -> Floats:
+def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
     starts, stops = spans
     if not len(starts):
         shape = list(values.shape)
         shape[dim] = len(onto[0])
-        return np.zeros(shape)
+        return np.zeros(shape, values.dtype)
     lengths = stops - starts
-    sums = _running(values * _lying(lengths, dim, values.ndim), dim)
+    sums = _running(values * _lying(lengths, dim, values), dim)
 
-    def up_to(points: Ints) -> Floats:
+    def up_to(points: Ints) -> Amounts:
         cell = np.maximum(np.searchsorted(starts, points, side="right") - 1, 0)
         part = np.clip(points - starts[cell], 0, lengths[cell])
-        found: Floats = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
-            part, dim, values.ndim
+        found: Amounts = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
+            part, dim, values
         )
         return found
 
     return up_to(onto[1]) - up_to(onto[0])
 
 
-def _counted(values: Floats, dim: int, spans: Spans, onto: Spans) -> Floats:
+def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
     starts, stops = spans
-    sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values.ndim), dim)
+    sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
     before = np.searchsorted(stops, onto[0], side="right")
     after = np.searchsorted(starts, onto[1], side="left")
     after = np.where(onto[1] > onto[0], np.maximum(after, before), before)
@@ -147,7 +151,7 @@ class Rows:
     @property
     def volumes(self) -> Ints:
         """The number of elements of each row's cell."""
-        found = np.ones(len(self.cell), np.int64)
+        found = np.ones(len(self.cell), counter(math.prod(self.grid.layout.shape)))
         for lengths, place in zip(self.grid.lengths, self.places, strict=True):
             found *= lengths[place]
         return found
@@ -162,16 +166,16 @@ class Rows:
         return spans, tuple(found)
 
 
-def shared(mine: Rows, other: Rows, weights: Floats, *, counting: bool = False) -> Floats:
+def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False) -> Amounts:
     """Sum, for each row, what it shares with the rows of its group in another grid.
 
     Args:
         mine: rows of one grid.
         other: rows of another grid of the same array.
-        weights: what each of the other rows counts for.
+        weights: what each of the other rows counts for; sums have its dtype.
         counting: whether rows that share elements count once; else once for each such element.
     """
-    result = np.zeros(len(mine.group))
+    result = np.zeros(len(mine.group), weights.dtype)
     first: Ints = np.searchsorted(other.group, mine.group)
     counts: Ints = np.searchsorted(other.group, mine.group, side="right") - first
     _, begin, sizes = np.unique(mine.group, return_index=True, return_counts=True)
@@ -185,7 +189,7 @@ def shared(mine: Rows, other: Rows, weights: Floats, *, counting: bool = False) 
         cells = sum(math.prod([len(s[0]) for s in x]) for x in (to, spans))
         if 2 * cells + _GROUP_COST > size * many:
             continue
-        values = np.zeros([len(s[0]) for s in spans])
+        values = np.zeros([len(s[0]) for s in spans], weights.dtype)
         values[lying] = weights[theirs]
         result[mine_at] = spread(values, spans, to, counting=counting)[places]
         near[mine_at] = False
@@ -204,18 +208,19 @@ def shared(mine: Rows, other: Rows, weights: Floats, *, counting: bool = False) 
 def _by_pairs(
     mine: Rows,
     other: Rows,
-    weights: Floats,
+    weights: Amounts,
     rows: Ints,
     first: Ints,
     counts: Ints,
     counting: bool,
-) -> Floats:
+) -> Amounts:
     """Sum over the pairs of rows, each of which has at least one other."""
     begin = np.cumsum(counts) - counts
     a = np.repeat(rows, counts)
     b = np.arange(len(a)) + np.repeat(first - begin, counts)
-    volume = np.ones(len(a), np.int64)
+    volume = np.ones(len(a), weights.dtype)
     for (start, stop), (low, high) in zip(mine.spans, other.spans, strict=True):
         volume *= np.maximum(np.minimum(stop[a], high[b]) - np.maximum(start[a], low[b]), 0)
-    amount: Floats = weights[b] * ((volume > 0) if counting else volume)
-    return np.add.reduceat(amount, begin)
+    amount: Amounts = weights[b] * ((volume > 0) if counting else volume)
+    found: Amounts = np.add.reduceat(amount, begin)
+    return found

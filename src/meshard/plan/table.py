@@ -11,9 +11,10 @@ import numpy as np
 
 from meshard.algebra.layout import Layout
 
-from .captions import device_label, wrap
+from .captions import amount_text, bytes_text, device_label, size_text, wrap
 from .choice import Candidate, Figures, Leaf
-from .footprint import Traffic, distinct, traffic_of, windows
+from .exact import total
+from .footprint import Traffic, distinct, traffic_of
 from .hop import Hop
 from .record import aligned
 
@@ -29,14 +30,12 @@ __all__ = [
     "names_text",
     "plan_table",
     "reasons",
-    "size_text",
     "steps_of",
 ]
 
 _WIDTH = 100
 _ROWS = 24
 _OTHERS = 3
-
 """Rows of arrays and of steps; the rest is added up in one line."""
 
 
@@ -99,20 +98,6 @@ def _devices_text(layout: Layout) -> str:
     return device_label([d for d in layout.device_ids if d >= 0], most=3)
 
 
-def size_text(nbytes: int) -> str:
-    """Return a number of bytes as people say it.
-
-    >>> size_text(1023), size_text(1536), size_text(5 << 40)
-    ('1,023 bytes', '1.5 KiB', '5.0 TiB')
-    """
-    if nbytes < 1024:
-        return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
-    amount, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:,.1f} {units[0]}"
-
-
 def kind_of_hop(hop: Hop) -> str:
     """Return what a hop is called: after the collective that it is, else ``"exchange"``.
 
@@ -145,7 +130,7 @@ def kind_of_hop(hop: Hop) -> str:
 
 def _keeps(hop: Hop) -> bool:
     """Whether each unit's part of the source is also a part of what it gets."""
-    return int(hop.stays[-1].sum()) == int(hop.volumes[0][hop.before.held[1]].sum())
+    return total(hop.stays[-1]) == total(hop.volumes[0][hop.before.held[1]])
 
 
 # steps
@@ -188,7 +173,7 @@ def steps_of(plan: Planned) -> Iterator[Step]:
                 sent,
                 received,
                 traffic_of(hop),
-                windows(max(sent, received), plan.max_bytes),
+                plan.opens(stage, [number]),
             )
 
 
@@ -232,7 +217,7 @@ def _arrays(plan: Planned) -> str:
                 _end_text(leaf.destination_text, leaf.destination, devices=not same),
                 *[choice.route.name] * routes,
                 f"{len(group):,}",
-                f"{sum(x.nbytes for x in group):,}",
+                amount_text(sum(x.nbytes for x in group)),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -243,7 +228,7 @@ def _arrays(plan: Planned) -> str:
     rest = plan.groups[_ROWS:]
     if rest:
         count, nbytes = sum(map(len, rest)), sum(x.nbytes for group in rest for x in group)
-        lines.append(f"and {count:,} more arrays in {len(rest):,} groups, {nbytes:,} bytes")
+        lines.append(f"and {count:,} more arrays in {len(rest):,} groups, {bytes_text(nbytes)}")
     if same and ends[0] == ends[1]:
         lines.append(f"all on devices {ends[0]}")
     elif same:
@@ -265,14 +250,15 @@ def _steps(plan: Planned) -> str:
     """Return the table of the steps."""
     steps = list(steps_of(plan))
     through = any(len(r.hops) > 1 for r in plan.routes)
-    rows = _step_rows(plan, steps[:_ROWS], "{:,}".format, through=through)
+    rows = _step_rows(plan, steps[:_ROWS], amount_text, through=through)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if sum(widths[-6:]) + 2 * len(widths) + 20 > _WIDTH:
         rows = _step_rows(plan, steps[:_ROWS], size_text, through=through)
     text = aligned(rows, 2 + through)
     rest = steps[_ROWS:]
     if rest:
-        text += f"\nand {len(rest):,} more steps, {sum(s.bytes_moved for s in rest):,} bytes"
+        moved = bytes_text(sum(s.bytes_moved for s in rest))
+        text += f"\nand {len(rest):,} more steps, {moved}"
     return text
 
 
@@ -311,7 +297,7 @@ def _at_most(number: int, *, exact: bool) -> str:
 def _ratio(amount: int, bound: int, condition: str = "") -> str:
     if not bound:
         return "though nothing need move" if amount else "nothing need move"
-    return f"{amount / bound:.3f} x the least{condition}, {bound:,}"
+    return f"{amount / bound:.3f} x the least{condition}, {amount_text(bound)}"
 
 
 def facts(plan: Planned) -> list[tuple[str, str, str]]:
@@ -319,17 +305,21 @@ def facts(plan: Planned) -> list[tuple[str, str, str]]:
     relayed = any(len(r.hops) > 1 for r in plan.routes)
     memory = "sources freed as they go" if plan.donate else "sources stay"
     if plan.max_bytes is not None:
-        memory += f"; at most {plan.max_bytes:,} in flight besides"
+        memory += f"; at most {amount_text(plan.max_bytes)} in flight besides"
     directly = " if direct" * relayed
     found = [
-        ("bytes moved", f"{plan.bytes_moved:,}", _ratio(plan.bytes_moved, plan.lower_bound_bytes)),
+        (
+            "bytes moved",
+            amount_text(plan.bytes_moved),
+            _ratio(plan.bytes_moved, plan.lower_bound_bytes),
+        ),
         (
             "most sent by a device",
-            f"{plan.most_sent:,}",
+            amount_text(plan.most_sent),
             _ratio(plan.most_sent, plan.send_bound_bytes, directly),
         ),
-        ("most received by a device", f"{plan.most_received:,}", ""),
-        ("peak memory of a device", f"{plan.peak_bytes:,}", memory),
+        ("most received by a device", amount_text(plan.most_received), ""),
+        ("peak memory of a device", amount_text(plan.peak_bytes), memory),
         ("rounds", f"{plan.rounds:,}", ""),
         ("devices", f"{plan.device_count:,}", ""),
     ]

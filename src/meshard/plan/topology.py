@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
 
 Groups = tuple[tuple[int, ...], ...]
 
-__all__ = ["Level", "Topology"]
+__all__ = ["Level", "Topology", "brief"]
 
 _LEVEL_KEYS = ("name", "size", "groups", "latency", "bandwidth", "capacity")
 _WIDEST_NAME = 24
+_LARGEST = (1 << 63) - 1
 
 
 @final
@@ -67,11 +70,11 @@ class Level:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A level's name is a word such as 'host', not {self.name!r}.")
+            raise ArgumentError(f"A level's name is a word such as 'host', not {brief(self.name)}.")
         if len(self.name) > _WIDEST_NAME:
             raise ArgumentError(
                 f"A level's name has at most {_WIDEST_NAME} characters so that tables stay "
-                f"readable; {self.name!r} has {len(self.name)}."
+                f"readable; {brief(self.name)} has {len(self.name)}."
             )
         object.__setattr__(self, "latency", self._number("latency", self.latency, least=True))
         object.__setattr__(self, "bandwidth", self._number("bandwidth", self.bandwidth))
@@ -82,9 +85,10 @@ class Level:
                 f"Level {self.name!r} has both size = {self.size} and groups; give the size, if "
                 f"groups are consecutive and equal, or list them."
             )
-        if self.size is not None and (type(self.size) is not int or self.size < 1):
+        if self.size is not None and (type(self.size) is not int or not 0 < self.size <= _LARGEST):
             raise ArgumentError(
-                f"The size of level {self.name!r} is a whole number from 1 on, not {self.size!r}."
+                f"The size of level {self.name!r} is a positive integer of at most 63 bits, not "
+                f"{brief(self.size)}."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", self._grouped(self.groups))
@@ -93,23 +97,28 @@ class Level:
         wanted = "0 or more" if least else "more than 0"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is a number, {wanted}, not {value!r}."
+                f"The {key} of level {self.name!r} is a number, {wanted}, not {brief(value)}."
             )
-        if not math.isfinite(value) or value < 0 or (value == 0 and not least):
-            raise ArgumentError(f"The {key} of level {self.name!r} is {wanted}, not {value}.")
+        # Not `math.isfinite`, which fails for integers that no float can hold.
+        if not 0 <= value <= sys.float_info.max or (value == 0 and not least):
+            raise ArgumentError(
+                f"The {key} of level {self.name!r} is {wanted}, not {brief(value)}."
+            )
         return float(value)
 
     def _grouped(self, groups: object) -> Groups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
-            raise ArgumentError(f"{told}, one list for each group, not {groups!r}.")
+            raise ArgumentError(f"{told}, one list for each group, not {brief(groups)}.")
         of: dict[int, int] = {}
         for number, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
-                raise ArgumentError(f"{told}, each with one id or more; group {number} is {group}.")
+                raise ArgumentError(
+                    f"{told}, each with one id or more; group {number} is {brief(group)}."
+                )
             for device in group:
-                if type(device) is not int or device < 0:
-                    raise ArgumentError(f"{told} from 0 on; group {number} has {device!r}.")
+                if type(device) is not int or not 0 <= device <= _LARGEST:
+                    raise ArgumentError(f"{told} from 0 on; group {number} has {brief(device)}.")
                 if device in of:
                     raise ArgumentError(
                         f"Device {device} is in groups {of[device]} and {number} of level "
@@ -144,9 +153,15 @@ class Topology:
     levels: tuple[Level, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(self.levels))
         if not _is_line(self.name):
-            raise ArgumentError(f"A topology's name is a text of one line, not {self.name!r}.")
+            raise ArgumentError(f"A topology's name is a text of one line, not {brief(self.name)}.")
+        given: object = self.levels
+        levels = tuple(given) if isinstance(given, Iterable) else ()
+        if not isinstance(given, Iterable) or not all(isinstance(x, Level) for x in levels):
+            raise ArgumentError(
+                f"The levels of topology {self.name!r} are a sequence of Level, not {brief(given)}."
+            )
+        object.__setattr__(self, "levels", levels)
         if not self.levels:
             raise ArgumentError(
                 f"Topology {self.name!r} has no levels; it needs one at least, which holds all "
@@ -290,6 +305,9 @@ class Topology:
             ArgumentError: if the file's text is not TOML, or not a topology.
             OSError: if the file cannot be read.
         """
+        given: object = path
+        if not isinstance(given, (str, PathLike)):
+            raise ArgumentError(f"Topology.load: path is the name of a file, not {brief(given)}.")
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -313,18 +331,24 @@ class Topology:
         ... ''').levels[0].bandwidth
         10000000000.0
         """
+        given: object = text
+        if not isinstance(given, str):
+            raise ArgumentError(
+                f"Topology.from_toml: expected a TOML text, got {brief(given)}; "
+                "Topology.load reads a file."
+            )
         try:
             found = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ArgumentError(f"The topology is not TOML: {error}.") from error
         _check_keys(found, ("name", "levels"), ("name", "levels"), "A topology")
         rows = found["levels"]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ArgumentError(
-                f"The levels of a topology are tables, [[levels]] in TOML, not {rows!r}."
+                f"The levels of a topology are tables, [[levels]] in TOML, not {brief(rows)}."
             )
         for number, row in enumerate(rows):
-            what = f"Level {row.get('name', number)!r} of a topology"
+            what = f"Level {brief(row.get('name', number))} of a topology"
             _check_keys(row, _LEVEL_KEYS, ("name", "latency", "bandwidth"), what)
         return cls(found["name"], tuple([Level(**row) for row in rows]))
 
@@ -341,6 +365,15 @@ class Topology:
             if level.capacity is not None:
                 lines.append(f"capacity = {level.capacity!r}")
         return "\n".join(lines) + "\n"
+
+
+def brief(value: object) -> str:
+    """Return how a value is written, in at most 80 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a list in itself
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _is_line(text: object) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from .assemble import overlaps
 from .hop import Hop
 from .load import Load, Places, load_of
+from .presets import as_topology
 from .simulate import busy
 from .topology import Topology
 from .traffic import Fold, Groups, Move, Wire
@@ -32,30 +33,30 @@ _PER_RING = {"all-reduce": 2, "permute": 0, "broadcast": 0}
 """How often a ring's messages go round; 0 where each device sends but one."""
 
 
-def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology) -> float:
+def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology | str) -> float:
     """Return how long communications take that happen at the same time.
 
     Args:
         wires: the communications.
         groups: the ids of the devices that communicate with each other, ``[group, member]``; None
             where the wires themselves tell.
-        topology: where the devices are.
+        topology: where the devices are, or the name of a preset.
 
     Raises:
-        ArgumentError: if a device has no place in the topology.
+        ArgumentError: if there is no such topology, or a device has no place in it.
 
     >>> from meshard.algebra.sharding import SingleDeviceSharding
-    >>> from meshard.plan.presets import topology
     >>> import numpy as np
     >>> class Ring:
     ...     array, kind, axes, received = "float32[8]", "all-gather", ("i",), {0: 3000, 1: 3000}
-    >>> seconds_of([Ring()], np.array([[0, 1]]), topology("one process"))
+    >>> seconds_of([Ring()], np.array([[0, 1]]), "one process")
     9e-07
     """
+    where = as_topology(topology, "seconds_of")
     devices = sorted({d for wire in wires for d in _devices(wire, groups)})
     if not devices:
         return 0.0
-    places = Places(topology, (), devices)
+    places = Places(where, (), devices)
     load = Load.none(places)
     for wire in wires:
         if any(wire.received.values()):

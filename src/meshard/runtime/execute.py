@@ -13,8 +13,10 @@ import numpy as np
 
 from meshard.algebra.box import Index
 from meshard.plan.parts import Copy, Part, Replicas
+from meshard.plan.window import quota
 
 from .profile import timed
+from .slabs import slabs
 from .types import Block, Blocks
 from .world import RuntimeWorld
 
@@ -338,8 +340,8 @@ def exchange_in_rounds(
     """Send boxes to peers and fill boxes from them, never more than a window of bytes at once."""
     if not (sends or receives):
         return
-    quota = None if window is None else max(1, window // (2 * max(1, world.process_count - 1)))
-    out, back = _rounds(sends, quota), _rounds(receives, quota)
+    most = None if window is None else quota(window, world.process_count)
+    out, back = _rounds(sends, most), _rounds(receives, most)
     for going, coming in zip_longest(out, back, fillvalue=list[tuple[int, list[Block]]]()):
         world.transport.exchange(going, coming)
         if progress is not None:
@@ -351,30 +353,27 @@ def _nbytes(copy: Copy, dtype: np.dtype[Any]) -> int:
 
 
 def _rounds(
-    messages: Mapping[int, list[Block]], quota: int | None
+    messages: Mapping[int, list[Block]], most: int | None
 ) -> Iterator[list[tuple[int, list[Block]]]]:
     """Yield what passes between this process and each peer in one round after another.
 
     Both ends of a pair cut the same boxes in the same way, so that nothing is negotiated.
     """
-    if quota is None:
+    if most is None:
         yield [(peer, boxes) for peer, boxes in sorted(messages.items())]
         return
-    queues = {peer: list(_portions(boxes, quota)) for peer, boxes in sorted(messages.items())}
+    queues = {peer: list(_portions(boxes, most)) for peer, boxes in sorted(messages.items())}
     for number in range(max(map(len, queues.values()), default=0)):
         yield [(peer, q[number]) for peer, q in queues.items() if number < len(q)]
 
 
-def _portions(boxes: Sequence[Block], quota: int) -> Iterator[list[Block]]:
-    """Cut boxes into slabs along their first dim, and put them into portions below a quota."""
+def _portions(boxes: Sequence[Block], most: int) -> Iterator[list[Block]]:
+    """Cut boxes into slabs, and put these into portions of at most that many bytes."""
     portion: list[Block] = []
     size = 0
     for box in boxes:
-        rows = len(box) if box.ndim else 1
-        each = max(1, quota * rows // max(1, box.nbytes))
-        for first in range(0, rows, each):
-            slab = box[first : first + each] if box.ndim else box
-            if portion and size + slab.nbytes > quota:
+        for slab in slabs(box, most):
+            if portion and size + slab.nbytes > most:
                 yield portion
                 portion, size = [], 0
             portion.append(slab)

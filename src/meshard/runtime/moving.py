@@ -17,10 +17,12 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import Sharding
 from meshard.errors import AllocationError
 from meshard.plan.assemble import Source, assemble
+from meshard.plan.hop import unit_map
 from meshard.plan.parts import Part
 from meshard.plan.progress import progress_bar
 from meshard.plan.route import Route
 from meshard.plan.schedule import batches, is_gradual
+from meshard.plan.window import between, check_window
 
 from .agreeing import agree
 from .array import Array
@@ -112,7 +114,6 @@ def moved(
     donate: bool,
     max_bytes: int | None,
     progress: Progress = None,
-    check: Callable[[RuntimeWorld, Sequence[Part], Sequence[ArrayType]], None] | None = None,
 ) -> list[Any]:
     """Return the leaves of a tree, each moved to its target, by its route where one is given.
 
@@ -123,15 +124,14 @@ def moved(
         donate: whether the sources are given up.
         max_bytes: the most bytes on their way from and to this process at once.
         progress: see `reshard`.
-        check: refuses what is to be done here, before anything is done.
     """
     world = here()
     move = _Mover(world, tree, donate, max_bytes)
     if not world.profiles:
-        return move.run(targets, routes, progress, check)
+        return move.run(targets, routes, progress)
     with timed(world, "reshard", "move") as ran_on:
         ran_on([t for t in targets if t is not None])
-        return move.run(targets, routes, progress, check)
+        return move.run(targets, routes, progress)
 
 
 @final
@@ -180,7 +180,6 @@ class _Mover:
         targets: Sequence[Sharding | None],
         routes: Sequence[Route | None],
         progress: Progress,
-        check: Callable[[RuntimeWorld, Sequence[Part], Sequence[ArrayType]], None] | None,
     ) -> list[Any]:
         world, leaves = self._world, self._tree.leaves
         types = [_type_of(world, x, t) for x, t in zip(leaves, targets, strict=True)]
@@ -193,8 +192,10 @@ class _Mover:
         ]
         agree(world, "reshard", (("max_bytes", self._max_bytes),), tuple(every))
         ways = self._ways(types, routes)
-        if check is not None:
-            check(world, [w.part for w in ways], [w.type_ for w in ways])
+        if self._max_bytes is not None:
+            for way in ways:
+                text, size = way.array._type.str_short(), way.itemsize
+                check_window(self._max_bytes, world.process_count, size, text, "reshard")
         if world.ledgers:
             pairs = [(w.array._type, w.type_) for w in ways]
             wired(world, "reshard", [w for pair in pairs for w in wires_between(world, *pair)])
@@ -325,11 +326,14 @@ class _Mover:
         """Bring an array to its destination hop by hop, as its route says."""
         world = self._world
         known = {d.id: d.process_index for d in world.devices}
+        window = self._max_bytes
+        if window is not None:
+            window -= between(route, way.itemsize, unit_map(known))
         blocks = way.array._live()
         for before, after in pairwise(route.layouts):
             owners = {i: known[i] for i in before.device_ids | after.device_ids}
             part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-            (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], self._max_bytes)
+            (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], window)
         return blocks
 
     @contextlib.contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from meshard.plan.files import as_path, write_text
 from meshard.plan.record import Record, aligned, labels
 from meshard.plan.simulate import time_text
 
@@ -93,11 +94,14 @@ class Profile:
         Returns:
             Where it was written: of ``trace.json``, with several processes ``trace.0.json``,
             ``trace.1.json``, ...; `join_profiles` makes one of them.
+
+        Raises:
+            OSError: if the file cannot be written; what was there before stays.
         """
-        target = Path(path)
-        if self._several:
+        target = as_path(path, "Profile.save")
+        if self._several and target.name:
             target = target.with_name(f"{target.stem}.{self.process}{target.suffix}")
-        target.write_text(self.to_json(), encoding="utf-8")
+        write_text(target, self.to_json(), "Profile.save")
         return target
 
     _several = False
@@ -228,7 +232,8 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         The `Profile`. They may nest; each sees all that happens inside it, in this process.
 
     Raises:
-        OSError: if the file cannot be written.
+        ArgumentError: if ``path`` is not a path.
+        OSError: if the file cannot be written; what was there before stays.
 
     >>> import meshard.numpy as mnp
     >>> with profile() as seen:
@@ -236,6 +241,7 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
     >>> [event.name for event in seen.events if event.category == "operation"]
     ['add']
     """
+    target = None if path is None else as_path(path, "profile")
     world = here()
     names = {d.id: f"{d.platform}:{d.id}" for d in world.local_devices}
     found = Profile(world.process_index, names)
@@ -252,8 +258,8 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         world.workers.watch = watch
         world.profiles = tuple(p for p in world.profiles if p is not found)
         world.ledgers = tuple(p for p in world.ledgers if p is not found)
-        if path is not None:
-            found.save(path)
+        if target is not None:
+            found.save(target)
 
 
 _Watch = Callable[[Callable[[], None]], Callable[[], None]]

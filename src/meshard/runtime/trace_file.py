@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.errors import ArgumentError
+from meshard.plan.files import as_path, write_text
 from meshard.plan.record import Record
 from meshard.plan.simulate import time_text
+from meshard.plan.topology import brief
 
 __all__ = ["Event", "join_profiles", "trace_text"]
 
@@ -161,18 +163,21 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
         path: where to write the one.
 
     Raises:
-        ArgumentError: if a file is no trace.
-        OSError: if a file cannot be read or written.
+        ArgumentError: if ``paths`` is not a sequence of paths, or a file is not a trace.
+        OSError: if a file cannot be read or written; what was at ``path`` before stays.
     """
+    what, given = "join_profiles", paths
+    if isinstance(given, (str, Path)) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{what}: paths is a sequence of paths, not {brief(given)}.")
     events: list[Any] = []
-    for part in paths:
+    for part in [as_path(p, what) for p in given]:
         try:
-            value = json.loads(Path(part).read_text(encoding="utf-8"))
+            value = json.loads(part.read_text(encoding="utf-8"))
             events += value["traceEvents"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArgumentError(
-                f"join_profiles: {part} is no trace that meshard.debug.profile has written: it is "
-                f"no JSON object with 'traceEvents' ({error})."
+                f"{what}: {part} is not a trace that meshard.debug.profile has written: it is not "
+                f"a JSON object with 'traceEvents' ({error})."
             ) from error
     joined = {"displayTimeUnit": "ms", "traceEvents": events}
-    Path(path).write_text(json.dumps(joined), encoding="utf-8")
+    write_text(path, json.dumps(joined), what)

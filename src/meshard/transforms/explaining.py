@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
-from meshard.errors import ArgumentError
 from meshard.plan import presets
 from meshard.plan.topology import Topology
 from meshard.plan.traffic import Wire
@@ -34,29 +33,10 @@ from .scope import GridKind
 from .unrolled import Item, unrolled
 from .value_names import Names
 
-__all__ = ["as_topology", "explained"]
+__all__ = ["explained"]
 
+_HINT = " An argument of the function that has this name is passed by position."
 Users = Mapping[Var, tuple[Eqn, int, Sequence[Any]]]
-
-
-def as_topology(given: Topology | str | None) -> Topology:
-    """Return the topology that is meant: one by its name, and one process for None.
-
-    Raises:
-        ArgumentError: if it is none.
-    """
-    if given is None:
-        return presets.topology("one process")
-    if isinstance(given, str):
-        return presets.topology(given)
-    if not isinstance(given, Topology):
-        raise ArgumentError(
-            f"explain: topology is a Topology, the name of one ("
-            f"{', '.join(map(repr, presets.presets()))}) or None, got {given!r} of type "
-            f"{type(given).__name__}. An argument of the function that has this name is passed by "
-            "position."
-        )
-    return given
 
 
 def explained(
@@ -78,7 +58,7 @@ def explained(
     Raises:
         ArgumentError: if a device has no place in the topology.
     """
-    where = as_topology(topology)
+    where = presets.as_topology("one process" if topology is None else topology, "explain", _HINT)
     names = Names(trace.program, trace.told)
     steps = _entering(trace, kinds, executable, where, world)
     notices: list[Notice] = []

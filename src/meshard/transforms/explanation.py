@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from meshard.plan.captions import amount_text, size_text
+from meshard.plan.files import write_text
 from meshard.plan.record import aligned
 from meshard.plan.simulate import time_text
-from meshard.plan.table import size_text
 
 from .explanation_html import Bar, page, timeline_html
 from .program import short_line
@@ -227,7 +228,7 @@ class Explanation:
         """
         text = page(self._headline, self._repr_html_())
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(path, text, "Explanation.to_html")
         return text
 
     def _repr_html_(self) -> str:
@@ -279,8 +280,8 @@ class Explanation:
         decided = any(s.turns is None for s in self.steps)
         more = " (values decide; loops and branches are counted once)" * decided
         return [
-            ("bytes moved", f"{most}{self.total_bytes:,}{more}"),
-            ("most received by a device", f"{self.bytes_per_device:,}"),
+            ("bytes moved", f"{most}{amount_text(self.total_bytes)}{more}"),
+            ("most received by a device", amount_text(self.bytes_per_device)),
             ("time of communication", f"{time_text(self.seconds)} on {self.topology!r}"),
             (
                 "peak memory of a device",
@@ -335,7 +336,7 @@ def _head(loops: bool) -> tuple[str, ...]:
 
 
 def _cells(
-    s: ExplainedStep, loops: bool, amount: Callable[[int], str] = "{:,}".format
+    s: ExplainedStep, loops: bool, amount: Callable[[int], str] = amount_text
 ) -> tuple[str, ...]:
     most = "" if s.exact else "≤ "
     turns = "?" if s.turns is None else f"{s.turns:,}"
