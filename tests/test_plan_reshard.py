@@ -118,7 +118,7 @@ def test_peak_memory_follows_the_arrays(monkeypatch):
     far = lines(12, 1, first=9)
     grow, shrink = Leaf("g", a, far, 1), Leaf("s", far, a, 1)
     assert schedule.batches([grow, shrink], donate=True) == [(1,), (0,)]
-    assert schedule.batches([grow, shrink], donate=False) == [(0,), (1,)]
+    assert schedule.batches([grow, shrink], donate=False) == [(0, 1)]
     assert Plan([grow, shrink], donate=True).peak_tally[9] == 12  # and not 24
     assert Plan([there, there], donate=True).peak_bytes == 12 + 6
     assert Plan([there, there]).peak_bytes == 24

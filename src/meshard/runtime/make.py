@@ -86,14 +86,20 @@ def device_put(
                 "nothing can share its memory. Choose one."
             )
     check_same_values(x, leaves, targets, what)
-    results = [
-        None if leaf is None else placed(leaf, target)
-        for leaf, target in zip(leaves, targets, strict=True)
-    ]
-    for leaf, gone, result in zip(leaves, given_up, results, strict=True):
-        if gone and type(leaf) is Array and leaf is not result:
-            leaf._discard("donated to device_put")
-    return optree.tree_unflatten(structure, results)
+    results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
+    leaving: list[tuple[Any, Sharding | None]] = []
+    for leaf, target, gone in zip(leaves, targets, given_up, strict=True):
+        if gone and type(leaf) is Array:
+            leaving.append((leaf, target))
+        elif leaf is not None and (id(leaf), target) not in results:
+            results[id(leaf), target] = placed(leaf, target)
+    if leaving:
+        from .moving import moved_away  # what it needs is not loaded for those who keep arrays
+
+        for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
+            results[id(leaf), target] = result
+    pairs = zip(leaves, targets, strict=True)
+    return optree.tree_unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
 
 
 def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:

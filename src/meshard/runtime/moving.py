@@ -35,7 +35,7 @@ from .profile import timed
 from .types import ArrayType, Blocks
 from .world import RuntimeWorld, here
 
-__all__ = ["Progress", "Tree", "moved"]
+__all__ = ["Progress", "Tree", "moved", "moved_away"]
 
 Progress = bool | Callable[[int, int], None] | None
 _KEPT_IDLE = 8 << 20
@@ -114,6 +114,7 @@ def moved(
     donate: bool,
     max_bytes: int | None,
     progress: Progress = None,
+    what: str = "reshard",
 ) -> list[Any]:
     """Return the leaves of a tree, each moved to its target, by its route where one is given.
 
@@ -124,14 +125,22 @@ def moved(
         donate: whether the sources are given up.
         max_bytes: the most bytes on their way from and to this process at once.
         progress: see `reshard`.
+        what: the function that was called, for messages.
     """
     world = here()
-    move = _Mover(world, tree, donate, max_bytes)
+    move = _Mover(world, tree, donate, max_bytes, what)
     if not world.profiles:
         return move.run(targets, routes, progress)
-    with timed(world, "reshard", "move") as ran_on:
+    with timed(world, what, "move") as ran_on:
         ran_on([t for t in targets if t is not None])
         return move.run(targets, routes, progress)
+
+
+def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
+    """Return arrays that are given up, each moved to its target."""
+    names = [f"array {i}" if i else "x" for i in range(len(leaves))]
+    tree = Tree([x for x, _ in leaves], names, list)
+    return moved(tree, [t for _, t in leaves], [None] * len(leaves), True, None, what=what)
 
 
 @final
@@ -165,11 +174,12 @@ class _Mover:
     """One move of a tree: what has arrived, and what is still where it was."""
 
     def __init__(
-        self, world: RuntimeWorld, tree: Tree, donate: bool, max_bytes: int | None
+        self, world: RuntimeWorld, tree: Tree, donate: bool, max_bytes: int | None, what: str
     ) -> None:
         self._world = world
         self._tree = tree
         self._donate = donate
+        self._what = what
         self._max_bytes = max_bytes
         self._results: list[Any] = [None] * len(tree.leaves)
         self._arrived: set[int] = set()
@@ -182,7 +192,7 @@ class _Mover:
         progress: Progress,
     ) -> list[Any]:
         world, leaves = self._world, self._tree.leaves
-        types = [_type_of(world, x, t) for x, t in zip(leaves, targets, strict=True)]
+        types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
         for leaf, type_ in zip(leaves, types, strict=True):
             if type_ is not None:
                 leaf._live()
@@ -190,15 +200,15 @@ class _Mover:
         every = [
             t for x, type_ in zip(leaves, types, strict=True) if type_ for t in (x._type, type_)
         ]
-        agree(world, "reshard", (("max_bytes", self._max_bytes),), tuple(every))
+        agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
         ways = self._ways(types, routes)
         if self._max_bytes is not None:
             for way in ways:
                 text, size = way.array._type.str_short(), way.itemsize
-                check_window(self._max_bytes, world.process_count, size, text, "reshard")
+                check_window(self._max_bytes, world.process_count, size, text, self._what)
         if world.ledgers:
             pairs = [(w.array._type, w.type_) for w in ways]
-            wired(world, "reshard", [w for pair in pairs for w in wires_between(world, *pair)])
+            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
         with _told(progress, sum(w.local_bytes for w in ways)) as teller:
             try:
                 self._move(ways, teller)
@@ -223,7 +233,7 @@ class _Mover:
             key = id(leaf), targets[number]
             if type_ is None:
                 if key not in known:
-                    known[key] = placed(leaf, targets[number], what="reshard")
+                    known[key] = placed(leaf, targets[number], what=self._what)
             elif leaf._type.layout == type_.layout:
                 if key not in known:
                     known[key] = Array(type_, leaf._live())
@@ -306,7 +316,7 @@ class _Mover:
             raise
         except BaseException:
             self._lost += [self._tree.names[i] for i in way.leaves]
-            way.array._discard("lost when a donated reshard failed")
+            way.array._discard(f"lost when {self._what} failed")
             raise
 
     def _settle(self, way: _Way, blocks: Blocks) -> None:
@@ -320,7 +330,7 @@ class _Mover:
         for array in arrays:
             if id(array) not in kept:
                 give_back_owned(array)
-                array._discard("donated to reshard")
+                array._discard(f"donated to {self._what}")
 
     def _by_hops(self, way: _Way, route: Route) -> Blocks:
         """Bring an array to its destination hop by hop, as its route says."""
@@ -345,7 +355,7 @@ class _Mover:
             names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
             total = sum(way.local_bytes for way in ways)
             raise AllocationError(
-                f"reshard: {names} could not be moved, which takes {total:,} bytes. {error} "
+                f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
                 "Move fewer arrays at once, give up the sources (donate=True), or use more "
                 "processes."
             ) from error
@@ -364,8 +374,8 @@ class _Mover:
         where = f"; {_listed(waiting)} is as it was" if waiting else ""
         lost = f"; {_listed(self._lost)} was on its way and is lost" if self._lost else ""
         error.add_note(
-            f"reshard: of {len(leaves)} leaves {told if gone else 'none had arrived'}{where}{lost}."
-            " The attribute `partial` of this exception is the tree as it is now."
+            f"{self._what}: of {len(leaves)} leaves {told if gone else 'none had arrived'}"
+            f"{where}{lost}. The attribute `partial` of this exception is the tree as it is now."
         )
 
 
@@ -374,11 +384,13 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
 
 
-def _type_of(world: RuntimeWorld, leaf: Any, target: Sharding | None) -> ArrayType | None:
+def _type_of(
+    world: RuntimeWorld, leaf: Any, target: Sharding | None, what: str
+) -> ArrayType | None:
     """Return what an array that moves becomes; None for a leaf that is placed."""
     if target is None or type(leaf) is not Array:
         return None
-    check_devices_exist(world, target, "reshard")
+    check_devices_exist(world, target, what)
     if not leaf.committed and spans(world, target):
         return None
     return world.type_of(leaf.shape, leaf.dtype, target, True)
