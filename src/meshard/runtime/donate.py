@@ -248,7 +248,7 @@ def _leaving(x: Array, layout: Layout, kept: set[int]) -> list[_Leaving]:
             continue
         block: Any = x._live()[piece]
         memory = memory_of(block)
-        if memory is not None and block.flags.c_contiguous:
+        if memory is not None:
             box = layout.box(piece)
             address = block.__array_interface__["data"][0]
             found.append(_Leaving(memory, address, tuple(box.starts), block.shape))

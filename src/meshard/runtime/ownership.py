@@ -82,8 +82,11 @@ _OWNED = _Owned()
 def memory_of(block: Block) -> Memory | None:
     """Return what can give the pages of a block back; None for memory that is not this process's.
 
-    Pages in the system's hands read as zeros, so ask `held_alone` first.
+    Pages in the system's hands read as zeros, so ask `held_alone` first. A block whose elements do
+    not follow each other has more bytes than memory, or other elements between its own.
     """
+    if not block.flags.c_contiguous:
+        return None
     base: Any = block
     while isinstance(base, np.ndarray):
         if base.base is None and base.flags.owndata:
