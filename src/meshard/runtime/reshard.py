@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -337,13 +337,12 @@ def plan_reshard(
         for accessor, leaf, target in zip(accessors, leaves, targets, strict=True)
         if leaf is not None
     ]
-    living = None if alive is None else sorted({d if isinstance(d, int) else d.id for d in alive})
     plan = make_plan(
         found,
         cache=plan_cache(),
         max_bytes=max_bytes,
         donate=donate,
-        alive=living,
+        alive=_ids(alive),
         topology=topology,
         split=split,
     )
@@ -352,6 +351,13 @@ def plan_reshard(
         if leaf.source != leaf.destination:
             check_window(plan.max_bytes, processes, leaf.itemsize, array_text(leaf), what)
     return plan
+
+
+def _ids(alive: Any) -> Any:
+    """Return living devices by their ids; what is not a device is left as it is."""
+    if not isinstance(alive, Iterable):
+        return alive
+    return [d.id if isinstance(d, Device) else d for d in alive]
 
 
 def _planned(leaf: Any, target: Sharding | None, accessor: optree.PyTreeAccessor) -> Leaf:
