@@ -662,3 +662,21 @@ def test_memory_analysis_sees_bodies_and_loops():
         assert same.peak_memory_in_bytes == shard
 
     alone(body)
+
+
+def test_huge_arrays_are_counted_exactly():
+    """Memory and bytes beyond 64 bits: those of a small array, times the factor."""
+    devices = np.array(virtual_devices(8), object)
+    mesh = Mesh(devices.reshape(4, 2), ("x", "y"))
+    scale = 1 << 74
+
+    def figures(n):
+        x = meshard.ShapeDtypeStruct((n, n), "float64", sharding=NamedSharding(mesh, P("x", "y")))
+        for f in (lambda a: a + 1, lambda a: a.T + a, lambda a: mnp.sort(a, axis=0)):
+            found = meshard.explain(f, x)
+            yield found.total_bytes, found.bytes_per_device, found.peak_bytes, found.argument_bytes
+            assert "-" not in str(found.total_bytes)
+
+    small, large = figures(8), figures(8 << 37)
+    for few, many in zip(small, large, strict=True):
+        assert many == tuple(n * scale for n in few)

@@ -238,6 +238,8 @@ def without(*path):
         (without("choices", 0), "its 1 arrays need 1 choices, and it has 0"),
         (put("layouts", to=3), "is malformed: expected a list, got 3"),
         (put("options", to=[]), "is malformed: expected an object, got []"),
+        (put("options", "max_bytes", to=-1), "max_bytes is a positive number of bytes, or None"),
+        (put("options", "alive", to=[-1]), "alive lists devices, or their ids"),
         (put("options", "max_bytes", to="x"), "is malformed: expected an integer, got 'x'"),
         (put("leaves", 0, "itemsize", to=-4), "array 0 has -4 bytes per element"),
         (put("layouts", 0, "devices", 0, to=1 << 70), "is malformed"),

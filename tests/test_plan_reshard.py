@@ -12,6 +12,7 @@ from meshard.errors import (
     DeletedArrayError,
     IndivisibleError,
     MeshardError,
+    ShapeError,
     TreeError,
 )
 from meshard.plan import reshard as plans
@@ -366,3 +367,28 @@ def test_a_permutation_of_devices_moves_references():
     assert plan.bytes_moved == 64 * 8
     if meshard.process_count() == 1:
         assert all(a is b for a, b in zip(x._live(), y._live(), strict=True))
+
+
+def test_odd_arguments_of_plans_are_refused_by_name():
+    a, b = lines(12, 2), lines(12, 2, first=2)
+    odd = [3, 2.5, "x", [None], [[]], {"a": 1}, [-1], [10**30], float("nan"), object()]
+    for value in odd:
+        for name, ask in (
+            ("leaves", lambda value=value: Plan(value)),
+            ("leaves", lambda value=value: Plan.direct(value)),
+            ("choices", lambda value=value: Plan([Leaf("x", a, b, 1)], value)),
+            ("max_bytes", lambda value=value: Plan([], max_bytes=value)),
+            ("alive", lambda value=value: Plan([], alive=value)),
+            ("alive", lambda value=value: meshard.plan_reshard(V, None, alive=value)),
+        ):
+            if value == 3 and name == "max_bytes":
+                continue
+            with pytest.raises(ArgumentError, match=rf"{name} (is|lists)"):
+                ask()
+    ids = [meshard.devices()[0], np.int64(1), *range(2, 8)]
+    assert meshard.plan_reshard(V, None, alive=ids).alive == tuple(range(8))
+    with pytest.raises(ArgumentError, match=r"1 distinct triples .* choices are for \[\]"):
+        Plan([Leaf("x", a, b, 1)], [])
+    vast = meshard.ShapeDtypeStruct((1 << 70,), "f4", sharding=NamedSharding(mesh(), P()))
+    with pytest.raises(ShapeError, match=r"x has shape .* and a dim has at most 9,223,372"):
+        meshard.plan_reshard(vast, None)

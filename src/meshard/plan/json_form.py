@@ -28,7 +28,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NoReturn, final
@@ -58,7 +59,7 @@ from .route import Route
 if TYPE_CHECKING:
     from .planned import Planned
 
-__all__ = ["VERSION", "Read", "json_text", "read_json"]
+__all__ = ["VERSION", "Read", "json_text", "read_json", "refusing"]
 
 FORMAT, VERSION = "meshard.plan", 2
 _MOST_SHARDS = 1 << 26
@@ -191,6 +192,18 @@ class Read:
                 )
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn whatever is wrong with a part of a text into the one refusal."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, MeshardError) as error:
+        what = f"has no entry {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
+        _refuse(f"a part of it {what}", "Write it with Plan.to_json")
+
+
 def read_json(text: str) -> Read:
     """Return what a text says of a plan.
 
@@ -198,7 +211,7 @@ def read_json(text: str) -> Read:
         PlanError: if it was cut, edited, or written by another version.
     """
     whole = _opened(text)
-    try:
+    with refusing():
         layouts = [_layout(form, i) for i, form in enumerate(as_list(whole["layouts"]))]
         shardings = read_shardings(whole["meshes"], whole["shardings"])
         leaves = tuple(
@@ -215,11 +228,6 @@ def read_json(text: str) -> Read:
             number_or_none(options["rounds"]),
             {name: as_number(value) for name, value in totals.items()},
         )
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, MeshardError) as error:
-        if isinstance(error, PlanError):
-            raise
-        what = f"has no entry {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
-        _refuse(f"a part of it {what}", "Write it with Plan.to_json")
     _check_counts(found)
     return found
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, final
 
 import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError
 
 from .bounds import bounds_of, receive_bound
 from .choice import Candidate, Choice, Leaf, direct_choice
@@ -23,13 +24,17 @@ from .hop import Hop, unit_map
 from .jobs import Tally
 from .route import Route
 from .schedule import batches
+from .topology import brief
+from .window import checked_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Planned", "Transfer"]
+T = TypeVar("T")
+
+__all__ = ["Planned", "Transfer", "checked_ids"]
 
 
 @final
@@ -81,20 +86,26 @@ class Planned:
         *,
         max_bytes: int | None = None,
         donate: bool = False,
-        alive: Iterable[int] | None = None,
+        alive: Collection[int] | None = None,
         rounds: int | None = None,
     ) -> None:
-        kinds = Counter([_kind(leaf) for leaf in leaves])
+        listed = _listed(leaves, Leaf, "leaves", "arrays, each a Leaf")
+        kinds = Counter([_kind(leaf) for leaf in listed])
         if choices is None:
             choices = [direct_choice(*k, donate=donate, count=n) for k, n in kinds.items()]
-        assert [c.count for c in choices] == list(kinds.values())
-        living = None if alive is None else tuple(sorted(set(alive)))
+        chosen = _listed(choices, Choice, "choices", "routes, each a Choice")
+        if [c.count for c in chosen] != list(kinds.values()):
+            raise ArgumentError(
+                f"Plan: the arrays have {len(kinds)} distinct triples of source, destination and "
+                f"element size, of {list(kinds.values())} arrays each, and choices are for "
+                f"{[c.count for c in chosen]}; give one for each triple, with its count."
+            )
         for name, value in (
-            ("leaves", tuple(leaves)),
-            ("choices", tuple(choices)),
-            ("max_bytes", max_bytes),
+            ("leaves", listed),
+            ("choices", chosen),
+            ("max_bytes", checked_window(max_bytes, "Plan")),
             ("donate", donate),
-            ("alive", living),
+            ("alive", None if alive is None else checked_ids(alive, "Plan")),
             ("given_rounds", rounds),
         ):
             object.__setattr__(self, name, value)
@@ -330,6 +341,33 @@ class Planned:
 
 
 _WAYS = ("sent", "received")
+
+
+def checked_ids(alive: object, what: str) -> tuple[int, ...]:
+    """Return the ids of living devices, ascending.
+
+    Raises:
+        ArgumentError: if one is not the id of a device.
+    """
+    ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
+    if not isinstance(alive, Collection) or len(ids) < len(alive):
+        raise ArgumentError(
+            f"{what}: alive lists devices, or their ids, which are integers from 0 on; got "
+            f"{brief(alive)}."
+        )
+    return tuple(sorted(set(ids)))
+
+
+def _is_id(number: object) -> TypeGuard[int]:
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return whole and 0 <= int(number) < 1 << 63  # type: ignore[call-overload]
+
+
+def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(x, kind) for x in found):
+        raise ArgumentError(f"Plan: {name} is a sequence of {told}, not {brief(given)}.")
+    return found
 
 
 def _kind(leaf: Leaf) -> tuple[Layout, Layout, int]:

@@ -24,6 +24,7 @@ from .choice import Candidate, Choice, Figures, Leaf, figures_of
 from .grid import each_device
 from .hop import unit_map
 from .intermediate import candidates
+from .planned import checked_ids
 from .presets import as_topology
 from .reshard import Plan
 from .route import Route
@@ -205,7 +206,7 @@ def make_plan(
     """
     max_bytes = checked_window(max_bytes, "plan_reshard")
     known = cache if cache is not None else PlanCache()
-    living = None if alive is None else tuple(sorted(set(alive)))
+    living = None if alive is None else checked_ids(alive, "plan_reshard")
     where = None if topology is None else as_topology(topology, "plan_reshard")
     options = (max_bytes, donate, living, where, split)
     choices: dict[Hashable, Choice] = {}

@@ -18,7 +18,7 @@ from meshard.errors import MeshardError
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
 from .files import write_text
 from .html import page, plan_html
-from .json_form import json_text, read_json
+from .json_form import json_text, read_json, refusing
 from .planned import Planned, Transfer
 from .replay import Report, check_route
 from .simulate import Simulation, simulate_many
@@ -145,14 +145,15 @@ class Plan(Planned):
             PlanError: if the text was cut, edited, or written by another version.
         """
         read = read_json(text)
-        plan = cls(
-            read.leaves,
-            read.choices,
-            max_bytes=read.max_bytes,
-            donate=read.donate,
-            alive=read.alive,
-            rounds=read.rounds,
-        )
+        with refusing():
+            plan = cls(
+                read.leaves,
+                read.choices,
+                max_bytes=read.max_bytes,
+                donate=read.donate,
+                alive=read.alive,
+                rounds=read.rounds,
+            )
         read.compare(plan)
         return plan
 

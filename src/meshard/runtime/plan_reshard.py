@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,13 +91,12 @@ def plan_reshard(
         _planned(leaves[at[0]], targets[at[0]], [accessors[i] for i in at])
         for at in places.values()
     ]
-    living = None if alive is None else sorted({d if isinstance(d, int) else d.id for d in alive})
     plan = make_plan(
         found,
         cache=plan_cache(),
         max_bytes=max_bytes,
         donate=donate,
-        alive=living,
+        alive=_ids(alive),
         topology=topology,
         split=split,
     )
@@ -106,6 +105,13 @@ def plan_reshard(
         if leaf.source != leaf.destination:
             check_window(plan.max_bytes, processes, leaf.itemsize, array_text(leaf), what)
     return plan
+
+
+def _ids(alive: Any) -> Any:
+    """Return living devices by their ids; what is not a device is left as it is."""
+    if not isinstance(alive, Iterable):
+        return alive
+    return [d.id if isinstance(d, Device) else d for d in alive]
 
 
 def _planned(

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.plan.exact import volumes_of
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -158,9 +159,8 @@ def device_bytes(kind: Any) -> Held:
         return {}
     layout, itemsize = kind.layout, kind.dtype.itemsize
     if layout.regular:
-        volumes: Any = np.full(1, itemsize, np.int64)
-        for cuts in layout.cuts:
-            volumes = np.multiply.outer(volumes, np.diff(cuts)).ravel()
+        lengths = [np.diff(cuts) for cuts in layout.cuts]
+        volumes = volumes_of(lengths, math.prod(layout.shape) * itemsize) * itemsize
         holders = layout.tensor.reshape(len(volumes), -1)
         return dict(
             zip(holders.ravel().tolist(), volumes.repeat(holders.shape[1]).tolist(), strict=True)
