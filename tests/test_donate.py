@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import meshard
 from meshard.errors import AllocationError, DeletedArrayError
 from meshard.plan import schedule
-from meshard.plan.schedule import Sweep
-from meshard.resharding import reshard
+from meshard.plan.schedule import SLAB, Sweep
+from meshard.resharding import Plan, plan_reshard, reshard
 from meshard.runtime import donate
 from meshard.runtime.ownership import held_alone, memory_of
+from meshard.runtime.pages import HUGE
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.laws.test_resharding import SHAPES, SLOW, shardings
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
@@ -122,6 +123,23 @@ def test_tied_arrays_move_once_and_stay_tied(small_steps) -> None:
     tied, *found = everywhere(body)
     assert tied
     assert all((x == GRID).all() for x in found)
+
+
+def test_a_plan_counts_tied_arrays_once_and_runs_them() -> None:
+    def body():
+        table = put(GRID, "i")
+        tree = {"embed": table, "lm_head": table, "other": put(GRID, "i")}
+        plan = plan_reshard(tree, named(None, "j"))
+        assert [leaf.name for leaf in plan.leaves] == ["embed = lm_head", "other"]
+        assert plan.bytes_moved == 2 * plan_reshard(table, named(None, "j")).bytes_moved
+        out = Plan.from_json(plan.to_json()).run(tree)
+        assert out["embed"] is out["lm_head"]
+        # A tree that is not tied is moved by the same plan.
+        apart = Plan.from_json(plan.to_json()).run({**tree, "lm_head": put(GRID + 1, "i")})
+        return [whole(out["embed"]), whole(apart["lm_head"]) - 1, whole(apart["embed"])]
+
+    for found in everywhere(body):
+        assert (found == GRID).all()
 
 
 @in_worlds
@@ -308,9 +326,11 @@ def figures(processes: int) -> dict[str, dict[str, float]]:
 def test_the_kernel_counts_what_the_plan_says(processes) -> None:
     found = figures(processes)
     assert len(found) == 6
+    # The plan leaves out a slab of each process, and a huge page of each block that is half read
+    # or half filled.
+    besides = processes * SLAB + 12 * HUGE
     for case, told in found.items():
-        # The plan leaves out a slab, and a huge page wherever one is half read or half filled.
-        assert told["peak"] <= told["plan"] + 0.3 * told["tree"], case
+        assert told["peak"] <= told["plan"] + besides, case
         assert told["plan"] <= 1.1 * told["peak"], case
-        assert told["peak"] <= 1.4 * told["tree"], case
+        assert told["peak"] <= 1.45 * told["tree"], case
         assert told["after"] <= 1.1 * told["tree"], case
