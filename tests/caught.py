@@ -19,9 +19,9 @@ from meshard import lax
 from meshard.errors import AgreementError, TransportError, UnequalError
 from meshard.sharding import Mesh, NamedSharding, P
 
-LARGE = (192, 2048)
+LARGE = (192, 1920)
 """3 MiB: what is written straight into a neighbour's memory, or shared."""
-SMALL = (12, 4)
+SMALL = (24, 24)
 Failure = Callable[[float], Any]
 FAILURES: dict[str, tuple[Failure, tuple[type[BaseException], ...]]] = {}
 

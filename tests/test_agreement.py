@@ -61,7 +61,7 @@ def made(
     """Return zeros that each process makes for itself."""
     sharding = NamedSharding(on or mesh(), P("i") if spec is None else spec)
     return meshard.make_array_from_callback(
-        shape, sharding, lambda index: np.zeros(shape, dtype)[index]
+        shape, sharding, lambda index: np.zeros(shape, dtype)[index], dtype=dtype
     )
 
 

@@ -93,7 +93,7 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
                 transport.index,
                 transport.table,
                 lambda value: transport.all_gather(value, everybody),
-                transport.lookout.agreement.stamp,
+                transport.lookout,
             )
         )
     neighbours = _first_number(_LOCAL) or size

@@ -73,6 +73,7 @@ class MpiLetters:
         self._known: dict[int, tuple[int, str]] = {}
         self._going: list[tuple[MPI.Request, Any]] = []
         self._coming: list[tuple[MPI.Request, Any]] = []
+        self._dead: set[int] = set()
 
     def know(self, told: list[Whereabouts]) -> None:
         """Learn where the processes are; those of this host can be looked at."""
@@ -91,21 +92,37 @@ class MpiLetters:
 
     def collect(self) -> list[Any]:
         """Return the letters that have come since."""
+        if self._dead or not self._receive(MPI.ANY_SOURCE):
+            # MPI refuses to receive from anybody while one has died: each is asked then.
+            everybody = range(self._comm.Get_size())
+            self._dead |= {p for p in everybody if p not in self._dead and not self._receive(p)}
+        found = []
+        while self._coming:
+            request, buffer = self._coming[0]
+            try:
+                if not request.Test():
+                    break
+            except MPI.Exception:  # who sent it has died on the way
+                buffer = None
+            del self._coming[0]
+            if buffer is not None:
+                found.append(pickle.loads(zlib.decompress(buffer.tobytes())))
+        return found
+
+    def _receive(self, peer: int) -> bool:
+        """Begin to receive the letters of a process; return whether it lives."""
         try:
-            while message := self._comm.Improbe(tag=_LETTER, status=(status := MPI.Status())):
+            while message := self._comm.Improbe(peer, _LETTER, status=(status := MPI.Status())):
                 buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
                 self._coming.append((message.Irecv([buffer, MPI.BYTE]), buffer))
         except MPI.Exception:
-            return []
-        found = []
-        while self._coming and _done(self._coming[0][0]):
-            found.append(pickle.loads(zlib.decompress(self._coming.pop(0)[1].tobytes())))
-        return found
+            return False
+        return True
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
         """Return what the system says of a process of this host; None if nothing is the matter."""
         if peer not in self._known:
-            return None
+            return ("has died", True) if peer in self._dead else None
         pid, begun = self._known[peer]
         state, since = _state(pid)
         if since != begun or state in ("Z", "X"):

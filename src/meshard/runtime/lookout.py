@@ -86,6 +86,7 @@ class Lookout:
     def __init__(self, agreement: Agreement, letters: Letters, deadline: float) -> None:
         self.agreement = agreement
         self.deadline = deadline
+        self.stamp = agreement.stamp
         self._letters = letters
         self._heard: dict[int, Account] = {}
         self._whole: dict[int, Account] = {}
@@ -94,11 +95,26 @@ class Lookout:
         self._left: dict[int, Departure] = {}
         self._gone_on: dict[int, float] = {}
         self._reported: set[int] = set()
+        self._unsure = False
         self._epochs: dict[Members, int] = {}
         self._noticed = False
         self._missing: tuple[int, ...] = ()
         self._here: tuple[Members, int] | None = None
         self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
+
+    def check(self, peers: Sequence[int]) -> None:
+        """Refuse to go on where nobody could tell which operation a message belongs to.
+
+        Raises:
+            TransportError: if an operation has failed while operations were not compared.
+        """
+        if self._unsure and peers:
+            raise TransportError(
+                f"Process {self.agreement.index} cannot communicate with {numbered(peers)}: an "
+                "operation has failed before, and where the setting check (MESHARD_CHECK) is 'off' "
+                "its messages cannot be told from those of others. To go on after a failure, use "
+                "'hash'."
+            )
 
     def begin(self) -> None:
         """Note that a wait begins to last."""
@@ -125,11 +141,14 @@ class Lookout:
         for peer in peers:
             self._met[peer] = latest
 
-    def look(self, missing: Callable[[], Sequence[int]]) -> None:
+    def look(self, missing: Callable[[], Sequence[int]]) -> bool:
         """Look around, if it is time to.
 
         Args:
             missing: says which processes have not come yet.
+
+        Returns:
+            Whether it was time to.
 
         Raises:
             AgreementError: if processes have diverged.
@@ -137,14 +156,14 @@ class Lookout:
         """
         now = time.monotonic()
         if now < self._next_look:
-            return
+            return False
         self._next_look = now + _SELDOM
         late = now - self._begun >= self.deadline
         asks = late or now >= self._next_ask
         if asks or not self._missing or self._ended or self._gone_on:
             self._missing = tuple(missing())
             if not self._missing:
-                return
+                return True
         self._hear()
         if self._epochs:
             self._conclude()
@@ -161,6 +180,7 @@ class Lookout:
         if now >= self._next_notice or (asks and not self._noticed and self._is_odd()):
             self._next_notice, self._noticed = now + self.deadline, True
             self._letters.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
+        return True
 
     def saw(self, peer: int, stamp: Stamp) -> None:
         """Note the stamp of a message that does not belong to this step, while one is waited for.
@@ -208,9 +228,13 @@ class Lookout:
         """
         self._missing = tuple(missing)
         self._hear()
-        if self._epochs:
-            self._conclude()
-        self._give_up("waits", f"MPI reports: {why}.")
+        try:
+            if self._epochs:
+                self._conclude()
+            self._give_up("waits", f"MPI reports: {why}.")
+        except TransportError as error:
+            self.leave(missing, error)
+            raise
 
     def leave(self, missing: Sequence[int], error: BaseException) -> None:
         """Tell the others that this process leaves its step before its end.
@@ -220,6 +244,7 @@ class Lookout:
             error: what has happened.
         """
         self._missing = ()
+        self._unsure |= self.agreement.mode == "off"
         if self._here is None:
             return
         if isinstance(error, TransportError):

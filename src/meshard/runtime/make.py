@@ -13,6 +13,7 @@ from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 
+from .agreeing import agree_to_make
 from .array import Array, to_numpy
 from .place import as_host, as_sharding, check_devices_exist, checked_dtype, filled, placed
 from .same_values import check_same_values
@@ -212,6 +213,7 @@ def make_array_from_callback(
             return given
         return given.astype(wanted)
 
+    agree_to_make(world, what, whole, wanted, place)
     probe = min(indices, default=-1)
     if wanted is None:
         if not indices:

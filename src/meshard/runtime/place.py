@@ -357,10 +357,11 @@ def wires_between(
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
     """Return an array whose local pieces are what ``values(piece)`` gives.
 
+    Processes have agreed to make it.
+
     Raises:
         ShardingError: if a value has another shape or dtype than its piece; the index is named.
     """
-    agree(world, what, (), (kind,))
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []
     for piece in kind.local:

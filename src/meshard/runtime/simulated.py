@@ -172,6 +172,7 @@ class SimulatedTransport:
         post.lookouts[index] = self.lookout
 
     def _put(self, peer: int, kind: str, letter: object) -> None:
+        self.lookout.check((peer,))
         self._post.put(self.index, peer, kind, self.lookout.agreement.stamp(peer), letter)
 
     def _take(self, peer: int, kind: str) -> Any:
