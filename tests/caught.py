@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import meshard
-import meshard.runtime.world
 import meshard.numpy as mnp
+import meshard.runtime.world
 from meshard import lax
 from meshard.errors import AgreementError, TransportError, UnequalError
 from meshard.sharding import Mesh, NamedSharding, P

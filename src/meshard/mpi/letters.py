@@ -4,8 +4,9 @@ In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to 
 and reads the other's, so that no lock and no call of the system is needed; a letter that does not
 fit into a slot lies in a chunk of the sender's arena, lent until the reader has dropped it.
 
-Each letter is stamped with the step that it belongs to. Letters come in program order, so that those
-of a step that the reader has left before its end stand first: it drops them, with what they lend.
+Each letter is stamped with the step that it belongs to. Letters come in program order, so that
+those of a step that the reader has left before its end stand first: it drops them, with what they
+lend.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Letters:
             self._keep_order()
             self._read = self._seen_here[0] = number
             if chunk:
-                (size,) = _LENGTH.unpack(letter)
+                (size,) = _LENGTH.unpack_from(slot, _HEAD)
                 letter = self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)
             if not due:
                 if lent:

@@ -17,8 +17,8 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
+from meshard.algebra.settings import Table
 from meshard.runtime.agreement import Stamp
-from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
 from .datatypes import Datatypes, run_bytes

@@ -14,10 +14,10 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.settings import Table
 from meshard.runtime.agreement import Stamp
 from meshard.runtime.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.pages import Pages
-from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
 from .letters import ROOM, Letters, Stamps, mail_bytes, packed, unpack

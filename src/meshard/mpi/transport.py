@@ -17,9 +17,10 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
+from meshard.algebra.settings import Table
 from meshard.runtime.agreement import Agreement
 from meshard.runtime.lookout import Lookout
-from meshard.runtime.transport import Lent, Table, Taken
+from meshard.runtime.transport import Lent, Taken
 from meshard.runtime.types import Block
 
 from .messages import Messages
@@ -166,8 +167,8 @@ class MpiTransport:
             if not begun:
                 lookout.begin()
             missing = _peers(jobs)
-            for _, job in jobs:
-                job.close()
+            for _, unfinished in jobs:
+                unfinished.close()
             self._messages.leave([p for p in missing if self._way(p) is self._messages])
             if isinstance(error, MPI.Exception):
                 lookout.failed(missing, error.Get_error_string())

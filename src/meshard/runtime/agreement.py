@@ -26,8 +26,8 @@ from .callers import is_ours, line_of, stated_line
 from .canonical import digest, shortened
 
 __all__ = [
-    "Account",
     "NOWHERE",
+    "Account",
     "Agreement",
     "Entry",
     "Place",

@@ -20,7 +20,7 @@ from meshard.errors import AgreementError, TransportError
 from .agreement import Account, Agreement, Members, Place, Remembered, Stamp, Step
 from .verdict import doing, modes, numbered, verdict
 
-__all__ = ["Letters", "Lookout"]
+__all__ = ["ENDED", "Letters", "Lookout"]
 
 _PATIENCE = 0.4
 """Seconds of a wait after which a process asks those that it waits for."""
@@ -34,6 +34,8 @@ still be on its way."""
 _NOTICE = 30.0
 """Seconds of a wait, or half the deadline, after which the user is told of it."""
 _TOLD = 4
+ENDED = "has ended its program"
+"""What a process says of itself that has come to the end of its program."""
 
 
 class Letters(Protocol):
@@ -94,8 +96,10 @@ class Lookout:
         self._met: dict[int, Remembered | None] = {}
         self._left: dict[int, Departure] = {}
         self._gone_on: dict[int, float] = {}
+        self._claiming: set[int] = set()
         self._reported: set[int] = set()
         self._unsure = False
+        self._end: str | None = None
         self._epochs: dict[Members, int] = {}
         self._noticed = False
         self._missing: tuple[int, ...] = ()
@@ -267,21 +271,54 @@ class Lookout:
     def goodbye(self, account: Account | None = None) -> None:
         """Tell all others that this process has ended its program, and its last steps."""
         if account is None:
-            account = self.agreement.account(whole=True, ended="has ended its program")
+            account = self.agreement.account(whole=True, ended=ENDED)
+        self._end = account.ended
         self._tell_all(("bye", account))
 
+    def claim(self) -> None:
+        """Tell all others that this process is about to say what several have found."""
+        self._tell_all(("claims", self.agreement.index))
+
     def report(self) -> None:
-        """Tell all others that this process has said what is wrong."""
+        """Tell all others that this process ends because of what it has found to be wrong."""
         self._tell_all(("reported", self.agreement.index))
 
     def all_reported(self) -> bool:
         """Whether all others that can have said what is wrong."""
         self._hear()
-        known = self._reported | self._ended.keys() | {self.agreement.index}
-        return all(p in known or self._is_gone(p) for p in range(self.agreement.count))
+        known = self._reported | self._ended.keys()
+        return all(p in known or self._is_gone(p) for p in self._others())
+
+    def first_to_report(self) -> bool | None:
+        """Whether this process is the first of those that claim to; None while it is not known."""
+        self._hear()
+        before = range(self.agreement.index)
+        if any(p in self._claiming for p in before):
+            return False
+        return True if all(p in self._ended or self._is_gone(p) for p in before) else None
+
+    def all_ended(self) -> bool:
+        """Whether all others have ended their programs."""
+        self._hear()
+        return all(p in self._ended for p in self._others())
+
+    def any_ended(self) -> bool:
+        """Whether another has ended its program, without an error."""
+        return any(self._heard[p].ended == ENDED for p in self._ended)
+
+    def any_failed(self) -> bool:
+        """Whether another has died, or ends because of an error."""
+        self._hear()
+        failed = any(self._heard[p].ended != ENDED for p in self._ended)
+        return bool(failed or self._reported or any(map(self._is_gone, self._others())))
+
+    def _others(self) -> list[int]:
+        return [p for p in range(self.agreement.count) if p != self.agreement.index]
 
     def interrupted(self) -> str | None:
         """Return where this process waits, for when it is ended from outside; None if it is not."""
+        if self._missing:
+            self._hear()
         return self._sentence("waited") if self._missing else None
 
     # letters
@@ -300,8 +337,8 @@ class Lookout:
     def _hear(self) -> None:
         now = time.monotonic()
         for kind, letter in self._letters.collect():
-            if kind == "reported":
-                self._reported.add(letter)
+            if kind in ("claims", "reported"):
+                (self._claiming if kind == "claims" else self._reported).add(letter)
                 continue
             if kind == "left":
                 account = letter.account
@@ -316,7 +353,7 @@ class Lookout:
             else:
                 account = letter
             if kind == "ask" and account.index not in self._ended:
-                mine = self.agreement.account(self._missing)
+                mine = self.agreement.account(self._missing, ended=self._end)
                 self._letters.post(account.index, ("answer", mine))
             elif kind in ("alarm", "told", "bye"):
                 self._whole[account.index] = account
@@ -398,9 +435,7 @@ class Lookout:
         """
         mine = self.agreement.account(self._missing)
         found = why or modes({**self._heard, mine.index: mine})
-        if found is None and not any(
-            p in self._gone_on or self._is_gone(p) for p in self._missing
-        ):
+        if found is None and not any(p in self._gone_on or self._is_gone(p) for p in self._missing):
             found = "Do all processes run the same operations?"
         raise TransportError(" ".join(filter(None, (self._sentence(waited), found, law))))
 

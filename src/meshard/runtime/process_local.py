@@ -15,7 +15,7 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import CoverageError
 
-from .agreeing import agree, meet
+from .agreeing import meet
 from .array import Array
 from .make import needed_sharding, prefix_leaves
 from .place import as_host, filled
@@ -113,7 +113,6 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
         cut: Block = value[(*index, ...)]
         return cut
 
-    agree(world, _WHAT, (), (kind,))
     return filled(world, kind, part, _WHAT)
 
 

@@ -15,12 +15,13 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from meshard.algebra.settings import Table
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
 
 from .agreement import Agreement, Place, Stamp
 from .lookout import Lookout
-from .transport import Lent, Table, Taken
+from .transport import Lent, Taken
 from .types import Block
 from .world import RuntimeWorld
 
