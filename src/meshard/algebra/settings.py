@@ -155,7 +155,9 @@ def _host(value: object) -> object:
 
 
 def _table(value: object) -> object:
-    text = str(value).strip()
+    if not isinstance(value, str):
+        raise ValueError
+    text = value.strip()
     try:
         given = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

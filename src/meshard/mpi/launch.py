@@ -7,6 +7,7 @@ started does: it makes a world whose devices are those of all processes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -142,7 +143,14 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     """Do what is to be done when this process ends, in whichever way."""
     from .watch import Ending, end_on_error, speak_when_ended
 
-    ending = Ending(transport.lookout, transport.letters, lambda: _abort(mpi))
+    def abort() -> NoReturn:
+        if transport.lookout.any_died():
+            # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
+            _flush()
+            os._exit(1)
+        _abort(mpi)
+
+    ending = Ending(transport.lookout, transport.letters, abort)
     end_on_error(ending)
     speak_when_ended(transport.lookout)
 
@@ -166,11 +174,16 @@ def _abort(mpi: Any) -> NoReturn:
     """End all processes of the job."""
     from .watch import tell_launcher
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     tell_launcher()
     mpi.COMM_WORLD.Abort(1)
     os._exit(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _imported(size: int) -> Any:

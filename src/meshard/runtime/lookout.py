@@ -264,7 +264,7 @@ class Lookout:
     def is_over(self, peer: int, stamp: Stamp) -> bool:
         """Whether a message of a process belongs to a step that this one has left."""
         left = self._left.get(self.agreement.index)
-        if left is not None and self.agreement.is_within(left.steps, stamp):
+        if self._unsure or (left is not None and self.agreement.is_within(left.steps, stamp)):
             return True
         return self.agreement.place(peer, stamp) is Place.OVER
 
@@ -311,6 +311,10 @@ class Lookout:
         self._hear()
         failed = any(self._heard[p].ended != ENDED for p in self._ended)
         return bool(failed or self._reported or any(map(self._is_gone, self._others())))
+
+    def any_died(self) -> bool:
+        """Whether another has died, and yet this process lives."""
+        return any(map(self._is_gone, self._others()))
 
     def _others(self) -> list[int]:
         return [p for p in range(self.agreement.count) if p != self.agreement.index]
