@@ -38,13 +38,13 @@ def test_ten_operations_follow_every_failure(name: str, processes: int, check: s
         processes,
         6 // processes,
         lambda: caught.survive([name, name], DEADLINE),
-        deadline=DEADLINE,
+        deadline=30,
         table=table,
     )
     assert any("nothing" not in line for lines in told for line in lines), "nothing has failed"
 
 
-def test_an_interrupt_in_a_wait_is_told_to_the_others() -> None:
+def test_after_an_interrupt_in_a_wait_all_go_on() -> None:
     def body() -> str:
         x = caught.made(caught.SMALL, "i")
         error = ""
@@ -67,8 +67,7 @@ def test_an_interrupt_in_a_wait_is_told_to_the_others() -> None:
         return error
 
     told = simulate(3, 2, body, deadline=10)
-    assert told[0] == "KeyboardInterrupt "
-    assert "Process 0 has left this step: it was ended by KeyboardInterrupt." in told[2]
+    assert told == ["KeyboardInterrupt ", "", ""]  # it had sent what the others wait for
 
 
 def test_those_that_a_divergence_is_not_about_go_on() -> None:

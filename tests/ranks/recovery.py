@@ -1,6 +1,6 @@
 """One process of a job that catches one failure after the other and goes on.
 
-`meshard run -n 3 --timeout 1 -- -m tests.ranks.recovery NAME ...`: see `tests/caught.py`.
+`meshard run -n 3 -- -m tests.ranks.recovery NAME ...`: see `tests/caught.py`.
 """
 
 from __future__ import annotations
