@@ -102,6 +102,11 @@ def main() -> None:
     if not child:
         sys.exit(0)  # not by os._exit: what runs at the end of a program runs here too
     assert os.waitpid(child, 0)[1] == 0
+    child = os.fork()
+    if not child:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        raise ValueError("what a child raises concerns nobody else")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`meshard.config`, as users see it."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,22 +11,17 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard.algebra.settings import SETTINGS, checked, from_environment
+from meshard.algebra.world import Config
 from meshard.errors import ArgumentError, ConfigError
 from meshard.runtime.simulated import simulate
 
-NAMES = (
-    "num_devices",
-    "default_float",
-    "default_device",
-    "jit_compiler",
-    "parallel_functions_output_gda",
-    "check",
-)
+UPDATED = [name for name, setting in SETTINGS.items() if not setting.at_start]
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    before = {name: meshard.config.read(name) for name in NAMES[1:]}
+    before = {name: meshard.config.read(name) for name in UPDATED if name != "num_devices"}
     yield
     for name, value in before.items():
         meshard.config.update(name, value)
@@ -44,12 +40,57 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_docstring_lists_every_setting():
-    for name in NAMES:
-        assert f"``{name}``" in meshard.config.__doc__
-        assert f"``MESHARD_{name.upper()}``" in meshard.config.__doc__
-    with pytest.raises(ConfigError, match=f"the settings are {', '.join(sorted(NAMES))}"):
-        meshard.config.read("nothing")
+def test_every_setting_is_told_wherever_settings_are():
+    for name, setting in SETTINGS.items():
+        assert f"``{name}``" in Config.__doc__
+        assert f"``{setting.variable}``" in meshard.config.__doc__
+        meshard.config.read(name)
+    known = re.escape(f"the settings are {', '.join(sorted(SETTINGS))}.")
+    for use in (meshard.config.read, lambda name: meshard.config.update(name, 1)):
+        with pytest.raises(ConfigError, match=f"no setting 'nothing'; {known}"):
+            use("nothing")
+    with pytest.raises(ConfigError, match="no setting 'num_device'; did you mean 'num_devices'"):
+        meshard.config.read("num_device")
+
+
+def test_what_only_the_environment_sets_is_not_updated():
+    for name in set(SETTINGS) - set(UPDATED):
+        with pytest.raises(ConfigError, match=f"{name} is read when the program starts; set it by"):
+            meshard.config.update(name, SETTINGS[name].usual)
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_every_setting_refuses_what_it_cannot_be(setting):
+    """No setting takes these but those whose values are names; each says what it may be."""
+    wrong = ["abc", "-1", "0", "nan", "inf", "1e999", "[", "{", "\ud800", "9" * 5000]
+    expected = {"host": wrong, "parallel_functions_output_gda": ["0"]}.get(setting.name, [])
+    for text in wrong:
+        if text in expected:
+            from_environment({setting.variable: text})
+            continue
+        law = re.escape(f"The variable {setting.variable} is set to {text!r}: {setting.name} ")
+        with pytest.raises(ConfigError, match=law):
+            from_environment({setting.variable: text})
+    for given in ([], {}, object(), 1e400, b"x", np.zeros(3)):
+        if setting.name == "default_device":  # refused where the devices are known
+            continue
+        with pytest.raises(ArgumentError, match=r"^config: "):
+            checked(setting, given)
+
+
+def test_misspelt_variables_are_refused_and_others_warned_of(recwarn):
+    for wrong, meant in (
+        ("MESHARD_TIMOUT", "MESHARD_TIMEOUT"),
+        ("MESHARD_NUM_DEVICE", "MESHARD_NUM_DEVICES"),
+        ("MESHARD_timeout", "MESHARD_TIMEOUT"),
+        ("MESHARD_JIT_COMPILERS", "MESHARD_JIT_COMPILER"),
+    ):
+        with pytest.raises(ConfigError, match=f"{wrong}, which is not .* did you mean {meant}\\?"):
+            from_environment({wrong: ""})
+    with pytest.warns(UserWarning, match="MESHARD_SERVICE_PORT, which is not a setting of meshard"):
+        from_environment({"MESHARD_SERVICE_PORT": "80"})
+    from_environment(dict.fromkeys(["MESHARD_TEST_ANYTHING", "MESHARD_RANK", "MESHER"], "x"))
+    assert not recwarn.list
 
 
 def test_whether_jit_returns_global_device_arrays_is_true_or_false():
@@ -73,7 +114,10 @@ def test_how_processes_are_compared_is_one_of_three():
             meshard.config.update("check", wrong)
     done = run("import meshard", MESHARD_CHECK="always")
     assert done.returncode == 1
-    assert "config: check is 'off', 'hash' or 'full', not 'always'." in done.stderr
+    assert (
+        "ConfigError: The variable MESHARD_CHECK is set to 'always': check is 'off', 'hash' or "
+        "'full', not 'always'."
+    ) in done.stderr
 
 
 def test_floats_that_nothing_else_decides_take_the_default():
@@ -94,15 +138,17 @@ def test_new_arrays_lie_on_the_default_device():
     assert mnp.ones(3).device == last
     with meshard.default_device(first):
         assert mnp.ones(3).device == first
+    meshard.config.update("default_device", str(last))
+    assert meshard.config.read("default_device") is last
     for none in ("cpu", None):
         meshard.config.update("default_device", none)
         assert meshard.config.read("default_device") is None
         assert mnp.ones(3).device == first
 
 
-@pytest.mark.parametrize("device", [3, "gpu", meshard.Device(99), object()])
+@pytest.mark.parametrize("device", [3, "gpu", "cpu:99", meshard.Device(99), object(), np.ones(2)])
 def test_a_default_device_that_is_none_is_refused(device):
-    with pytest.raises(ArgumentError, match="default_device is a device of this process, 'cpu' or"):
+    with pytest.raises(ArgumentError, match="default_device is a device of this process, its name"):
         meshard.config.update("default_device", device)
     assert meshard.config.read("default_device") is None
 
@@ -118,6 +164,16 @@ def test_the_default_device_of_one_process_is_not_that_of_another():
             assert mnp.ones(1).device == meshard.devices()[0]
 
     simulate(2, 2, body, deadline=5)
+
+
+def test_the_default_device_comes_from_the_environment():
+    script = "import meshard; print(meshard.numpy.ones(2).device, meshard.config.read('%s'))"
+    given = {"MESHARD_NUM_DEVICES": "4", "MESHARD_DEFAULT_DEVICE": "cpu:3"}
+    done = run(script % "default_device", **given)
+    assert (done.stdout, done.stderr) == ("cpu:3 cpu:3\n", "")
+    done = run(script % "check", **{**given, "MESHARD_NUM_DEVICES": "2"})
+    assert done.returncode == 1
+    assert "not 'cpu:3'; the devices of this process are cpu:0, cpu:1." in done.stderr
 
 
 def test_the_number_of_devices_is_set_before_first_use():

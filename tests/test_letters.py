@@ -10,15 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshard.algebra.settings import Table
 from meshard.mpi import letters as letters_module
 from meshard.mpi.letters import ROOM, packed
 from meshard.mpi.segments import Segments, open_segments
+from meshard.runtime.agreement import NOWHERE, Stamp
 from meshard.runtime.arena import Neighbour, chunk_of
 from meshard.runtime.pages import Pages
-from meshard.runtime.transport import Table
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16
+
+
+class Stamped:
+    """A process whose steps are numbers, in the place of an agreement."""
+
+    def __init__(self, stamps: list[Stamp], me: int) -> None:
+        self.stamps = stamps
+        self.me = me
+
+    def stamp(self, peer: int) -> Stamp:
+        return self.stamps[self.me]
+
+    def is_over(self, peer: int, stamp: Stamp) -> bool:
+        return stamp[1] < self.stamps[self.me][1]
 
 
 class Host:
@@ -26,7 +41,7 @@ class Host:
 
     def __init__(self, count: int = 3, table: Table | None = None, able: Sequence[int] = ()):
         self.count = count
-        self.stamp = dict.fromkeys(range(count), 0)
+        self.stamps = [NOWHERE] * count
         self.pages = [Pages() for _ in range(count)]
         self.found: list[Any] = [None] * count
         self._rounds: list[list[Any]] = [[None] * count for _ in range(2)]
@@ -56,7 +71,7 @@ class Host:
             return self._rounds[at]
 
         self.found[me] = open_segments(
-            self.pages[me], [0] * self.count, me, table, all_gather, self.stamp.__getitem__
+            self.pages[me], [0] * self.count, me, table, all_gather, Stamped(self.stamps, me)
         )
 
     def play(self, jobs: list[Any], seed: int = 0) -> list[Any]:
@@ -91,11 +106,13 @@ def test_letters_arrive_as_they_were_written(host, size):
 def test_letters_from_another_place_of_the_program_are_not_read():
     host = Host(2)
     there, back = host.segments[0]._letters[1], host.segments[1]._letters[0]
-    host.stamp[1] = (1 << 64) - 1  # for both what process 0 marks its letters to process 1 with
+    host.stamps[0] = step = (7, 3, (1 << 64) - 1)
     assert there.post(b"one")
     assert back.collect() is None
-    host.stamp[0] = (1 << 64) - 1
+    assert back.refused == step
+    host.stamps[1] = step
     assert back.collect() == b"one"
+    assert back.refused is None
 
 
 @given(st.lists(st.integers(0, 3 * ROOM), max_size=12), st.integers(0, 99))
@@ -189,11 +206,12 @@ def test_what_is_wanted_in_the_arena_is_written_there_at_once(host):
     x = np.arange(float(LARGE))
     target = host.pages[1].reachable((LARGE,), F8)
     assert host.pages[1].arena.offset_of(target) is not None
-    before = host.pages[0].used
+    before = host.pages[0].idle_bytes, host.pages[0].arena.idle_bytes
     jobs = [*host.segments[0].talk(1, [x], []), *host.segments[1].talk(0, [], [target])]
     host.play(jobs)
     assert (target == x).all()
-    assert host.pages[0].used == before  # no letter held it on its way
+    after = host.pages[0].idle_bytes, host.pages[0].arena.idle_bytes
+    assert after == before  # no letter held it on its way
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshard
+from meshard.algebra.settings import Table
 from meshard.plan.parts import Copy, Message, Part, Recipe
 from meshard.plan.replicas import Ownership, ownership, with_replicas
 from meshard.runtime.simulated import simulate
-from meshard.runtime.transport import Table
 from meshard.sharding import NamedSharding, P
 
 EAGER = Table(replicas=1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -181,3 +183,70 @@ def test_a_program_runs(how: str, tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         expected = [f"{i} of 3: 2 of 6 {extra} 40" for i in range(3)]
         assert sorted(x for x in done.stdout.splitlines() if x) == expected
+
+
+class TestSupervising:
+    """A launcher that does not end, or leaves processes behind, is ended with all of them."""
+
+    LAUNCHER = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+told = sys.argv[1]
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    time.sleep(60)
+    os._exit(0)
+open(told, "w").write("ready")
+time.sleep(60 if len(sys.argv) == 2 else 0)
+sys.exit(int(sys.argv[2]))
+"""
+    PROGRAM = """
+import os, sys
+from meshard.cli.supervise import launcher_name, supervise
+print(launcher_name(), flush=True)
+sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5))
+"""
+
+    def start(self, folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
+        (folder / "launcher.py").write_text(self.LAUNCHER)
+        told = folder / "told"
+        line = [sys.executable, "-c", self.PROGRAM, str(folder / "launcher.py"), str(told), *more]
+        job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return job, told
+
+    @staticmethod
+    def left(folder: Path) -> list[str]:
+        """Return the processes whose command line names a folder."""
+        lines = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    line = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if os.fsencode(folder) in line:
+                    lines.append(line.decode())
+        return lines
+
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+    def test_one_that_does_not_end_is_killed(self, number: int, tmp_path: Path) -> None:
+        job, told = self.start(tmp_path)
+        assert job.stdout is not None
+        assert job.stdout.readline().count(f":{job.pid}@") == 1
+        while not told.exists():
+            time.sleep(0.01)
+        job.send_signal(number)
+        _, said = job.communicate(timeout=30)
+        assert job.returncode == (128 + signal.SIGKILL if number != signal.SIGINT else 1)
+        assert ("has not ended 0.5 s after its job was to end" in said) == (number != signal.SIGINT)
+        assert self.left(tmp_path) == []
+
+    @pytest.mark.timeout(60)
+    def test_what_a_failed_job_leaves_behind_is_ended(self, tmp_path: Path) -> None:
+        job, _ = self.start(tmp_path, "3")
+        _, said = job.communicate(timeout=30)
+        assert (job.returncode, said) == (3, "")
+        assert self.left(tmp_path) == []

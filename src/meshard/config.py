@@ -7,8 +7,9 @@ name                               meaning
                                    core that the process may use
 ``default_float``                  ``"float64"`` (default) or ``"float32"``: the dtype of floats
                                    that nothing else decides
-``default_device``                 the device of this process that new arrays lie on; ``"cpu"``
-                                   or None (default): the first one
+``default_device``                 the device of this process on which new arrays are placed, or
+                                   its name, such as ``"cpu:3"``; ``"cpu"`` or None (default):
+                                   the first one
 ``jit_compiler``                   ``"numpy"`` (default), or ``"xla"`` where JAX is installed:
                                    what runs the work that jit fuses, on large blocks
 ``check``                          how it is checked that processes run the same operations on
@@ -18,9 +19,11 @@ name                               meaning
                                    False by default
 =================================  =============================================================
 
-The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAULT_FLOAT``,
-``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_CHECK``,
-``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
+The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
+``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_CHECK``,
+``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
+``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``, which are about jobs of several
+processes. A variable that is almost called so is refused.
 """
 
 from meshard.algebra.world import config as _config

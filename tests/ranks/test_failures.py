@@ -155,7 +155,7 @@ except meshard.errors.ConfigError as error:
     assert "The mpiexec of Open MPI 5.0.11 has started this process" in done.stdout
     assert "mpi4py is linked to MPICH Version: 5.0.2" in done.stdout
     assert "`meshard run` finds it" in done.stdout
-    assert "{'initialize': False, 'finalize': True}" in done.stdout
+    assert "{'initialize': False, 'finalize': False}" in done.stdout
 
 
 def test_the_job_is_described(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from meshard.algebra.settings import Table, from_environment
+from meshard.errors import ConfigError
 from tests.ranks.test_failures import run
 
 pytestmark = pytest.mark.skipif(
@@ -42,7 +44,7 @@ from mpi4py import MPI
 from meshard.mpi.datatypes import Datatypes, run_bytes
 from meshard.mpi.messages import Messages, slabs
 from meshard.mpi.transport import MpiTransport
-from meshard.runtime.transport import Table
+from meshard.algebra.settings import Table
 import meshard.runtime.world
 """
 
@@ -168,41 +170,28 @@ def split(value):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ("nowhere.json", "MESHARD_TABLE='nowhere.json' is neither a JSON object nor a file"),
-        ("{'pushed'", "is neither a JSON object nor a file that holds one"),
+        ("nowhere.json", "table is a JSON object or a file that holds one, and 'nowhere.json' is"),
+        ("{'pushed'", "table is a JSON object or a file that holds one"),
         ('{"push": 1}', "is a JSON object with the names ['packed', 'slab', 'window', 'typed', "),
-        ('{"slab": 0}', "MESHARD_TABLE: slab is a whole number of bytes above 0, not 0."),
-        ('{"slab": 1.5}', "MESHARD_TABLE: slab is a whole number of bytes above 0, not 1.5."),
-        ('{"slab": true}', "MESHARD_TABLE: slab is a whole number of bytes above 0, not true."),
-        ('{"memory": 1}', "MESHARD_TABLE: memory is true or false, not 1."),
+        ('{"slab": 0}', "slab in table is a positive integer, a number of bytes, not 0."),
+        ('{"slab": 1.5}', "slab in table is a positive integer, a number of bytes, not 1.5."),
+        ('{"slab": true}', "slab in table is a positive integer, a number of bytes, not true."),
+        ('{"memory": 1}', "memory in table is true or false, not 1."),
     ],
 )
-def test_a_table_that_is_none_is_refused(
-    given: str, complaint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from meshard.errors import ConfigError
-    from meshard.mpi.table import read_table
-
-    monkeypatch.setenv("MESHARD_TABLE", given)
-    with pytest.raises(ConfigError) as refused:
-        read_table()
+def test_a_table_that_is_none_is_refused(given: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match="The variable MESHARD_TABLE is set to") as refused:
+        from_environment({"MESHARD_TABLE": given})
     assert complaint in str(refused.value)
 
 
-def test_a_table_is_read_from_a_file_or_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from meshard.mpi.table import read_table
-    from meshard.runtime.transport import Table
-
-    monkeypatch.delenv("MESHARD_TABLE", raising=False)
-    assert read_table() == Table()
-    monkeypatch.setenv("MESHARD_TABLE", '{"slab": 7, "memory": false}')
-    assert read_table() == Table(slab=7, memory=False)
+def test_a_table_is_read_from_a_file_or_as_it_stands(tmp_path: Path) -> None:
+    assert from_environment({})["table"] == Table()
+    given = '{"slab": 7, "memory": false}'
+    assert from_environment({"MESHARD_TABLE": given})["table"] == Table(slab=7, memory=False)
     file = tmp_path / "table.json"
     file.write_text('{"window": 9}')
-    monkeypatch.setenv("MESHARD_TABLE", str(file))
-    assert read_table() == Table(window=9)
+    assert from_environment({"MESHARD_TABLE": str(file)})["table"] == Table(window=9)
 
 
 def test_the_first_processs_table_holds_for_all(tmp_path: Path) -> None:

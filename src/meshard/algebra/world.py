@@ -12,10 +12,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from importlib.util import find_spec
 from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
+
+from .settings import SETTINGS, Table, checked, from_environment, setting_of
 
 __all__ = [
     "Config",
@@ -107,115 +108,32 @@ class World:
         return tuple(sorted(self.devices, key=lambda d: self.hosts[d.process_index]))
 
 
-def _flag_float(value: object) -> str:
-    name = str(value)
-    if name not in ("float32", "float64"):
-        raise ArgumentError(f"config: default_float is 'float32' or 'float64', not {value!r}.")
-    return name
-
-
-def _count(value: object) -> int | None:
-    if value is None:
-        return None
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ArgumentError(f"config: num_devices is a whole number from 1 on, not {value!r}.")
-    return number
-
-
-def _device(value: object) -> Device | None:
-    if value is None or value == "cpu":
-        return None
-    if not isinstance(value, Device) or value not in current().local_devices:
-        raise ArgumentError(
-            f"config: default_device is a device of this process, 'cpu' or None, not {value!r}."
-        )
-    return value
-
-
-def _switch(value: object) -> bool:
-    known = {"1": True, "true": True, "0": False, "false": False}
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, str) or value.lower() not in known:
-        raise ArgumentError(
-            "config: parallel_functions_output_gda is True or False ('1', 'true', '0' or 'false' "
-            f"in the environment), not {value!r}."
-        )
-    return known[value.lower()]
-
-
-def _compiler(value: object) -> str:
-    if value == "numpy":
-        return "numpy"
-    from importlib.metadata import entry_points  # slow to import
-
-    known = sorted({e.name for e in entry_points(group="meshard.compilers")})
-    if value not in known:
-        raise ArgumentError(
-            f"config: jit_compiler is 'numpy', or one of {', '.join(map(repr, known))}, which then "
-            f"runs what jit fuses on large blocks; got {value!r}."
-        )
-    if value == "xla" and find_spec("jax") is None:
-        raise ConfigError(
-            "config: jit_compiler 'xla' needs JAX, which is not installed. Install it with: "
-            'pip install "meshard[jax]"'
-        )
-    return str(value)
-
-
-def _check(value: object) -> str:
-    name = str(value)
-    if name not in ("off", "hash", "full"):
-        raise ArgumentError(f"config: check is 'off', 'hash' or 'full', not {value!r}.")
-    return name
-
-
-_READERS: dict[str, Callable[[object], object]] = {
-    "check": _check,
-    "default_device": _device,
-    "num_devices": _count,
-    "default_float": _flag_float,
-    "jit_compiler": _compiler,
-    "parallel_functions_output_gda": _switch,
-}
-
-
 @final
 class Config:
-    """The process's settings, read from the environment at birth.
+    """The process's settings, read from the environment when meshard is imported.
 
     =================================  ========================================================
     name                               meaning
     =================================  ========================================================
     ``num_devices``                    devices of this process; None: one per core
     ``default_float``                  dtype of floats that nothing else decides
-    ``default_device``                 where new arrays lie; None: the first device
+    ``default_device``                 where new arrays are placed; None: the first device
     ``jit_compiler``                   what runs fused work on large blocks: numpy or xla
     ``check``                          how processes are compared: ``off``, ``hash``, ``full``
     ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array
+    ``timeout``                        seconds that a process waits for another
+    ``stopped``                        what is done about a stopped process: ``wait``, ``fail``
+    ``host``                           this host's name, by which one host can play several
+    ``table``                          the sizes that decide how bytes go between processes
     =================================  ========================================================
 
     The environment variable is the name in capitals after ``MESHARD_``: ``MESHARD_NUM_DEVICES``.
+    The last four are set by the environment only.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
-        self._values: dict[str, object] = {
-            "check": "hash",
-            "default_device": None,
-            "default_float": "float64",
-            "jit_compiler": "numpy",
-            "num_devices": None,
-            "parallel_functions_output_gda": False,
-        }
-        for name, read in _READERS.items():
-            given = os.environ.get(f"MESHARD_{name.upper()}")
-            if given:
-                self._values[name] = read(given)
+        self._values = from_environment(os.environ)
 
     def update(self, name: str, value: object) -> None:
         """Set one setting.
@@ -224,10 +142,15 @@ class Config:
             ConfigError: if there is no such setting, or ``num_devices`` comes after first use.
             ArgumentError: if the value is not one that the setting can have.
         """
-        if name not in _READERS:
-            known = ", ".join(sorted(_READERS))
-            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
-        value = _READERS[name](value)
+        setting = setting_of(name)
+        if setting.at_start:
+            raise ConfigError(
+                f"config: {name} is read when the program starts; set it by the variable "
+                f"{setting.variable}."
+            )
+        value = checked(setting, value)
+        if name == "default_device" and value is not None:
+            value = self._device(value)
         if name == "num_devices" and _process.world is not None and value != self._values[name]:
             raise ConfigError(
                 f"config: num_devices was set to {value} after the devices had been made "
@@ -243,9 +166,7 @@ class Config:
         Raises:
             ConfigError: if there is no such setting.
         """
-        if name not in _READERS:
-            known = ", ".join(sorted(_READERS))
-            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
+        setting_of(name)
         return getattr(self, name)
 
     @property
@@ -266,9 +187,37 @@ class Config:
 
     @property
     def default_device(self) -> Device | None:
-        """Where new arrays lie that nobody placed; None for this process's first device."""
+        """Where new arrays are placed by default; None for this process's first device."""
         value = self._values["default_device"]
-        return value if isinstance(value, Device) else None
+        return None if value is None else self._device(value)
+
+    def _device(self, given: object) -> Device:
+        """Return the device of this process that is meant.
+
+        Raises:
+            ArgumentError: if this process does not have it.
+        """
+        own = current().local_devices
+        named = given if isinstance(given, (str, Device)) else ""
+        found = next((d for d in own if named in (d, str(d))), None)
+        if found is None:
+            raise ArgumentError(
+                f"config: default_device is {SETTINGS['default_device'].law}, not {given!r}; the "
+                f"devices of this process are {', '.join(map(str, own[:8]))}"
+                f"{', ...' if len(own) > 8 else ''}."
+            )
+        return found
+
+    def check_devices(self) -> None:
+        """Check what could not be checked before the devices were known.
+
+        Raises:
+            ConfigError: if the environment names a default device that this process does not have.
+        """
+        try:
+            _ = self.default_device
+        except ArgumentError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def default_float(self) -> str:
@@ -284,6 +233,31 @@ class Config:
     def check(self) -> str:
         """How the operations of processes are compared: ``"off"``, ``"hash"`` or ``"full"``."""
         return str(self._values["check"])
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that a process waits for another."""
+        value = self._values["timeout"]
+        assert isinstance(value, float)
+        return value
+
+    @property
+    def stopped(self) -> str:
+        """What is done about a process that is stopped: ``"wait"`` or ``"fail"``."""
+        return str(self._values["stopped"])
+
+    @property
+    def host(self) -> str | None:
+        """The name of this host, by which one host can play several; None for its own."""
+        value = self._values["host"]
+        return value if isinstance(value, str) else None
+
+    @property
+    def table(self) -> Table:
+        """The sizes that decide how bytes go between processes; those of process 0 hold."""
+        value = self._values["table"]
+        assert isinstance(value, Table)
+        return value
 
     @property
     def parallel_functions_output_gda(self) -> bool:
@@ -338,6 +312,11 @@ def current() -> World:
         with _process.making:
             if _process.world is None:
                 _process.world = _process.factory()
+                try:
+                    config.check_devices()
+                except ConfigError:
+                    _process.world = None
+                    raise
     return _process.world
 
 

@@ -67,19 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     args = parser.parse_args(argv)
-    run = cast("Callable[[argparse.Namespace], None] | None", args.run)
+    run = cast("Callable[[argparse.Namespace], int | None] | None", args.run)
     if run is None:
         parser.print_help()
         return 0
     try:
-        run(args)
+        return run(args) or 0
     except CommandError as error:
         print(f"meshard {args.command}: {error}", file=sys.stderr, flush=True)
         end_job()
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,11 +184,11 @@ def _demo(args: argparse.Namespace) -> None:
     demo.run(devices=args.devices, weights=args.weights, sentences=args.sentences)
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
     from meshard.cli import run
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    run.run(
+    return run.run(
         program,
         processes=args.processes,
         devices_per_process=args.devices_per_process,

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from meshard.cli.errors import CommandError
+from meshard.cli.supervise import launcher_name, supervise
 
 __all__ = ["RunError", "command", "environment", "find_mpiexec", "physical_cores", "run"]
 
@@ -29,8 +30,8 @@ def run(
     processes: int,
     devices_per_process: int | None = None,
     timeout: float | None = None,
-) -> None:
-    """Become an mpiexec that runs a Python program; its exit code is the command's.
+) -> int:
+    """Run a Python program in several processes, and return the exit code of its mpiexec.
 
     Args:
         program: What follows ``python``: a script and its arguments, or ``-m``, a module and its
@@ -63,11 +64,11 @@ def run(
         settings.setdefault("TTY_COMPATIBLE", "0")
     else:
         settings.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
+    settings["MESHARD_LAUNCHER"] = launcher_name()
     line = command(mpiexec, _version(mpiexec), program, processes=processes, settings=settings)
     sys.stdout.flush()
     sys.stderr.flush()
-    # In place of this process: signals reach mpiexec, and its exit code reaches whoever waits.
-    os.execve(line[0], line, settings)
+    return supervise(line, settings)
 
 
 def find_mpiexec() -> Path:

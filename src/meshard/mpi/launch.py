@@ -6,16 +6,26 @@ started does: it makes a world whose devices are those of all processes.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
 import sys
-import time
-from types import TracebackType
-from typing import Any
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from meshard.algebra.world import Device, World, config, current, install_world_factory, known_world
+from meshard.algebra.world import (
+    Device,
+    World,
+    config,
+    current,
+    entered,
+    install_world_factory,
+    known_world,
+)
 from meshard.errors import ConfigError
-from meshard.runtime.lookout import Lookout
+from meshard.runtime.agreeing import meet
 from meshard.runtime.workers import Workers
 from meshard.runtime.world import RuntimeWorld, alone
 
@@ -23,13 +33,32 @@ __all__ = ["end_job", "initialize", "is_initialized", "job_size", "shutdown"]
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-_HEARD = 0.2
-"""Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
+_SLOT = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_JOBID", "PMI_PORT", "PMI_FD", "PMI_RANK")
+"""Variables by which a launcher says which process of which job it has started."""
+_RANK = "MESHARD_RANK"
+"""Variable by which the processes that a process of a job starts know that they are not it."""
 
 
 def job_size() -> int | None:
-    """Return how many processes mpiexec has started; None if it has not started this one."""
-    return _first_number(_SIZES)
+    """Return how many processes mpiexec has started; None if it has not started this one.
+
+    What a process of a job starts itself inherits its environment, and runs alone.
+    """
+    size = _first_number(_SIZES)
+    if size is None:
+        return None
+    slot, pid = _slot(), os.environ.get(_RANK, "").rpartition(" ")[::2]
+    return None if pid[0] == slot and pid[1] != str(os.getpid()) else size
+
+
+def _slot() -> str:
+    return "/".join(os.environ.get(name, "") for name in _SLOT)
+
+
+def _claim() -> None:
+    """Note that this is the process that mpiexec has started, for those that it starts itself."""
+    if job_size() is not None:
+        os.environ[_RANK] = f"{_slot()} {os.getpid()}"
 
 
 def _first_number(names: tuple[str, ...]) -> int | None:
@@ -48,22 +77,9 @@ def _made() -> World:
     devices = config.num_devices_given or 1
     if size == 1:
         return alone(devices)
-    return _joined(size, devices)
-
-
-def _host() -> str:
-    """Return this host's name, or ``MESHARD_HOST``, by which one host can play several."""
-    return os.environ.get("MESHARD_HOST") or socket.gethostname()
-
-
-def _joined(size: int, devices: int) -> RuntimeWorld:
     mpi = _imported(size)
-    from .segments import open_segments
-    from .table import read_table
-    from .transport import MpiTransport
-    from .watch import say_goodbye, speak_when_ended, whereabouts
-
-    if not mpi.Is_initialized():
+    ours = not mpi.Is_initialized()
+    if ours:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     communicator = mpi.COMM_WORLD
     if communicator.Get_size() != size:
@@ -72,10 +88,29 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
             f"{communicator.Get_size()}: mpiexec and mpi4py belong to different MPI libraries. Use "
             "the mpiexec that is installed beside mpi4py (`meshard run` finds it)."
         )
-    transport = MpiTransport(communicator, float(os.environ.get("MESHARD_TIMEOUT") or 300))
+    try:
+        return _joined(mpi, devices, ours)
+    except BaseException:  # the others wait for this process
+        traceback.print_exc()
+        _abort(mpi)
+
+
+def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
+    """Join the others.
+
+    Args:
+        mpi: mpi4py's MPI, which has been started.
+        devices: how many devices this process has.
+        ours: whether MPI was started here, and is to be ended here.
+    """
+    from .segments import open_segments
+    from .transport import MpiTransport
+    from .watch import whereabouts
+
+    transport = MpiTransport(mpi.COMM_WORLD, config.timeout)
+    size = transport.count
     everybody = range(size)
-    table = read_table() if transport.index == 0 else None
-    mine = devices, _host(), table, whereabouts()
+    mine = devices, config.host or socket.gethostname(), config.table, whereabouts()
     told: list[Any] = transport.all_gather(mine, everybody)
     transport.settle(told[0][2])
     transport.letters.know([place for *_, place in told])
@@ -93,15 +128,64 @@ def _joined(size: int, devices: int) -> RuntimeWorld:
                 transport.index,
                 transport.table,
                 lambda value: transport.all_gather(value, everybody),
-                transport.lookout.agreement.stamp,
+                transport.lookout,
             )
         )
+    with entered(world):
+        config.check_devices()
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
-    _abort_on_errors(mpi, transport.lookout)
-    say_goodbye(transport.lookout, transport.letters)
-    speak_when_ended(transport.lookout)
+    _watch(mpi, transport, ours)
     return world
+
+
+def _watch(mpi: Any, transport: Any, ours: bool) -> None:
+    """Do what is to be done when this process ends, in whichever way."""
+    from .watch import Ending, end_on_error, speak_when_ended
+
+    def abort() -> NoReturn:
+        if transport.lookout.any_died():
+            # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
+            _flush()
+            os._exit(1)
+        _abort(mpi)
+
+    ending = Ending(transport.lookout, transport.letters, abort)
+    end_on_error(ending)
+    speak_when_ended(transport.lookout)
+
+    def finish() -> None:
+        if ending.is_copy or mpi.Is_finalized():
+            return
+        if ending.is_orderly() and ours:
+            mpi.Finalize()
+
+    _at_end.append(finish)
+
+
+_at_end: list[Callable[[], None]] = []
+
+
+@atexit.register  # when this is imported, so that it runs after what programs have registered
+def _end() -> None:
+    while _at_end:
+        _at_end.pop()()
+
+
+def _abort(mpi: Any) -> NoReturn:
+    """End all processes of the job."""
+    from .watch import tell_launcher
+
+    _flush()
+    tell_launcher()
+    mpi.COMM_WORLD.Abort(1)
+    os._exit(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _imported(size: int) -> Any:
@@ -114,7 +198,7 @@ def _imported(size: int) -> Any:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc(initialize=False, finalize=True)
+            mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except ImportError as error:
         raise ConfigError(
@@ -134,38 +218,16 @@ def _imported(size: int) -> Any:
     return MPI
 
 
-def _abort_on_errors(mpi: Any, lookout: Lookout) -> None:
-    """End the whole job when this process fails, since the others would wait for it."""
-    from .watch import speak_before_abort
-
-    before = sys.excepthook
-
-    def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        before(kind, error, trace)
-        _say_failed(mpi)
-        speak_before_abort(lookout, error)
-        time.sleep(_HEARD)
-        mpi.COMM_WORLD.Abort(1)
-
-    sys.excepthook = report
-
-
-def _say_failed(mpi: Any) -> None:
-    rank = mpi.COMM_WORLD.Get_rank()
-    print(f"meshard: process {rank} has failed; the job is ended.", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-
-
 def end_job() -> None:
     """End all processes of the job, which would wait for this one; without others do nothing."""
     world = known_world()
     if world is not None and world.process_count > 1:
         from mpi4py import MPI
 
-        _say_failed(MPI)
-        MPI.COMM_WORLD.Abort(1)
+        from .watch import say_failed
+
+        say_failed(world.process_index)
+        _abort(MPI)
 
 
 def initialize(
@@ -210,7 +272,10 @@ def shutdown() -> None:
     """Wait until all processes have come here; MPI itself ends with the process."""
     world = known_world()
     if isinstance(world, RuntimeWorld) and world.process_count > 1:
-        world.transport.barrier(range(world.process_count))
+        everybody = range(world.process_count)
+        meet(world, everybody, "`shutdown`")
+        world.transport.barrier(everybody)
 
 
+_claim()
 install_world_factory(_made, lambda: job_size() or 1)

@@ -3,28 +3,34 @@
 In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to its own mail page
 and reads the other's, so that no lock and no call of the system is needed; a letter that does not
 fit into a slot lies in a chunk of the sender's arena, lent until the reader has dropped it.
+
+Each letter is stamped with the step that it belongs to. Letters come in program order, so that
+those of a step that the reader has left before its end stand first: it drops them, with what they
+lend.
 """
 
 from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from struct import Struct
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 
-from meshard.runtime.arena import Arena, Neighbour
+from meshard.runtime.agreement import Stamp
+from meshard.runtime.arena import Arena, Neighbour, SharedLease
+from meshard.runtime.forks import number_of_forks
 from meshard.runtime.types import Block
 
-__all__ = ["ROOM", "Letters", "mail_bytes", "packed", "unpack"]
+__all__ = ["ROOM", "Letters", "Stamps", "mail_bytes", "packed", "unpack"]
 
 _LINE = 64
 _SLOT = 4096
 _SLOTS = 2
 _WORD = 8
-_FACTS = Struct("QQQQ")
+_FACTS = Struct("QQQQQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
 """The most bytes of a letter that lies in a slot."""
@@ -55,6 +61,16 @@ def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
         at += box.nbytes
 
 
+class Stamps(Protocol):
+    """What marks letters at this place of the program, and what the marks of others mean."""
+
+    def stamp(self, peer: int) -> Stamp:
+        """Return what marks the messages to and from a process."""
+
+    def is_over(self, peer: int, stamp: Stamp) -> bool:
+        """Whether a message of a process belongs to a step that this one has left."""
+
+
 @final
 class Letters:
     """What passes between this process and a neighbour, in both directions.
@@ -70,8 +86,12 @@ class Letters:
         place: this process's number on the host.
         peer: the neighbour's.
         places: how many processes the host has.
-        stamp: says what marks letters at this place of the program; those of a neighbour that is
+        process: the neighbour's number in the job.
+        stamps: says what marks letters at this place of the program; those of a neighbour that is
             elsewhere are not read.
+
+    Attributes:
+        refused: the stamp of the next letter, where it does not belong to this step.
     """
 
     def __init__(
@@ -83,12 +103,14 @@ class Letters:
         place: int,
         peer: int,
         places: int,
-        stamp: Callable[[], int],
+        process: int,
+        stamps: Stamps,
     ) -> None:
         self._arena = arena
         self._neighbour = neighbour
         self._peer = peer
-        self._stamp = stamp
+        self._process = process
+        self._stamps = stamps
         self._put = _slots(own, peer, places)
         self._get = _slots(other, place, places)
         self._seen_there = other[place * _LINE : place * _LINE + 8].cast("Q")
@@ -96,6 +118,8 @@ class Letters:
         self._sent = 0
         self._read = 0
         self._parts: list[bytes] = []
+        self._held: list[tuple[Stamp, Sequence[Block]]] = []
+        self.refused: Stamp | None = None
         self._fence = threading.Lock()
         self._fence.acquire()
 
@@ -105,33 +129,50 @@ class Letters:
             self._fence.release()
             self._fence.acquire()
 
-    def put(self, blocks: Sequence[Block]) -> Generator[None, None, None]:
-        """Write a letter; wait while the neighbour has not read the ones before."""
+    def put(
+        self, blocks: Sequence[Block], lent: Sequence[SharedLease] = ()
+    ) -> Generator[None, None, None]:
+        """Write a letter; wait while the neighbour has not read the ones before.
+
+        Args:
+            blocks: what it holds.
+            lent: the chunks that it tells the neighbour of, which is given a loan of each. It then
+                holds a list of chunks and places in them.
+        """
         size = sum([b.nbytes for b in blocks])
         lease = self._arena.lease(size) if size > ROOM else None
-        if lease is None:  # where there are no addresses left, slot after slot
-            letter = packed(blocks)
-            for at in range(0, max(1, size), ROOM):
-                more = max(0, size - at - ROOM)
-                while not self.post(letter[at : at + ROOM], more):
+        loans = list(lent) if lease is None else [*lent, lease]
+        for one in loans:
+            self._arena.lend(one, (self._peer,))
+        told = int(bool(lent))
+        try:
+            if lease is None:  # it fits into a slot, or there are no addresses left
+                letter = packed(blocks)
+                for at in range(0, max(1, size), ROOM):
+                    more = max(0, size - at - ROOM)
+                    while not self.post(letter[at : at + ROOM], more, 0, told):
+                        yield
+            else:
+                flat = np.asarray(lease)
+                at = 0
+                for block in blocks:
+                    np.ndarray(block.shape, block.dtype, flat, at)[...] = block
+                    at += block.nbytes
+                while not self.post(_LENGTH.pack(size), 0, lease.offset, told):
                     yield
-            return
-        flat = np.asarray(lease)
-        at = 0
-        for block in blocks:
-            np.ndarray(block.shape, block.dtype, flat, at)[...] = block
-            at += block.nbytes
-        self._arena.lend(lease, (self._peer,))
-        while not self.post(_LENGTH.pack(size), 0, lease.offset):
-            yield
+            loans = []
+        finally:
+            for one in loans:  # the neighbour was never told
+                self._arena.lend(one, (self._peer,), -1)
 
-    def post(self, letter: bytes, more: int = 0, chunk: int = 0) -> bool:
+    def post(self, letter: bytes, more: int = 0, chunk: int = 0, lent: int = 0) -> bool:
         """Write a letter that fits into a slot; return whether there was one free.
 
         Args:
             letter: the bytes, at most `ROOM`.
             more: how many bytes follow in other slots.
             chunk: where the bytes lie instead; the letter then says how many.
+            lent: whether the letter tells of chunks that are lent.
         """
         number = self._sent + 1
         if number - self._seen_there[0] > _SLOTS:
@@ -139,7 +180,8 @@ class Letters:
         self._sent = number
         slot, count = self._put[number % _SLOTS]
         size = len(letter)
-        slot[_WORD : _HEAD + size] = _FACTS.pack(self._stamp(), size, chunk, more) + letter
+        facts = _FACTS.pack(*self._stamps.stamp(self._process), size, chunk, more, lent)
+        slot[_WORD : _HEAD + size] = facts + letter
         self._keep_order()
         count[0] = number
         return True
@@ -151,31 +193,61 @@ class Letters:
         return found if isinstance(found, np.ndarray) else np.frombuffer(found, np.uint8)
 
     def collect(self) -> bytes | Block | None:
-        """Return the bytes of the next letter if it has come.
+        """Return the bytes of the next letter of this step if it has come.
 
-        One that is marked otherwise never fits: the lookout finds out why.
+        Those of a step that this process has left are dropped. One that belongs elsewhere is left
+        where it is: the lookout finds out why.
         """
-        number = self._read + 1
-        slot, count = self._get[number % _SLOTS]
-        if count[0] != number:
-            return None
-        self._keep_order()
-        stamp, size, chunk, more = _FACTS.unpack_from(slot, _WORD)
-        if stamp != self._stamp():
-            return None
-        letter = bytes(slot[_HEAD : _HEAD + size])
-        self._keep_order()
-        self._read = self._seen_here[0] = number
-        if chunk:
-            (size,) = _LENGTH.unpack(letter)
-            return self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)
-        if more:
-            self._parts.append(letter)
-            return self.collect()
-        if self._parts:
-            letter = b"".join([*self._parts, letter])
-            self._parts.clear()
-        return letter
+        while True:
+            number = self._read + 1
+            slot, count = self._get[number % _SLOTS]
+            if count[0] != number:
+                return None
+            self._keep_order()
+            key, step, hashed, size, chunk, more, lent = _FACTS.unpack_from(slot, _WORD)
+            stamp = key, step, hashed
+            due = stamp == self._stamps.stamp(self._process)
+            if not due and not self._stamps.is_over(self._process, stamp):
+                self.refused = stamp
+                return None
+            letter: bytes | Block = bytes(slot[_HEAD : _HEAD + size])
+            self._keep_order()
+            self._read = self._seen_here[0] = number
+            if chunk:
+                (size,) = _LENGTH.unpack_from(slot, _HEAD)
+                letter = self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)
+            if not due:
+                if lent:
+                    self._give_back(letter)
+                continue
+            self.refused = None
+            self._let_go(stamp)
+            if more:
+                assert isinstance(letter, bytes)
+                self._parts.append(letter)
+                continue
+            if self._parts:
+                letter = b"".join([*self._parts, bytes(letter)])
+                self._parts.clear()
+            return letter
+
+    def _give_back(self, letter: bytes | Block) -> None:
+        """Give back what a letter lends that is not read."""
+        for chunk in np.frombuffer(letter, np.int64)[::2].tolist():
+            if chunk >= 0:
+                self._neighbour.give_back(chunk, number_of_forks())
+
+    def hold(self, blocks: Sequence[Block]) -> None:
+        """Keep memory that the neighbour may still write to, because this step was left.
+
+        It is let go when a letter of a later step comes: the neighbour has then left this one too.
+        """
+        self._parts.clear()
+        self._held.append((self._stamps.stamp(self._process), blocks))
+
+    def _let_go(self, stamp: Stamp) -> None:
+        if self._held:
+            self._held = [one for one in self._held if one[0] == stamp]
 
 
 def _slots(page: memoryview, place: int, places: int) -> list[tuple[memoryview, memoryview]]:

@@ -2,6 +2,9 @@
 
 In: the boxes that pass between this process and a peer. Out: generators that move them, and yield
 while they wait. Both ends cut the boxes in the same way, by their shapes and the agreed table.
+
+A step that is left before its end leaves messages behind. MPI may still read or write their memory,
+so that it is kept until they are done; what comes of such a step is received and dropped.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
+from meshard.algebra.settings import Table
+from meshard.runtime.agreement import Stamp
 from meshard.runtime.slabs import slabs
-from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
 from .datatypes import Datatypes, run_bytes
@@ -25,6 +29,8 @@ __all__ = ["Messages"]
 
 Waiting = Generator[None, None, None]
 _DATA, _SIZE, _OBJECT, _KINDS = range(4)
+_MOST_LEFT = 3 * 1024
+"""Tags of steps that were left whose messages are still received."""
 
 
 @final
@@ -39,7 +45,7 @@ class Messages:
     """
 
     def __init__(
-        self, communicator: MPI.Intracomm, table: Table, stamp: Callable[[int], int]
+        self, communicator: MPI.Intracomm, table: Table, stamp: Callable[[int], Stamp]
     ) -> None:
         self._comm = communicator
         self._stamp = stamp
@@ -47,6 +53,27 @@ class Messages:
         self._stamps = ((1 << 15) - 1 if highest is None else int(highest)) // _KINDS
         self._table = table
         self.datatypes = Datatypes()
+        self._stray: list[tuple[MPI.Request, object]] = []
+        self._left: deque[tuple[int, int]] = deque(maxlen=_MOST_LEFT)
+
+    def leave(self, peers: Sequence[int]) -> None:
+        """Note that messages of this step with processes will not be waited for any more."""
+        for peer in peers:
+            for kind in range(_KINDS):
+                entry = peer, self._tag(peer, kind)
+                if entry not in self._left:
+                    self._left.append(entry)
+
+    def sweep(self) -> None:
+        """Receive and drop messages of steps that were left, and let go of what is done."""
+        for peer, tag in tuple(self._left):
+            try:
+                while message := self._comm.Improbe(peer, tag, status=(status := MPI.Status())):
+                    buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                    self._stray.append((message.Irecv([buffer, MPI.BYTE]), buffer))
+            except MPI.Exception:  # it has died: nothing comes of it
+                self._left.remove((peer, tag))
+        self._stray = [one for one in self._stray if not _is_done(one[0])]
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return what moves boxes from a peer, and what moves boxes to it, side by side."""
@@ -54,7 +81,7 @@ class Messages:
 
     def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
         """Send boxes; done when all have left their place."""
-        window, tag = _Window(self._table.window), self._tag(peer, _DATA)
+        window, tag = _Window(self._table.window, self._stray), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             message: Any
             if isinstance(piece, list):
@@ -70,7 +97,7 @@ class Messages:
 
     def _receive(self, peer: int, boxes: Sequence[Block]) -> Waiting:
         """Fill boxes; what is contiguous is received in place."""
-        window, tag = _Window(self._table.window), self._tag(peer, _DATA)
+        window, tag = _Window(self._table.window, self._stray), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             then: Callable[[], None]
             if isinstance(piece, list):
@@ -87,28 +114,26 @@ class Messages:
         yield from window.rest()
 
     def _tag(self, peer: int, kind: int) -> int:
-        return self._stamp(peer) % self._stamps * _KINDS + kind
+        return sum(self._stamp(peer)) % self._stamps * _KINDS + kind
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes; the peer does not know how many."""
+        window = _Window(0, self._stray)
         size = np.array([len(letter)], np.int64)
-        requests = [
-            self._comm.Isend(size, peer, self._tag(peer, _SIZE)),
-            self._comm.Isend([letter, MPI.BYTE], peer, self._tag(peer, _OBJECT)),
-        ]
-        while not MPI.Request.Testall(requests):
-            yield
+        for message, kind in (size, _SIZE), ([letter, MPI.BYTE], _OBJECT):
+            request = self._comm.Isend(message, peer, self._tag(peer, kind))
+            yield from window.add(request, 0, partial(_nothing, message))
+        yield from window.rest()
 
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
         """Receive what a peer tells, into ``found[peer]``."""
+        window = _Window(0, self._stray)
         size = np.empty(1, np.int64)
         request = self._comm.Irecv(size, peer, self._tag(peer, _SIZE))
-        while not request.Test():
-            yield
+        yield from window.add(request, 1, partial(_nothing, size))
         letter = np.empty(int(size[0]), np.uint8)
         request = self._comm.Irecv([letter, MPI.BYTE], peer, self._tag(peer, _OBJECT))
-        while not request.Test():
-            yield
+        yield from window.add(request, 1, partial(_nothing, letter))
         found[peer] = letter
 
     def _pieces(self, boxes: Sequence[Block]) -> Iterator[list[Block] | Block]:
@@ -131,10 +156,16 @@ class Messages:
 
 @final
 class _Window:
-    """The messages that are on their way to or from a peer."""
+    """The messages that are on their way to or from a peer.
 
-    def __init__(self, most: int) -> None:
+    Args:
+        most: how many bytes of them there may be.
+        stray: where those go that nobody waits for any more.
+    """
+
+    def __init__(self, most: int, stray: list[tuple[MPI.Request, object]]) -> None:
         self._most = most
+        self._stray = stray
         self._bytes = 0
         self._waiting: deque[tuple[MPI.Request, int, Callable[[], None]]] = deque()
 
@@ -152,11 +183,22 @@ class _Window:
 
     def _first(self) -> Waiting:
         request, nbytes, then = self._waiting[0]
-        while not request.Test():
-            yield
+        try:
+            while not request.Test():
+                yield
+        except BaseException:
+            self._stray += [(request, kept) for request, _, kept in self._waiting]
+            raise
         self._waiting.popleft()
         self._bytes -= nbytes
         then()
+
+
+def _is_done(request: MPI.Request) -> bool:
+    try:
+        return bool(request.Test())
+    except MPI.Exception:  # with a process that has died
+        return True
 
 
 def _nothing(kept: object) -> None:

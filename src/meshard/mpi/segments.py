@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import numpy as np
 
-from meshard.runtime.arena import Arena, Neighbour, chunk_of
+from meshard.algebra.settings import Table
+from meshard.runtime.agreement import Stamp
+from meshard.runtime.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.pages import Pages
-from meshard.runtime.transport import Table
 from meshard.runtime.types import Block
 
-from .letters import ROOM, Letters, mail_bytes, packed, unpack
+from .letters import ROOM, Letters, Stamps, mail_bytes, packed, unpack
 
 __all__ = ["Segments", "open_segments"]
 
@@ -59,6 +59,10 @@ class Segments:
 
     def __contains__(self, process: int) -> bool:
         return process in self._letters
+
+    def refused(self, process: int) -> Stamp | None:
+        """Return the stamp of a process's next letter, where it does not belong to this step."""
+        return self._letters[process].refused if process in self._letters else None
 
     def is_small(
         self,
@@ -124,10 +128,10 @@ class Segments:
         arriving, wanted = _by_size(coming, self._table.pushed)
         offers: list[Block] = []
         jobs = []
+        if arriving or wanted or large:  # first, so that it keeps what `_speak` offers
+            jobs.append(self._listen(peer, bool(large), offers, arriving, wanted))
         if small or large or wanted:
             jobs.append(self._speak(peer, small, large, wanted, offers))
-        if arriving or wanted or large:
-            jobs.append(self._listen(peer, bool(large), offers, arriving, wanted))
         return jobs
 
     def _speak(
@@ -157,13 +161,19 @@ class Segments:
         wanted: Sequence[Block],
     ) -> Waiting:
         letters = self._letters[peer]
-        if offered:
-            offers.append((yield from letters.get()))
-        if arriving:
-            unpack((yield from letters.get()), arriving)
-        if wanted:
-            rest = [b for b in wanted if self._arena.offset_of(b) is None]
-            unpack((yield from letters.get()), rest)
+        written = False
+        try:
+            if offered:
+                offers.append((yield from letters.get()))
+            if arriving:
+                unpack((yield from letters.get()), arriving)
+            if wanted:
+                rest = [b for b in wanted if self._arena.offset_of(b) is None]
+                unpack((yield from letters.get()), rest)
+            written = True
+        finally:
+            if not written:
+                letters.hold(wanted)
 
     def _offers(self, boxes: Sequence[Block]) -> Block:
         """Return where in this process's arena each box is wanted, and its strides."""
@@ -192,6 +202,7 @@ class Segments:
         """
         told: list[int] = []
         left: list[Block] = []
+        lent: list[SharedLease] = []
         for block in blocks:
             chunk = chunk_of(block)
             offset = self._arena.offset_of(block)
@@ -199,10 +210,10 @@ class Segments:
                 told += (_NOWHERE, 0)
                 left.append(block)
             else:
-                self._arena.lend(chunk, (self._places[peer],))
+                lent.append(chunk)
                 told += (chunk.offset, offset)
         letters = self._letters[peer]
-        yield from letters.put([np.array(told, np.int64)])
+        yield from letters.put([np.array(told, np.int64)], lent)
         if left:
             yield from letters.put(left)
 
@@ -254,7 +265,7 @@ def open_segments(
     me: int,
     table: Table,
     all_gather: Callable[[object], list[Any]],
-    stamp: Callable[[int], int],
+    stamps: Stamps,
 ) -> tuple[Segments | None, tuple[int, ...] | None]:
     """Map the memory of all processes of this host, and let them map this process's.
 
@@ -266,7 +277,7 @@ def open_segments(
         me: this process.
         table: the sizes that decide how something is moved.
         all_gather: brings a small object of each process to all.
-        stamp: says what marks the letters to and from a process.
+        stamps: says what marks the letters to and from a process.
 
     Returns:
         The neighbours, None if there are none that can be reached; and for each process the number
@@ -296,7 +307,8 @@ def open_segments(
             places[me],
             places[p],
             len(here),
-            partial(stamp, p),
+            p,
+            stamps,
         )
         for p, neighbour in found.items()
     }

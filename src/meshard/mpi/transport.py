@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
 
+from meshard.algebra.settings import Table
 from meshard.runtime.agreement import Agreement
 from meshard.runtime.forks import depth, refuse_in_child
 from meshard.runtime.lookout import Lookout
-from meshard.runtime.transport import Lent, Table, Taken
+from meshard.runtime.transport import Lent, Taken
 from meshard.runtime.types import Block
 
 from .messages import Messages
@@ -29,7 +30,7 @@ from .watch import MpiLetters
 
 __all__ = ["MpiTransport"]
 
-Job = tuple[Sequence[tuple[Any, ...]], Iterator[None]]
+Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
 """What is to be done, and for whom it waits: the first of each tuple is a peer."""
 _EAGER_SECONDS = 2e-3
 """How long to give the core away between two looks, before sleeping."""
@@ -64,7 +65,7 @@ class MpiTransport:
     def settle(self, table: Table) -> None:
         """Move by this table from now on."""
         self.table = table
-        self._messages = Messages(self._comm, table, self.lookout.agreement.stamp)
+        self._messages = Messages(self._comm, table, self.lookout.stamp)
 
     def reach(self, near: Segments | None, hosts: tuple[int, ...] | None) -> None:
         """Move through memory what passes between processes of one host, from now on."""
@@ -145,6 +146,7 @@ class MpiTransport:
         """
         refuse_in_child(self._born)
         lookout, begun, peers = self.lookout, 0.0, _peers(jobs)
+        lookout.check(peers)
         try:
             while True:
                 left = []
@@ -163,12 +165,31 @@ class MpiTransport:
                     os.sched_yield()
                 else:
                     time.sleep(1e-4)
-                    lookout.look(partial(_peers, jobs))
-        except MPI.Exception as error:
-            lookout.failed(_peers(jobs), error.Get_error_string())
+                    self._look(jobs)
+        except BaseException as error:
+            if not begun:
+                lookout.begin()
+            missing = _peers(jobs)
+            for _, unfinished in jobs:
+                unfinished.close()
+            self._messages.leave([p for p in missing if self._way(p) is self._messages])
+            if isinstance(error, MPI.Exception):
+                lookout.failed(missing, error.Get_error_string())
+            lookout.leave(missing, error)
+            raise
         if begun:
             lookout.end()
         lookout.met(peers)
+
+    def _look(self, jobs: Sequence[Job]) -> None:
+        """Look around while jobs wait."""
+        if self._near is not None:
+            for peer in _peers(jobs):
+                stamp = self._near.refused(peer)
+                if stamp is not None:
+                    self.lookout.saw(peer, stamp)
+        if self.lookout.look(partial(_peers, jobs)):
+            self._messages.sweep()
 
 
 def _peers(jobs: Sequence[Job]) -> list[int]:

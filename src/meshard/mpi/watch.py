@@ -6,7 +6,7 @@ channel of `Lookout`, and the last words of a process that ends.
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import os
 import pickle
 import signal
@@ -14,32 +14,43 @@ import socket
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
-from typing import Any, final
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, final
 
 import numpy as np
 from mpi4py import MPI
 
-from meshard.errors import TransportError
+from meshard.algebra.world import config
+from meshard.errors import AgreementError, TransportError
 from meshard.runtime.forks import depth
-from meshard.runtime.lookout import Lookout
+from meshard.runtime.lookout import ENDED, Lookout
 
 __all__ = [
+    "Ending",
     "MpiLetters",
     "Whereabouts",
-    "say_goodbye",
-    "speak_before_abort",
+    "end_on_error",
+    "say_failed",
     "speak_when_ended",
+    "tell_launcher",
     "whereabouts",
 ]
 
 _LETTER = 7
 _SHORT = 3500
 """Bytes that MPI sends at once, so that nobody must wait for a letter to be taken."""
+_SOON = 1e-2
+"""Seconds between two looks of a process that ends."""
+_FLUSH = 0.2
+"""Seconds that letters have to leave before a process ends."""
+_HEARD = 0.2
+"""Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
 _COURTESY = 2.0
 """Seconds that a process that has failed gives the others to say so too."""
 
+Show = Callable[[], None]
 Whereabouts = tuple[str, int, str]
 """A process's host, its number there, and when it began."""
 
@@ -74,6 +85,7 @@ class MpiLetters:
         self._known: dict[int, tuple[int, str]] = {}
         self._going: list[tuple[MPI.Request, Any]] = []
         self._coming: list[tuple[MPI.Request, Any]] = []
+        self._dead: set[int] = set()
 
     def know(self, told: list[Whereabouts]) -> None:
         """Learn where the processes are; those of this host can be looked at."""
@@ -92,27 +104,43 @@ class MpiLetters:
 
     def collect(self) -> list[Any]:
         """Return the letters that have come since."""
+        if self._dead or not self._receive(MPI.ANY_SOURCE):
+            # MPI refuses to receive from anybody while one has died: each is asked then.
+            everybody = range(self._comm.Get_size())
+            self._dead |= {p for p in everybody if p not in self._dead and not self._receive(p)}
+        found = []
+        while self._coming:
+            request, buffer = self._coming[0]
+            try:
+                if not request.Test():
+                    break
+            except MPI.Exception:  # who sent it has died on the way
+                buffer = None
+            del self._coming[0]
+            if buffer is not None:
+                found.append(pickle.loads(zlib.decompress(buffer.tobytes())))
+        return found
+
+    def _receive(self, peer: int) -> bool:
+        """Begin to receive the letters of a process; return whether it lives."""
         try:
-            while message := self._comm.Improbe(tag=_LETTER, status=(status := MPI.Status())):
+            while message := self._comm.Improbe(peer, _LETTER, status=(status := MPI.Status())):
                 buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
                 self._coming.append((message.Irecv([buffer, MPI.BYTE]), buffer))
         except MPI.Exception:
-            return []
-        found = []
-        while self._coming and _done(self._coming[0][0]):
-            found.append(pickle.loads(zlib.decompress(self._coming.pop(0)[1].tobytes())))
-        return found
+            return False
+        return True
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
         """Return what the system says of a process of this host; None if nothing is the matter."""
         if peer not in self._known:
-            return None
+            return ("has died", True) if peer in self._dead else None
         pid, begun = self._known[peer]
         state, since = _state(pid)
         if since != begun or state in ("Z", "X"):
             return f"has died (pid {pid})", True
         if state in ("T", "t"):
-            return f"is stopped (pid {pid})", False
+            return f"is stopped (pid {pid})", config.stopped == "fail"
         return None
 
     def notice(self, text: str) -> None:
@@ -136,42 +164,126 @@ def _done(request: MPI.Request) -> bool:
         return True
 
 
-def say_goodbye(lookout: Lookout, letters: MpiLetters) -> None:
-    """Tell the others when this process's program ends, since they may wait for it in vain."""
-    born = depth()
+@final
+class Ending:
+    """How this process ends, and what the others are told of it.
 
-    def leave() -> None:
-        if MPI.Is_finalized() or depth() != born:
-            return
-        account = lookout.agreement.account(whole=True, ended="has ended its program")
+    Args:
+        lookout: what this process knows of the others.
+        letters: how to tell them.
+        abort: ends all processes of the job.
+    """
+
+    def __init__(
+        self, lookout: Lookout, letters: MpiLetters, abort: Callable[[], NoReturn]
+    ) -> None:
+        self._lookout = lookout
+        self._letters = letters
+        self._abort = abort
+        self._born = depth()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process is a forked child, whose end concerns nobody in the job."""
+        return depth() != self._born
+
+    def is_orderly(self) -> bool:
+        """Tell the others that the program has ended, and wait for their end.
+
+        Returns:
+            Whether all end like this, so that MPI can be ended by all together. If one has failed
+            or died, nobody may wait for it: this process ends alone, and its exit code counts.
+        """
+        self._goodbye(ENDED)
+        while not self._lookout.all_ended():
+            if self._lookout.any_failed():
+                self._wait_for_reports()
+                self._letters.flush(_FLUSH)
+                return False
+            time.sleep(_SOON)
+        self._letters.flush(_FLUSH)
+        return True
+
+    def _wait_for_reports(self) -> None:
+        """Give the others time to say what is wrong."""
+        until = time.monotonic() + _COURTESY
+        while time.monotonic() < until and not self._lookout.all_reported():
+            time.sleep(_SOON)
+
+    def _goodbye(self, how: str) -> None:
+        account = self._lookout.agreement.account(whole=True, ended=how)
         kept = len(account.entries)
         while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
             kept //= 2
             dropped = len(account.entries) - kept
             before = account.before + dropped
             account = replace(account, entries=account.entries[dropped:], before=before)
-        lookout.goodbye(account)
-        letters.flush(0.2)
+        self._lookout.goodbye(account)
 
-    atexit.register(leave)
+    def on_error(self, kind: type[BaseException], error: BaseException, show: Show) -> NoReturn:
+        """End the whole job after an error that nobody has caught.
+
+        Args:
+            kind: the error's class.
+            error: the error.
+            show: writes it with its traceback.
+        """
+        lookout, me = self._lookout, self._lookout.agreement.index
+        lookout.end()
+        if not isinstance(error, TransportError):
+            self._goodbye(f"has failed with {kind.__name__}")
+        if isinstance(error, AgreementError) and not self._is_first():
+            print(f"meshard: process {me} has found this too.", file=sys.stderr, flush=True)
+        else:
+            show()
+            say_failed(me)
+        if isinstance(error, TransportError):  # all of them see it
+            lookout.report()
+            self._wait_for_reports()
+            if lookout.any_ended():  # its exit code is the job's: it ends once all have reported
+                time.sleep(_COURTESY)
+        time.sleep(_HEARD)
+        self._abort()
+
+    def _is_first(self) -> bool:
+        """Whether this process is to say what several have found: the first that says anything."""
+        self._lookout.claim()
+        until = time.monotonic() + _COURTESY
+        while time.monotonic() < until:
+            first = self._lookout.first_to_report()
+            if first is not None:
+                return first
+            time.sleep(_SOON)
+        return True
 
 
-def speak_before_abort(lookout: Lookout, error: BaseException) -> None:
-    """Give the others time to say what is wrong, if it is something that all of them see."""
-    lookout.end()
-    if not isinstance(error, TransportError):
-        return
-    lookout.report()
-    until = time.monotonic() + _COURTESY
-    while time.monotonic() < until and not lookout.all_reported():
-        time.sleep(1e-2)
+def end_on_error(ending: Ending) -> None:
+    """End the whole job when this process fails, since the others would wait for it."""
+    before = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if ending.is_copy:
+            before(kind, error, trace)
+        else:
+            ending.on_error(kind, error, lambda: before(kind, error, trace))
+
+    sys.excepthook = report
+
+
+def say_failed(process: int) -> None:
+    """Say that this process has failed."""
+    print(f"meshard: process {process} has failed; the job is ended.", file=sys.stderr, flush=True)
+    sys.stdout.flush()
 
 
 def speak_when_ended(lookout: Lookout) -> None:
     """Say where this process waits when mpiexec ends it, as it does when another has died."""
+    born = depth()
 
     def speak(number: int, frame: FrameType | None) -> None:
-        told = lookout.interrupted()
+        told = lookout.interrupted() if depth() == born else None
         if told is not None:
             sys.stderr.write(f"meshard: the job is ended. {told}\n")
             sys.stderr.flush()
@@ -183,3 +295,15 @@ def speak_when_ended(lookout: Lookout) -> None:
             signal.signal(signal.SIGTERM, speak)
     except ValueError:  # not the main thread: the system's own way holds
         return
+
+
+def tell_launcher() -> None:
+    """Tell the `meshard run` that has started this job that it is being ended.
+
+    An mpiexec that has lost another host waits for it for ever: `meshard run` then ends it.
+    """
+    host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
+    pid, _, begun = rest.partition("@")
+    if host == socket.gethostname() and pid.isdecimal() and _state(int(pid))[1] == begun:
+        with contextlib.suppress(OSError):
+            os.kill(int(pid), signal.SIGUSR1)

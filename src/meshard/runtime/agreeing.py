@@ -7,16 +7,19 @@ span processes; the token is kept beside the other decisions about the same type
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from meshard.algebra.sharding import Sharding
 
 from .agreement import Token
-from .canonical import call_text, canonical, described
+from .canonical import call_text, canonical, described, laid_out
 from .primitive import innermost
 from .types import ArrayType
 from .world import RuntimeWorld
 
-__all__ = ["agree", "agreed", "meet", "token_of"]
+__all__ = ["agree", "agree_to_make", "agreed", "meet", "token_of"]
 
 Params = tuple[tuple[str, Hashable], ...]
 
@@ -64,6 +67,34 @@ def agree(
     token = world.decisions.get(key, False)
     if token is False:
         token = token_of(world, name, params, types)
+        world.decided(key, token)
+    if token is not None:
+        agreement.enter(token)
+
+
+def agree_to_make(
+    world: RuntimeWorld,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] | None,
+    sharding: Sharding,
+) -> None:
+    """Say that an array is going to be made, before functions of the user's are called for it.
+
+    A function may raise on one process only: all of them have then run the same operations still.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    agreement = world.agreement
+    if agreement is None or agreement.mode == "off" or innermost() is not None:
+        return
+    key = ("agree to make", name, shape, dtype, sharding)
+    token = world.decisions.get(key, False)
+    if token is False:
+        members = agreement.members([sharding])
+        exact, told = (laid_out(shape, dtype, sharding, exact=exact) for exact in (True, False))
+        token = members and agreement.token(members, f"{name} {exact}", f"`{name}` of {told}")
         world.decided(key, token)
     if token is not None:
         agreement.enter(token)

@@ -1,8 +1,12 @@
 """Do all processes run the same operations? What each keeps of its own.
 
 In: the operations on arrays that span processes, as tokens. Out: one running hash per set of
-processes, which tags every message, and an account of the recent steps, which tells who diverged
+processes, which stamps every message, and an account of the recent steps, which tells who diverged
 when messages do not meet (`verdict`). What a process does with arrays of its own enters nothing.
+
+A stamp also says where among the steps of its set a message belongs, so that a process can tell a
+message of a step that it has left, which is dropped, from one of a step that it has yet to reach.
+Where the processes of a set have diverged, they begin a new epoch of it, with a hash of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType
 from typing import NamedTuple, final
 
@@ -22,10 +27,14 @@ from .canonical import digest, shortened
 from .forks import depth, refuse_in_child
 
 __all__ = [
+    "NOWHERE",
     "Account",
     "Agreement",
     "Entry",
+    "Place",
+    "Stamp",
     "Token",
+    "counted",
     "crossed",
     "parted",
 ]
@@ -40,6 +49,21 @@ _MASK = (1 << 64) - 1
 Members = tuple[int, ...]
 Key = tuple[Members, int, int]
 """A step: the set of processes, its number, and the hash of all up to it."""
+Stamp = tuple[int, int, int]
+"""What marks a message: the set of processes, the number of its step, and the hash up to it."""
+NOWHERE: Stamp = (0, 0, 0)
+"""The stamp of what is sent before any step."""
+_EPOCH = 40
+"""Bits of a step's number below its epoch."""
+
+
+class Place(Enum):
+    """Where a message belongs, as seen by the process that it has come to."""
+
+    NOW = "the step that this process is in"
+    OVER = "a step that it has left"
+    AHEAD = "a step that it has not reached"
+    APART = "a step that it ran differently"
 
 
 @final
@@ -48,16 +72,28 @@ class Running:
 
     Attributes:
         members: the processes, in ascending order.
-        step: how many operations have been run.
-        hash: of all of them, in order.
+        key: what stamps call them.
+        step: the number of the last operation that was run, the epoch in its upper bits.
+        hash: of all operations of this epoch, in order.
+        turn: when it was run, counted over all sets; 0 before the first.
     """
 
-    __slots__ = ("hash", "members", "step")
+    __slots__ = ("hash", "key", "members", "step", "turn")
 
     def __init__(self, members: Members) -> None:
         self.members = members
-        self.step = 0
-        self.hash = digest(repr(members))
+        self.key = self.hash = digest(repr(members))
+        self.step = self.turn = 0
+
+    @property
+    def epoch(self) -> int:
+        """How often these processes have diverged and begun anew."""
+        return self.step >> _EPOCH
+
+    def begin(self, epoch: int) -> None:
+        """Begin a later epoch."""
+        self.step = epoch << _EPOCH
+        self.hash = digest(f"{self.members!r} {epoch}")
 
 
 @final
@@ -85,7 +121,7 @@ class Entry:
 
     Attributes:
         members: the set of processes whose step it is.
-        step: its number, from 1 on.
+        step: its number, the epoch in its upper bits.
         hash: of all steps up to it.
         number: of the operation alone.
         text: the operation.
@@ -110,7 +146,7 @@ class Account:
         mode: its setting ``check``.
         entries: its recent steps, the last one last.
         before: how many steps it has run before those.
-        steps: for each set of processes that it belongs to, the steps that they have run.
+        steps: for each set of processes that it belongs to, the number of their last step.
         waits: the processes that it waits for.
         ended: how it has ended; None while it runs.
     """
@@ -173,6 +209,8 @@ class Agreement:
         self.count = count
         self._meet = meet
         self._sets: dict[Members, Running] = {}
+        self._keys: dict[int, Running] = {}
+        self._turn = 0
         self._with: list[tuple[Running, ...]] = [()] * count
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
         self._ours: dict[str, bool] = {}
@@ -203,12 +241,18 @@ class Agreement:
         ordered = tuple(sorted(set(members)))
         if self.mode == "off" or len(ordered) < 2 or self.index not in ordered:
             return None
-        running = self._sets.get(ordered)
+        number = digest(canon)
+        return Token(self._running(ordered), number, shortened(canon if text is None else text))
+
+    def _running(self, members: Members) -> Running:
+        """Return the steps of a set of processes that this one belongs to."""
+        running = self._sets.get(members)
         if running is None:
-            running = self._sets[ordered] = Running(ordered)
-            for p in ordered:
+            running = self._sets[members] = Running(members)
+            self._keys[running.key] = running
+            for p in members:
                 self._with[p] = (*self._with[p], running)
-        return Token(running, digest(canon), shortened(canon if text is None else text))
+        return running
 
     def enter(self, token: Token) -> None:
         """Note that this process runs an operation now.
@@ -220,6 +264,7 @@ class Agreement:
         refuse_in_child(self._born)
         running = token.running
         running.step = step = running.step + 1
+        running.turn = self._turn = self._turn + 1
         running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK
         frame, ours = sys._getframe(1), self._ours
         stated = stated_line()
@@ -240,12 +285,55 @@ class Agreement:
         """The step that this process is in, or ran last: what makes a `Step`."""
         return self._ring[-1] if self._ring else None
 
-    def stamp(self, peer: int) -> int:
-        """Return what tags the messages to and from a process at this place of the program."""
+    def stamp(self, peer: int) -> Stamp:
+        """Return what marks the messages to and from a process at this place of the program.
+
+        That is the last step of those that both of them run.
+        """
         shared = self._with[peer]
-        if len(shared) == 1:
-            return shared[0].hash if shared[0].step else 0
-        return sum([r.hash for r in shared if r.step]) & _MASK
+        if not shared:
+            return NOWHERE
+        last = shared[0] if len(shared) == 1 else max(shared, key=_turn)
+        return (last.key, last.step, last.hash) if last.turn else NOWHERE
+
+    def place(self, peer: int, stamp: Stamp) -> Place:
+        """Return where a message of another process belongs."""
+        now = self.stamp(peer)
+        if stamp == now:
+            return Place.NOW
+        key, step, found = stamp
+        running = self._keys.get(key)
+        if running is None or step > running.step or not running.turn:
+            return Place.AHEAD
+        return Place.APART if step == running.step and found != running.hash else Place.OVER
+
+    def is_within(self, steps: Mapping[Members, int], stamp: Stamp) -> bool:
+        """Whether a message belongs to one of some steps, or to an earlier one."""
+        running = self._keys.get(stamp[0])
+        return running is not None and stamp[1] <= steps.get(running.members, -1)
+
+    def apart(self, stamp: Stamp) -> dict[Members, int]:
+        """Return the set of a stamp, and the epoch that it begins where its processes diverged."""
+        running = self._keys[stamp[0]]
+        return {running.members: running.epoch + 1}
+
+    def is_news(self, epochs: Mapping[Members, int]) -> bool:
+        """Whether some of these epochs have yet to be begun by this process."""
+        return any(
+            self.index in members and self._running(members).epoch < epoch
+            for members, epoch in epochs.items()
+        )
+
+    def begin(self, epochs: Mapping[Members, int]) -> None:
+        """Begin new epochs: what these sets of processes ran before is not compared any more."""
+        for members, epoch in epochs.items():
+            if self.index not in members:
+                continue
+            running = self._running(members)
+            if running.epoch < epoch:
+                running.begin(epoch)
+                kept = [item for item in self._ring if item[0].running is not running]
+                self._ring = deque(kept, maxlen=KEPT)
 
     def account(
         self, waits: Iterable[int] = (), *, whole: bool = False, ended: str | None = None
@@ -260,25 +348,35 @@ class Agreement:
         ring = list(self._ring)[0 if whole else -_BRIEF :]
         entries = tuple([Step(*item).entry() for item in ring])
         steps = {r.members: r.step for r in self._sets.values()}
-        before = sum(steps.values()) - len(entries)
+        before = self._count() - len(entries)
         return Account(self.index, self.mode, entries, before, steps, tuple(waits), ended)
 
-    def differs(self, other: Account) -> bool:
-        """Whether another process's steps show that it has run other operations than this one."""
+    def _count(self) -> int:
+        """Return how many steps were run in the present epochs."""
+        return sum(counted(r.step) for r in self._sets.values())
+
+    def contradictions(self, other: Account) -> dict[Members, int]:
+        """Return the sets of processes of which another has run other operations than this one.
+
+        Returns:
+            The sets, and for each the epoch that it is to begin; empty while nothing shows that
+            they have diverged.
+        """
         steps = {r.members: r.step for r in self._sets.values()}
-        before = sum(steps.values()) - len(self._ring)
-        mine = Account(self.index, self._mode, (), before, steps, ())
-        if crossed(mine, other) is not None:
-            return True
+        mine = Account(self.index, self._mode, (), self._count() - len(self._ring), steps, ())
         # Without lines, which take long to find, for this is asked of every letter.
         ring = [(t.running.members, step, found) for t, step, found, _, _ in self._ring]
         there = [(e.members, e.step, e.hash) for e in other.entries]
-        found = _parting(
-            [key for key in ring if other.index in key[0]],
-            [key for key in there if self.index in key[0]],
-            from_start=not (before or other.before),
-        )
-        return found is not None
+        return {m: (steps.get(m, 0) >> _EPOCH) + 1 for m in _contradicted(mine, ring, other, there)}
+
+
+def _turn(running: Running) -> int:
+    return running.turn
+
+
+def counted(step: int) -> int:
+    """Return the number of a step within its epoch."""
+    return step & ((1 << _EPOCH) - 1)
 
 
 def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
@@ -287,14 +385,57 @@ def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
     And the other more of the second. Of two looks at one program, at whatever time and in whatever
     process, one is the earlier, so that this is never so where both run the same operations.
     """
+    ahead, behind = _ahead(one, other)
+    return (ahead[0], behind[0]) if ahead and behind else None
+
+
+def _ahead(one: Account, other: Account) -> tuple[list[Members], list[Members]]:
+    """Return the sets of which one account has run more steps, and those of which the other has."""
     ahead: list[Members] = []
     behind: list[Members] = []
     for members in sorted({*one.steps, *other.steps}):
         if one.index in members and other.index in members:
-            more = one.steps.get(members, 0) - other.steps.get(members, 0)
-            if more:
-                (ahead if more > 0 else behind).append(members)
-    return (ahead[0], behind[0]) if ahead and behind else None
+            mine, theirs = one.steps.get(members, 0), other.steps.get(members, 0)
+            if mine != theirs and mine >> _EPOCH == theirs >> _EPOCH:
+                (ahead if mine > theirs else behind).append(members)
+    return ahead, behind
+
+
+def _contradicted(
+    one: Account, mine: Sequence[Key], other: Account, theirs: Sequence[Key]
+) -> set[Members]:
+    """Return the sets of processes that two accounts contradict each other about.
+
+    Args:
+        one: an account, without its entries.
+        mine: its entries.
+        other: another.
+        theirs: its entries.
+    """
+    ahead, behind = _ahead(one, other)
+    found = {*ahead, *behind} if ahead and behind else set()
+    shared = _comparable(one, other)
+    mine = [key for key in mine if key[0] in shared]
+    theirs = [key for key in theirs if key[0] in shared]
+    at = _parting(mine, theirs, from_start=not (one.before or other.before))
+    if at is not None:
+        # What either has run since they parted is in doubt, unless both have come out alike.
+        last_mine, last_theirs = ({m: (s, h) for m, s, h in keys} for keys in (mine, theirs))
+        for members, _, _ in (*mine[at[0] :], *theirs[at[1] :]):
+            if last_mine.get(members) != last_theirs.get(members):
+                found.add(members)
+    return found
+
+
+def _comparable(one: Account, other: Account) -> set[Members]:
+    """Return the sets that both processes belong to and know in the same epoch."""
+    return {
+        m
+        for m in (*one.steps, *other.steps)
+        if one.index in m
+        and other.index in m
+        and one.steps.get(m, 0) >> _EPOCH == other.steps.get(m, 0) >> _EPOCH
+    }
 
 
 def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
@@ -302,8 +443,9 @@ def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
 
     One process may be further than the other, and remember less; what both know of is in one order.
     """
-    mine = [e for e in one.entries if other.index in e.members]
-    theirs = [e for e in other.entries if one.index in e.members]
+    shared = _comparable(one, other)
+    mine = [e for e in one.entries if e.members in shared]
+    theirs = [e for e in other.entries if e.members in shared]
     found = _parting(
         [(e.members, e.step, e.hash) for e in mine],
         [(e.members, e.step, e.hash) for e in theirs],

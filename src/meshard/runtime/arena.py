@@ -181,10 +181,17 @@ class Arena:
         """Return a chunk's counters: lent, given back, for each process."""
         return np.ndarray((2, self._places), _COUNTERS, self._map, offset)
 
-    def lend(self, lease: SharedLease, places: Sequence[int]) -> None:
-        """Note that processes of the host will hold a chunk, before they are told of it."""
+    def lend(self, lease: SharedLease, places: Sequence[int], loans: int = 1) -> None:
+        """Note that processes of the host will hold a chunk, before they are told of it.
+
+        Args:
+            lease: the chunk.
+            places: the numbers of the processes on the host.
+            loans: how many more times; -1 where they will not be told of it after all.
+        """
         for place in places:
-            self._counters(lease.offset)[0, place] += 1
+            counters = self._counters(lease.offset)
+            counters[0, place] += np.uint32(loans % (1 << 32))
 
     def offset_of(self, block: Block) -> int | None:
         """Return where a block's first element lies in the arena; None if it lies elsewhere."""

@@ -18,7 +18,7 @@ from meshard.algebra.sharding import NamedSharding, Sharding
 
 from .types import ArrayType, dtype_name
 
-__all__ = ["call_text", "canonical", "described", "digest", "shortened"]
+__all__ = ["call_text", "canonical", "described", "digest", "laid_out", "shortened"]
 
 _LONGEST = 160
 
@@ -71,6 +71,15 @@ def described(kind: ArrayType, *, exact: bool = False) -> str:
     if kind.guest:  # every process has one of its own
         return told
     return f"{told} {_lies(kind.sharding, exact=False)}" + (_layout(kind.layout) if exact else "")
+
+
+def laid_out(
+    shape: tuple[int, ...], dtype: np.dtype[Any] | None, sharding: Sharding, *, exact: bool
+) -> str:
+    """Return what is known of an array before it is made; None where its dtype is not."""
+    sizes = ",".join(map(str, shape))
+    told = f"{'' if dtype is None else dtype_name(dtype)}[{sizes}] {_lies(sharding, exact=exact)}"
+    return told + (_layout(sharding.layout(shape)) if exact else "")
 
 
 def _lies(sharding: Sharding, *, exact: bool) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from meshard.algebra.settings import Table
 from meshard.errors import TransportError
 
-from .transport import Lent, Table, Taken
+from .transport import Lent, Taken
 from .types import Block
 
 __all__ = ["LocalTransport"]

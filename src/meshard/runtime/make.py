@@ -13,8 +13,9 @@ from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 
+from .agreeing import agree_to_make
 from .array import Array, to_numpy
-from .place import as_host, as_sharding, check_devices_exist, checked_dtype, filled, placed
+from .place import as_host, as_sharding, check_devices_exist, checked_dtype, made_of, placed
 from .same_values import check_same_values
 from .structs import checked_shape
 from .traced import Traced
@@ -218,6 +219,7 @@ def make_array_from_callback(
             return given
         return given.astype(wanted)
 
+    agree_to_make(world, what, whole, wanted, place)
     probe = min(indices, default=-1)
     if wanted is None:
         if not indices:
@@ -225,7 +227,7 @@ def make_array_from_callback(
         first.append(as_host(data_callback(indices[probe]), what))
         wanted = first[0].dtype
     kind = world.type_of(whole, wanted, place, True)
-    return filled(world, kind, value, what)
+    return made_of(world, kind, value, what)
 
 
 def make_array_from_single_device_arrays(

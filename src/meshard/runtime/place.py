@@ -355,12 +355,19 @@ def wires_between(
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+    """Agree to make an array, and return it; see `made_of`."""
+    agree(world, what, (), (kind,))
+    return made_of(world, kind, values, what)
+
+
+def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
     """Return an array whose local pieces are what ``values(piece)`` gives.
+
+    The processes have agreed to make it.
 
     Raises:
         ShardingError: if a value has another shape or dtype than its piece; the index is named.
     """
-    agree(world, what, (), (kind,))
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     copies = []
     for piece in kind.local:

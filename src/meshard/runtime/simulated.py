@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -14,13 +15,14 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from meshard.algebra.settings import Table
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
 
-from .agreement import Agreement
+from .agreement import Agreement, Place, Stamp
 from .forks import depth, refuse_in_child
 from .lookout import Lookout
-from .transport import Lent, Table, Taken
+from .transport import Lent, Taken
 from .types import Block
 from .world import RuntimeWorld
 
@@ -44,39 +46,55 @@ class _Post:
         self.failed: int | None = None
         self.lost: set[int] = set()
         self.ended: set[int] = set()
+        self.lookouts: dict[int, Lookout] = {}
 
-    def put(self, source: int, target: int, kind: str, stamp: int, letter: object) -> None:
+    def put(self, source: int, target: int, kind: str, stamp: Stamp, letter: object) -> None:
         with self.changed:
             self.boxes[source, target].append((kind, stamp, letter))
             self.changed.notify_all()
 
     def take(self, source: int, target: int, kind: str, lookout: Lookout) -> Any:
-        sent, stamp, letter = self._next(source, target, lookout)
-        if stamp != lookout.agreement.stamp(source):
-            lookout.suspect((source,))
-        if sent != kind or stamp != lookout.agreement.stamp(source):
-            raise TransportError(
-                f"Process {target} expects {kind} of process {source}, which sent {sent}: the "
-                "processes have come out of step."
-            )
+        try:
+            sent, letter = self._next(source, target, lookout)
+            if sent != kind:
+                raise TransportError(
+                    f"Process {target} expects {kind} of process {source}, which sent {sent}: the "
+                    "processes have come out of step."
+                )
+        except BaseException as error:
+            lookout.leave((source,), error)
+            raise
         lookout.met((source,))
         return letter
 
-    def _next(self, source: int, target: int, lookout: Lookout) -> tuple[str, int, Any]:
-        """Wait for the next message from a process."""
-        box = self.boxes[source, target]
+    def _next(self, source: int, target: int, lookout: Lookout) -> tuple[str, Any]:
+        """Wait for the next message from a process that belongs to this step."""
+        box, agreement = self.boxes[source, target], lookout.agreement
         waits = False
         while True:
+            ahead: Stamp | None = None
             with self.changed:
                 if not box and waits:
                     self.changed.wait(0.02)
                 gone, failed = source in self.ended, self.failed
-                found: tuple[str, int, Any] | None = box.popleft() if box else None
-            if found is not None:
-                break
+                while box:
+                    kind, stamp, letter = box[0]
+                    place = agreement.place(source, stamp)
+                    if place is Place.NOW or place is Place.OVER:
+                        box.popleft()
+                    if place is Place.NOW:
+                        if waits:
+                            lookout.end()
+                        return kind, letter
+                    if place is not Place.OVER:
+                        ahead = stamp
+                        break
             if not waits:
                 waits = True
                 lookout.begin()
+            if ahead is not None:
+                lookout.saw(source, ahead)
+                time.sleep(1e-3)
             if failed is not None or gone:
                 lookout.last_look((source,))
             if failed is not None:
@@ -89,9 +107,6 @@ class _Post:
                     f"Process {target} waits for a message of process {source}, but {who}."
                 )
             lookout.look(lambda: (source,))
-        if waits:
-            lookout.end()
-        return found
 
     def fail(self, index: int) -> None:
         with self.changed:
@@ -106,7 +121,9 @@ class _Post:
             self.changed.notify_all()
 
     def check_empty(self) -> None:
-        for (source, target), box in self.boxes.items():
+        for (source, target), letters in self.boxes.items():
+            lookout = self.lookouts[target]
+            box = [stamp for _, stamp, _ in letters if not lookout.is_over(source, stamp)]
             if box:
                 raise TransportError(
                     f"Process {source} has sent process {target} {len(box)} messages that it "
@@ -155,9 +172,11 @@ class SimulatedTransport:
         self.table = table or Table()
         agreement = Agreement(index, post.count, self.barrier)
         self.lookout = Lookout(agreement, _Letters(post, index), post.deadline)
+        post.lookouts[index] = self.lookout
 
     def _put(self, peer: int, kind: str, letter: object) -> None:
         refuse_in_child(self._born)
+        self.lookout.check((peer,))
         self._post.put(self.index, peer, kind, self.lookout.agreement.stamp(peer), letter)
 
     def _take(self, peer: int, kind: str) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import numpy as np
+
+from meshard.algebra.settings import Table
 
 from .lookout import Lookout
 from .types import Block
@@ -17,31 +18,6 @@ Lent = Sequence[tuple[Block, Sequence[int]]]
 """Blocks that are complete, and the processes of this host that look at each."""
 Taken = Sequence[tuple[int, tuple[int, ...], np.dtype[Any]]]
 """Blocks to look at: the process that has each, its shape and its dtype."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The sizes that decide how something is moved, in bytes; the same in all processes of a job.
-
-    Attributes:
-        packed: boxes below it that go to the same peer are packed into one message.
-        slab: the most bytes of one message; larger boxes are cut.
-        window: the most bytes that are on their way between two processes in each direction.
-        typed: a strided box whose runs have at least so many bytes is sent as an MPI datatype, one
-            with shorter runs is packed.
-        pushed: boxes from it on are written straight into the memory of a neighbour on the host.
-        replicas: from it on replicas on a host are one memory.
-        memory: whether the processes of a host reach each other through memory at all.
-    """
-
-    packed: int = 1 << 16
-    slab: int = 1 << 22
-    window: int = 1 << 24
-    typed: int = 1 << 6
-    pushed: int = 1 << 16
-    replicas: int = 1 << 18
-    memory: bool = True
 
 
 class Transport(Protocol):

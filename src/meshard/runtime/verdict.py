@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from .agreement import Account, Entry, Members, crossed, parted
+from .agreement import Account, Entry, Members, counted, crossed, parted
 
 __all__ = ["doing", "modes", "numbered", "verdict"]
 
@@ -62,7 +62,7 @@ def _difference(members: Members, step: int, steps: Steps) -> str:
     for process, entry in at.items():
         groups.setdefault(entry.number, []).append(process)
     parties = sorted(groups.values(), key=lambda g: (-len(g), g[0]))
-    where = f"step {step} of {numbered(members)}"
+    where = f"step {counted(step)} of {numbered(members)}"
     if len(parties) == 1:
         return (
             f"{numbered(list(at), capital=True)} have diverged before {where}, further back than "
@@ -162,7 +162,7 @@ def doing(entry: Entry | None) -> str:
     """Return a step, as messages say it."""
     if entry is None:
         return "no step yet"
-    return f"step {entry.step} of {numbered(entry.members)}, {entry.text} at {entry.line}"
+    return f"step {counted(entry.step)} of {numbered(entry.members)}, {entry.text} at {entry.line}"
 
 
 def numbered(processes: Sequence[int], *, capital: bool = False) -> str:
