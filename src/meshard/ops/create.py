@@ -31,6 +31,7 @@ from meshard.runtime.world import here
 from .concrete import concrete, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
+from .promotion import promoted
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
 from .whole import by_layout, made
@@ -344,16 +345,17 @@ def _number(value: Any) -> Any:
 
 
 def _kinds(values: Sequence[Any]) -> list[Any]:
-    """Return what NumPy promotes: Python's numbers themselves, of others the dtypes."""
-    return [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+    """Return what is promoted: the types of Python's numbers, of others the dtypes."""
+    numbers = (bool, int, float, complex)
+    return [type(v) if type(v) in numbers else np.asarray(v).dtype for v in values]
 
 
 def _promoted(values: Sequence[Any]) -> Dtype:
     """Return the dtype of numbers together: wide only if one is, besides Python's own."""
     kinds = _kinds(values)
-    found = np.result_type(*kinds)
+    found = promoted(kinds)
     wide = (np.dtype(np.float64), np.dtype(np.complex128))
-    if found not in wide or any(kind in wide for kind in kinds):
+    if found not in wide or any(isinstance(k, np.dtype) and k in wide for k in kinds):
         return found
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
@@ -406,7 +408,7 @@ def linspace(
         )
         result = array(values, device=device)
         return (result, step) if retstep else result
-    exact = np.result_type(*_kinds((first, last, 1.0)))  # whatever the default float is
+    exact = promoted(_kinds((first, last, 1.0)))  # whatever the default float is
     first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
     step = (last - first) / parts
 

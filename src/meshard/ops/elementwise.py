@@ -20,8 +20,9 @@ Function = Callable[..., Any]
 
 def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
     rule = ", ".join(["..."] * arity) + " -> " + ", ".join(["..."] * outputs)
-    style: Any = "ufunc" if outputs == 1 and kernel is not np.where else "plain"
-    register(Op(name, rule, kernel, outputs=outputs, style=style))
+    chooses = kernel is np.where  # its first operand is a condition
+    style: Any = "ufunc" if outputs == 1 and not chooses else "plain"
+    register(Op(name, rule, kernel, outputs=outputs, style=style, alike=int(chooses)))
 
 
 def _finish(function: Function, name: str, text: str, example: str) -> Function:
@@ -185,11 +186,11 @@ _row("frexp", np.frexp, 1, 2)
 
 
 def _real(x: Block) -> Block:
-    return np.ascontiguousarray(x.real) if x.dtype.kind == "c" else x
+    return x.real.copy() if x.dtype.kind == "c" else x
 
 
 def _imag(x: Block) -> Block:
-    return np.ascontiguousarray(x.imag) if x.dtype.kind == "c" else np.zeros_like(x)
+    return x.imag.copy() if x.dtype.kind == "c" else np.zeros_like(x)
 
 
 def _round(x: Block, decimals: int) -> Any:
@@ -216,7 +217,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
 
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
-register(Op("round", "... -> ...", _round))
+register(Op("round", "... -> ...", _round, alike=0))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 

@@ -14,7 +14,7 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .create import linspace
-from .dtypes import default_float
+from .dtypes import default_float, is_whole
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import sum as sum_
@@ -50,10 +50,8 @@ def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -
     return found.astype(_bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0])
 
 
-register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add)))
-
-
-register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add)))
+register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add, "counts")))
+register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add, "counts")))
 
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
@@ -169,7 +167,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     [1, 0, 0, 2]
     """
     values = as_array(x)
-    if values.dtype.kind not in "biu":
+    if not is_whole(values.dtype):
         raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
     if values.ndim != 1:
         raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")

@@ -21,6 +21,7 @@ from meshard.runtime.types import Block
 from .concrete import concrete, eagerly, is_array, is_traced
 from .dtypes import same_dtype
 from .nonzero import nonzero
+from .promotion import promoted
 from .registry import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, reshape
 
@@ -164,7 +165,7 @@ def _entry(entry: Any) -> Any:
 
 def stacked(entries: Sequence[Any]) -> Any:
     """Return scalars, of which some are arrays, as one array."""
-    dtype = np.result_type(*[e.dtype for e in entries])
+    dtype = promoted([e.dtype for e in entries])
     lines = [reshape(bind("astype", e, dtype=dtype), (1, *e.shape)) for e in entries]
     return bind("concatenate", *lines, axis=0)
 
@@ -400,7 +401,7 @@ register(
         _gather_rule,
         _gather,
         dtypes=same_dtype,
-        partial=Partial(joined),
+        partial=Partial(joined, "selects"),
         local=_gather_cell,
     )
 )

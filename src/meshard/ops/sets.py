@@ -18,9 +18,10 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS
+from .dtypes import SMALL_FLOATS, is_whole
 from .move import concatenate, stack
 from .nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
+from .promotion import common_dtype
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import compress as kept
@@ -119,7 +120,7 @@ def _firsts(values: Any, equal_nan: bool) -> Any:
     # Each element beside the one before it; only the elements at edges move.
     before = bind("pad_zeros", values, dims=((0, (1, -1)),)) if values.size else values
     first = bind("not_equal", values, before)
-    if equal_nan and values.dtype.kind not in "biu":
+    if equal_nan and not is_whole(values.dtype):
         both = bind("logical_and", bind("isnan", values), bind("isnan", before))
         first = bind("logical_and", first, bind("logical_not", both))
     return bind("logical_or", first, bind("equal", bind("positions", values), 0))
@@ -249,12 +250,14 @@ def _in_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 
 
 def _in(x: Block, test: Block) -> Block:
-    if x.dtype in SMALL_FLOATS or test.dtype in SMALL_FLOATS:
-        x, test = x.astype(np.float64), test.astype(np.float64)
+    if x.dtype in SMALL_FLOATS:
+        x, test = x.astype(np.float32), test.astype(np.float32)
     return np.isin(x, test)
 
 
-register(Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or)))
+register(
+    Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or, "selects"), alike=0)
+)
 
 
 def isin(
@@ -282,10 +285,10 @@ def isin(
     return bind("logical_not", found) if invert else found
 
 
-def _both(ar1: Any, ar2: Any) -> tuple[Any, Any]:
+def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
     """Return two flat arrays of one dtype."""
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
-    common = np.result_type(x.dtype, y.dtype)
+    common = common_dtype(what, (x.dtype, y.dtype))
     return x.astype(common, copy=False), y.astype(common, copy=False)
 
 
@@ -311,7 +314,7 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
     >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
     [1, 2, 3]
     """
-    return unique(concatenate(_both(ar1, ar2)), size=size, fill_value=fill_value)
+    return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
 def intersect1d(
@@ -323,7 +326,7 @@ def intersect1d(
     fill_value: Any = None,
 ) -> Any:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
-    x, y = _both(ar1, ar2)
+    x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
         return _sized_set(x, size, fill_value, lambda v: isin(v, y))
     values = unique(x)
@@ -342,7 +345,7 @@ def setdiff1d(
 
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
     """
-    x, y = _both(ar1, ar2)
+    x, y = _both("setdiff1d", ar1, ar2)
     if size is not None:
         fill = 0 if fill_value is None else fill_value
         return _sized_set(x, size, fill, lambda v: isin(v, y, invert=True))
@@ -364,7 +367,7 @@ def setxor1d(
     """
     if size is None:
         return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
-    x, y = _both(ar1, ar2)
+    x, y = _both("setxor1d", ar1, ar2)
     one = lambda v: bind("not_equal", isin(v, x), isin(v, y))  # noqa: E731
     return _sized_set(concatenate([x, y]), size, fill_value, one)
 

@@ -15,7 +15,7 @@ from meshard.runtime.types import Block
 
 from .concrete import is_traced
 from .contract import matmul
-from .dtypes import accumulator, default_float, is_float, same_dtype
+from .dtypes import accumulator, default_float, is_float, is_whole, same_dtype
 from .moments import mean
 from .move import concatenate
 from .reduce import all as all_
@@ -234,7 +234,7 @@ register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate_at, dtype
 def _nan(a: Any) -> tuple[Array, Any]:
     """Return the array, and where it is NaN; None where it cannot be."""
     x = as_array(a)
-    return x, None if x.dtype.kind in "biu" else bind("isnan", x)
+    return x, None if is_whole(x.dtype) else bind("isnan", x)
 
 
 def _filled(x: Array, gaps: Any, value: float) -> Any:
@@ -347,7 +347,7 @@ def _variables(value: Any, rowvar: bool) -> Any:
     x = as_array(value)
     if x.ndim > 2:
         raise ShapeError(f"cov: variables have one or two dims, got shape {x.shape}.")
-    floats = x.astype(default_float()) if x.dtype.kind in "biu" else x
+    floats = x.astype(default_float()) if is_whole(x.dtype) else x
     rows = atleast_2d(floats)
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
 
