@@ -20,7 +20,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .dtypes import as_dtype, is_float, operand_dtype
-from .promotion import common_dtype, promoted
+from .promotion import cast, common_dtype, promoted
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, expand_dims, moveaxis
@@ -101,9 +101,9 @@ def _kernel(
     out: Block | None = None,
 ) -> Any:
     if x.dtype != accumulator:
-        x = x.astype(accumulator)
+        x = cast(x, accumulator)
     if y.dtype != accumulator:
-        y = y.astype(accumulator)
+        y = cast(y, accumulator)
     return _product(x, y, rule, out)
 
 

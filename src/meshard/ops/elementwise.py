@@ -13,6 +13,7 @@ from meshard.runtime.types import KEY, Block, dtype_name
 
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
+from .promotion import EXTENDED, cast
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -199,8 +200,8 @@ def _round(x: Block, decimals: int) -> Any:
 
 def _astype(x: Block, dtype: Dtype, out: Block | None = None) -> Block:
     if out is None:
-        return x.astype(dtype, copy=False)
-    np.copyto(out, x, casting="unsafe")
+        return cast(x, dtype)
+    np.copyto(out, cast(x, dtype) if dtype in EXTENDED else x, casting="unsafe")
     return out
 
 

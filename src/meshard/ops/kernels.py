@@ -18,7 +18,7 @@ import numpy as np
 from meshard.runtime.types import Block
 
 from .dtypes import accumulator
-from .promotion import BYTES, EXTENDED, SMALL_FLOATS, promoted
+from .promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, promoted
 from .registry import Dtype, Op, Operand, Params, Partial
 
 __all__ = ["for_operands"]
@@ -115,7 +115,7 @@ def _converted(kernel: Kernel, casts: Sequence[Dtype | None], *blocks: Any, **gi
     pairs = zip(blocks, casts, strict=True)
     return kernel(
         *[
-            x if to is None else x.astype(to) if hasattr(x, "astype") else to.type(x)
+            x if to is None else cast(x, to) if hasattr(x, "astype") else to.type(x)
             for x, to in pairs
         ],
         **given,

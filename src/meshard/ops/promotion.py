@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import DtypeError
-from meshard.runtime.types import dtype_name
+from meshard.runtime.types import Block, dtype_name
 
 from .registry import Dtype
 
-__all__ = ["BYTES", "EXTENDED", "SMALL_FLOATS", "common_dtype", "kind_of", "promoted"]
+__all__ = ["BYTES", "EXTENDED", "SMALL_FLOATS", "cast", "common_dtype", "kind_of", "promoted"]
 
 SMALL_FLOATS = frozenset(
     np.dtype(getattr(ml_dtypes, name))
@@ -80,6 +80,13 @@ def _meeting(narrow: Sequence[Dtype]) -> Dtype:
         if int(own.min) <= low and high <= int(own.max):
             return dtype
     return np.dtype(np.int8)
+
+
+def cast(x: Block, dtype: Dtype) -> Block:
+    """Return a block in another dtype; ml_dtypes cannot convert all of its own to each other."""
+    if x.dtype != dtype and x.dtype in EXTENDED and dtype in EXTENDED:
+        x = x.astype(BYTES.get(x.dtype, _FLOAT32))
+    return x.astype(dtype, copy=False)
 
 
 def common_dtype(what: str, dtypes: Sequence[Dtype | type]) -> Dtype:
