@@ -94,6 +94,16 @@ def _special(name: str) -> Callable[..., Any]:
     return kernel
 
 
+def _logistic(x: Any, out: Block | None = None) -> Any:
+    """Return 1 / (1 + exp(-x)), without overflow, so that what it gives may be multiplied by x."""
+    kind = getattr(x, "dtype", None)
+    if kind not in (np.float32, np.float64):
+        return _EXPIT(x, out=out)
+    ease = np.exp(-np.abs(x))
+    return np.divide(np.where(x < 0, ease, 1).astype(kind, copy=False), ease + 1, out=out)
+
+
+_EXPIT = _special("expit")
 negative = _unary("negative", np.negative, "Return the elements with the opposite sign.")
 positive = _unary("positive", np.positive, "Return the elements as they are.")
 absolute = _unary("absolute", np.absolute, "Return the absolute values.")
@@ -179,7 +189,7 @@ _row("erfc", _special("erfc"), 1)
 _row("erfinv", _special("erfinv"), 1)
 _row("lgamma", _special("gammaln"), 1)
 _row("digamma", _special("digamma"), 1)
-_row("logistic", _special("expit"), 1)
+_row("logistic", _logistic, 1)
 _row("where", np.where, 3)
 _row("divmod", np.divmod, 2, 2)
 _row("modf", np.modf, 1, 2)

@@ -112,14 +112,18 @@ def mish(x: Any) -> Any:
 
 
 def squareplus(x: Any, b: Any = 4) -> Any:
-    """Return (x + sqrt(x**2 + b)) / 2.
+    """Return (x + sqrt(x**2 + b)) / 2, with all digits where x is negative, too.
 
     >>> import meshard.nn, meshard.numpy as mnp
     >>> float(meshard.nn.squareplus(mnp.asarray(0.0)))
     1.0
     """
     value = _float(x)
-    return (value + bind("sqrt", bind("square", value) + b)) / 2
+    number = isinstance(b, (int, float))
+    root = bind("hypot", value, float(np.sqrt(b)) if number else bind("sqrt", b))
+    below = value < 0
+    small = (b * 0.5) / bind("where", below, root - value, 1.0)
+    return bind("where", below, small, (value + root) * 0.5)
 
 
 def sparse_plus(x: Any) -> Any:
@@ -221,9 +225,10 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     """
     value = _float(x)
     if not approximate:
-        return value * 0.5 * (bind("erf", value * float(np.sqrt(0.5))) + 1.0)
+        # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
+        return value * 0.5 * bind("erfc", value * -float(np.sqrt(0.5)))
     inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
-    return value * 0.5 * (bind("tanh", inner) + 1.0)
+    return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Any:

@@ -131,7 +131,8 @@ def _first_of(
 ) -> tuple[Any, Any, Any, Any]:
     """Return a known number of the elements that a mask marks, with their places and one more.
 
-    Where there are no more, the first stands for them, or ``fill_value``.
+    Where there are no more, ``fill_value`` stands for them, by default the first, or 0 if there is
+    none.
     """
     places = first_true(first, size + 1)
     if not values.size:
@@ -148,6 +149,8 @@ def _first_of(
     found = take(values, at, mode="clip")
     if fill_value is not None:
         found = filled(own, found, fill_value)
+    else:
+        found = filled(own[:1], found, 0)
     return found, own, take(order, at, mode="clip"), places
 
 
@@ -292,12 +295,17 @@ def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
     return x.astype(common, copy=False), y.astype(common, copy=False)
 
 
-def _sized_set(x: Any, size: int, fill_value: Any, *conditions: Any) -> Any:
-    """Return a known number of distinct elements that meet a condition, the least first."""
+def _distinct(x: Any, y: Any, *, among: bool) -> tuple[Any, Any]:
+    """Return an array sorted, and where an element stands first and is among others, or is not."""
     (values,) = sort_split(x)
-    chosen = _firsts(values, equal_nan=True)
-    for condition in conditions:
-        chosen = bind("logical_and", chosen, condition(values))
+    first = _firsts(values, equal_nan=True)
+    return values, bind("logical_and", first, isin(values, y, invert=not among))
+
+
+def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
+    """Return a known number of the chosen elements of a sorted array, the least first."""
+    if not values.size and fill_value is None:
+        fill_value = 0
     return _first_of(chosen, values, values, size, fill_value)[0]
 
 
@@ -328,7 +336,7 @@ def intersect1d(
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
     x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
-        return _sized_set(x, size, fill_value, lambda v: isin(v, y))
+        return _sized_set(*_distinct(x, y, among=True), size, fill_value)
     values = unique(x)
     return kept(isin(values, _known_set("intersect1d", y)), values)[0]
 
@@ -345,10 +353,10 @@ def setdiff1d(
 
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
     """
-    x, y = _both("setdiff1d", ar1, ar2)
+    x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
     if size is not None:
         fill = 0 if fill_value is None else fill_value
-        return _sized_set(x, size, fill, lambda v: isin(v, y, invert=True))
+        return _sized_set(*_distinct(x, y, among=False), size, fill)
     values = unique(x)
     return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
 
@@ -363,13 +371,14 @@ def setxor1d(
 ) -> Any:
     """Return the distinct elements that are in one of two arrays only, sorted.
 
-    Takes what `union1d` takes.
+    Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
     """
-    if size is None:
-        return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
     x, y = _both("setxor1d", ar1, ar2)
-    one = lambda v: bind("not_equal", isin(v, x), isin(v, y))  # noqa: E731
-    return _sized_set(concatenate([x, y]), size, fill_value, one)
+    if size is None:
+        return sort_split(concatenate([setdiff1d(x, y), setdiff1d(y, x)]))[0]
+    pairs = [_distinct(x, y, among=False), _distinct(y, x, among=False)]
+    values, chosen = (concatenate(parts) for parts in zip(*pairs, strict=True))
+    return _sized_set(*sort_split(values, chosen), size, fill_value)
 
 
 def _known_set(what: str, x: Any) -> Any:
