@@ -95,7 +95,10 @@ def test_pointwise(name, theirs):
         found = everywhere(body)
     for options, one, two in zip(POINTWISE[name], found[::2], found[1::2], strict=True):
         near(one, theirs(name, x, **options))
-        near(two, theirs(name, edges, **options))
+        expected = theirs(name, edges, **options)
+        if name == "squareplus":  # the limit, where JAX subtracts infinities
+            expected = np.where(edges == -np.inf, 0.0, expected)
+        near(two, expected)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2", BF16])
@@ -440,8 +443,9 @@ def test_elementwise_functions_keep_their_digits(name, dtype):
     x = x[np.isfinite(x)]
     exact = x.astype("f8")
 
+    step = 1e-5
+
     def body() -> Any:
-        step = 1e-5
         with np.errstate(all="ignore"):
             near = [function(mnp.asarray(exact * k)) for k in (1, 1 + step, 1 - step)]
             return [np.asarray(v) for v in (function(mnp.asarray(x)), *near)]
@@ -449,11 +453,12 @@ def test_elementwise_functions_keep_their_digits(name, dtype):
     found, expected, above, below = alone(body)
     assert found.dtype == x.dtype
     usual = np.isfinite(expected) & (np.abs(expected) < float(limits.max))
-    change = np.abs(above - below)[usual] / 2e-5
-    error = np.abs(found.astype("f8") - expected)[usual]
-    allowed = 4 * eps * (np.abs(expected[usual]) + change) + 4 * least * np.maximum(
-        1, np.abs(exact[usual])
-    )
+    change = np.abs(above[usual] - below[usual]) / (2 * step)
+    error = np.abs(found.astype("f8")[usual] - expected[usual])
+    allowed = 4 * eps * (np.abs(expected[usual]) + change)
+    allowed += 4 * least * np.maximum(1, np.abs(exact[usual]))
+    if "of two" in name:  # sums, which have the digits of their greatest part
+        allowed += eps
     worst = np.argmax(error / allowed)
     assert (error <= allowed).all(), (
         f"{name}({exact[usual][worst]}) = {found[usual][worst]}, not {expected[usual][worst]}"

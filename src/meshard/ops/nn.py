@@ -123,7 +123,7 @@ def squareplus(x: Any, b: Any = 4) -> Any:
     root = bind("hypot", value, float(np.sqrt(b)) if number else bind("sqrt", b))
     below = value < 0
     small = (b * 0.5) / bind("where", below, root - value, 1.0)
-    return bind("where", below, small, (value + root) * 0.5)
+    return bind("where", below, small, value * 0.5 + root * 0.5)
 
 
 def sparse_plus(x: Any) -> Any:

@@ -147,10 +147,8 @@ def _first_of(
     own = places[:size]
     at = bind("maximum", bind("where", bind("less", own, 0), own[:1], own), 0)
     found = take(values, at, mode="clip")
-    if fill_value is not None:
-        found = filled(own, found, fill_value)
-    else:
-        found = filled(own[:1], found, 0)
+    missing, other = (own[:1], 0) if fill_value is None else (own, fill_value)
+    found = filled(missing, found, other)
     return found, own, take(order, at, mode="clip"), places
 
 
