@@ -770,3 +770,28 @@ def test_small_blocks_lie_where_they_did_however_pieces_are_dealt(order, axes):
         return [whole(y) for y in found]
 
     everywhere(body)
+
+
+LIMITS = (None, -(10**30), -300, -129, -9, -8, -1, 0, 1, 3, 4, 15, 16, 127, 128, 255, 300, 10**30)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i8", "u8", ml_dtypes.int4, ml_dtypes.uint2])
+def test_clip_takes_limits_beyond_the_dtype(dtype):
+    info = ml_dtypes.iinfo(dtype)
+    least, greatest = int(info.min), int(info.max)
+    values = [least, greatest, 0, 1]
+
+    def body() -> None:
+        x = mnp.asarray(np.array(values, object).astype("u8" if least == 0 else "i8").astype(dtype))
+        for low, high in itertools.product(LIMITS, LIMITS):
+            if (low is not None and low > greatest) or (high is not None and high < least):
+                with pytest.raises(ArgumentError, match=r"clip: (min|max)=-?\d+ leaves no number"):
+                    mnp.clip(x, low, high)
+                continue
+            expected = [v if low is None else max(v, low) for v in values]
+            expected = [v if high is None else min(v, high) for v in expected]
+            found = mnp.clip(x, low, high)
+            assert found.dtype == x.dtype
+            assert [int(v) for v in np.asarray(found)] == expected
+
+    alone(body)

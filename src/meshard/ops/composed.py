@@ -17,6 +17,7 @@ from meshard.runtime.types import Block
 from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS, default_float, is_float, is_whole, same_dtype
+from .elementwise import clip
 from .info import finfo
 from .promotion import common_dtype
 from .reduce import all as all_
@@ -245,9 +246,9 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
     """
     number, count = as_array(a), len(choices)
     if mode == "clip":
-        number = bind("minimum", bind("maximum", number, 0), count - 1)
+        number = clip(number, 0, count - 1)
     elif mode == "wrap":
-        number = bind("remainder", number, count)
+        number = bind("remainder", number.astype(np.int64), count)
     elif mode != "raise":
         raise ArgumentError(f"choose: mode is 'raise', 'wrap' or 'clip', not {mode!r}.")
     elif is_traced(number):

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.box import Box
-from meshard.errors import ArgumentError, ShapeError
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, MeshardError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import (
     as_array,
@@ -245,7 +248,16 @@ empty = _constant_of("empty", 0)
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None
 ) -> Any:
-    """Make an array of one value with the shape, dtype and sharding of another."""
+    """Make an array of one value with the shape, dtype and sharding of another.
+
+    Args:
+        a: the other array.
+        fill_value: the value, or values that broadcast to the shape.
+        dtype: another dtype.
+        shape: another shape. The result lies on the same devices, split alike if it has as many
+            dims and they divide so, else whole on each device.
+        device: a Sharding or Device to lie on instead.
+    """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
@@ -253,17 +265,37 @@ def full_like(
         found = _spread(fill_value, sizes, wanted, device)
     else:
         value = as_host(fill_value, "full_like", wanted)
-        own = device is None and sizes == x.shape
-        if own and not hasattr(x, "cells"):
-            return by_layout("full_like", _alike, x, value=value)
+        if device is None and not hasattr(x, "cells"):
+            return by_layout("full_like", _alike, x, value=value, shape=sizes)
         found = _full(sizes, value, device, "full_like")
     varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
     return bind("pcast", found, axes=varies) if varies else found
 
 
-def _alike(x: Any, *, value: Block) -> Any:
+def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
     """Make an array of one value that lies like another."""
-    return _full(x.shape, value, x.sharding, "full_like", x.committed)
+    place = x.sharding if shape == x.shape else _place_like(x, shape)
+    return _full(shape, value, place, "full_like", x.committed)
+
+
+def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
+    """Return where an array of another shape lies: on the same devices, and split alike if it can.
+
+    It can if it has as many dims, and these divide as the sharding says. Else it is whole on each.
+    """
+    own: Sharding = x.sharding
+    if isinstance(own, SingleDeviceSharding):
+        return own
+    if not isinstance(own, NamedSharding):
+        return NamedSharding(Mesh(list(own.device_order), "device"), PartitionSpec())
+    if len(shape) == x.ndim:
+        try:
+            own.layout(shape)
+        except MeshardError:
+            pass
+        else:
+            return own
+    return NamedSharding(own.mesh, PartitionSpec())
 
 
 def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:

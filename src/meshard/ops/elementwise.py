@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ml_dtypes import iinfo
 
 from meshard.errors import ArgumentError, DtypeError
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, Block, dtype_name
 
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
-from .promotion import EXTENDED, cast
+from .promotion import EXTENDED, cast, kind_of
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -260,15 +262,43 @@ def where(
     return bind("where", condition, x, y)
 
 
+def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
+    """Return a limit of `clip`, None for a Python integer that all numbers of the dtype are within.
+
+    Raises:
+        ArgumentError: if none of them is.
+    """
+    if type(limit) is not int or kind_of(x.dtype) not in "iu":
+        return limit
+    own = iinfo(x.dtype)
+    least, greatest = int(own.min), int(own.max)
+    if least <= limit <= greatest:
+        return limit
+    if (limit < least) != below:
+        raise ArgumentError(
+            f"clip: {name}={limit} leaves no number of the array's dtype {x.dtype}, whose numbers "
+            f"are {least} to {greatest}. Convert the array to a wider dtype first."
+        )
+    return None
+
+
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
     """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
+
+    Python integers may lie beyond the numbers of an integer dtype, on the side where they limit
+    nothing.
+
+    Raises:
+        ArgumentError: if no number of the array's dtype is within a limit.
 
     >>> import meshard.numpy as mnp
     >>> mnp.clip(mnp.arange(5), 1, 3).tolist()
     [1, 1, 2, 3, 3]
     """
-    raised = a if min is None else bind("maximum", a, min)
-    return raised if max is None else bind("minimum", raised, max)
+    x = as_array(a)
+    low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
+    raised = x if low is None else bind("maximum", x, low)
+    return raised if high is None else bind("minimum", raised, high)
 
 
 def divmod(x1: Any, x2: Any, /) -> Any:

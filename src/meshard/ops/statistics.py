@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,15 +58,16 @@ def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ..
     if x.dtype.kind == "c":
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
     dims = normalised_axes(axis, x.ndim, name)
-    if any(x.shape[d] == 0 for d in dims):
+    kept = [n for d, n in enumerate(x.shape) if d not in dims]
+    size = math.prod(x.shape[d] for d in dims)
+    if not size and math.prod(kept):
         raise ShapeError(
             f"{name}: dims {dims} of the shape {x.shape} hold no elements, and nothing is the "
             f"{name} of none."
         )
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
-    kept = last.shape[: x.ndim - len(dims)]
-    return sort(reshape(last, (*kept, -1))), law, dims
+    return sort(reshape(last, (*kept, size or 1))), law, dims
 
 
 def _at(ordered: Array, position: int) -> Any:
@@ -206,23 +208,18 @@ def _between(ordered: Array, q: float, method: str) -> Any:
     return bind("interpolate", below, above, part=part)
 
 
-def _interpolate(below: Block, above: Block, *, part: float) -> Any:
-    with np.errstate(invalid="ignore"):  # of infinities
-        step = above - below
-        found = above - step * (1 - part) if part >= 0.5 else below + step * part
-    return np.where(above == below, above, found)
-
-
-def _interpolate_at(below: Block, above: Block, part: Block) -> Any:
-    with np.errstate(invalid="ignore"):  # of infinities
+def _interpolate(below: Block, above: Block, part: Any) -> Any:
+    """Return what lies between two elements; beside an infinite one that is infinite, too."""
+    with np.errstate(invalid="ignore", over="ignore"):
         step = above - below
         found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
+        found = np.where(np.isinf(step), below * (1 - part) + above * part, found)
     found = np.where(part == 1, above, np.where(part == 0, below, found))
     return np.where(above == below, above, found).astype(below.dtype, copy=False)
 
 
 register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
-register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate_at, dtypes=same_dtype))
+register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate, dtypes=same_dtype))
 
 
 # counts in bins
