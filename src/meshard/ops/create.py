@@ -6,6 +6,7 @@ With ``device=`` a sharding, each piece is made where it lies; nothing whole is 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -379,7 +380,8 @@ def _number(value: Any) -> Any:
 def _kinds(values: Sequence[Any]) -> list[Any]:
     """Return what is promoted: the types of Python's numbers, of others the dtypes."""
     numbers = (bool, int, float, complex)
-    return [type(v) if type(v) in numbers else np.asarray(v).dtype for v in values]
+    arrays = [v if is_array(v) or type(v) in numbers else np.asarray(v) for v in values]
+    return [type(v) if type(v) in numbers else v.dtype for v in arrays]
 
 
 def _promoted(values: Sequence[Any]) -> Dtype:
@@ -468,11 +470,12 @@ def _whole(values: Any, dtype: Any) -> Any:
 def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
     """Return evenly spaced numbers between traced ends, and their distance."""
     parts = count - 1 if endpoint else count
-    first, last = broadcast_arrays(*[bind("multiply", v, 1.0) for v in (start, stop)])
+    wanted = _promoted((start, stop, 1.0))
+    first, last = broadcast_arrays(*[as_array(v).astype(wanted) for v in (start, stop)])
     step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
     rank = first.ndim + 1
     at = axis % rank
-    counted = arange(count).reshape((-1,) + (1,) * (rank - at - 1))
+    counted = arange(count).astype(first.dtype).reshape((-1,) + (1,) * (rank - at - 1))
     first, last, wide = (expand_dims(v, at) for v in (first, last, step))
     line = (
         counted * wide + first
@@ -483,14 +486,24 @@ def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -
 
 
 def _by_position(
-    n: int, m: int | None, dtype: Any, device: Any, what: str, test: Callable[[Any, Any], Any]
+    n: int,
+    m: int | None,
+    dtype: Any,
+    device: Any,
+    what: str,
+    test: Callable[[Any, Any], Any],
+    k: Any,
 ) -> Any:
+    """Return a matrix of which each element is what a test of j - i and ``k`` says."""
     shape = _shape((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
+    if is_traced(k):
+        off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
+        return array(test(off, k).astype(wanted), device=device)
 
     def part(box: Box) -> Block:
         rows = np.arange(box.starts[0], box.stops[0])[:, None]
-        hits: Block = np.asarray(test(rows, np.arange(box.starts[1], box.stops[1])))
+        hits: Block = np.asarray(test(np.arange(box.starts[1], box.stops[1]) - rows, k))
         return hits.astype(wanted)
 
     return _made(shape, wanted, device, part, what)
@@ -498,7 +511,7 @@ def _by_position(
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "eye", lambda i, j: j - i == k)
+    return _by_position(N, M, dtype, device, "eye", operator.eq, k)
 
 
 def identity(n: int, dtype: Any = None) -> Any:
@@ -508,7 +521,7 @@ def identity(n: int, dtype: Any = None) -> Any:
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "tri", lambda i, j: j - i <= k)
+    return _by_position(N, M, dtype, device, "tri", operator.le, k)
 
 
 def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:

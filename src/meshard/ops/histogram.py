@@ -12,9 +12,10 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .concrete import concrete, is_traced
+from .concrete import concrete, is_array, is_traced
 from .create import linspace
 from .dtypes import default_float, is_whole
+from .promotion import common_dtype
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import sum as sum_
@@ -74,9 +75,12 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
             return bins
         bins = concrete(bins, name, "The number of bins is the result's size. Give an int.")
     low, high = (min_(x), max_(x)) if limits is None else limits
+    kinds = [v.dtype if is_array(v) else type(v) for v in (low, high)]
+    wanted = common_dtype(name, [x.dtype, *kinds])
+    wanted = default_float() if is_whole(wanted) else wanted
     same = bind("equal", low, high)
-    low, high = (bind("astype", as_array(v), dtype=default_float()) for v in (low, high))
-    half = bind("where", same, 0.5, 0.0)
+    low, high = (as_array(v).astype(wanted, copy=False) for v in (low, high))
+    half = bind("where", same, 0.5, 0.0).astype(wanted)
     return linspace(low - half, high + half, int(bins) + 1)
 
 
@@ -153,7 +157,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     Args:
         x: numbers from 0 on, of one dim.
         weights: what each element counts.
-        minlength: the least length of the result, which else ends with the greatest number.
+        minlength: the least length of the result, which else ends with the greatest number; of no
+            effect beside ``length``.
         length: the result's length, if it is known, as it must be of traced numbers; numbers from
             there on are not counted, and negative traced ones count as zero.
 
@@ -178,7 +183,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         operands.append(_weights("bincount", values, weights))
     weighted = weights is not None
     if is_traced(values) and length is not None:  # those outside are counted behind, and cut off
-        most = max(int(length), int(minlength))
+        most = int(length)
         inside = bind("minimum", bind("maximum", values, 0), most)
         return bind("bincount", inside, *operands[1:], bins=most + 1, weighted=weighted)[:most]
     if is_traced(values):

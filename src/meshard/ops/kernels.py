@@ -17,7 +17,7 @@ import numpy as np
 
 from meshard.runtime.types import Block
 
-from .dtypes import accumulator
+from .dtypes import accumulator, operand_dtype
 from .promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, promoted
 from .registry import Dtype, Op, Operand, Params, Partial
 
@@ -39,9 +39,10 @@ def for_operands(op: Op, operands: Sequence[Operand], params: Params) -> Op:
         op = _accumulating(op, result)
     elif law is not None and law.accumulates == "counts":
         _check_counts(op, operands, params)
-    if op.alike is None:
-        return op
     kinds = tuple([kind for _, kind in operands])
+    if op.alike is None:
+        made = tuple([operand_dtype(x) if isinstance(x[1], type) else None for x in operands])
+        return _of_arrays(op, made) if any(made) else op
     if EXTENDED.isdisjoint(kinds[op.alike :]):
         return op
     return _meeting(op, kinds)
@@ -71,6 +72,20 @@ def _check_counts(op: Op, operands: Sequence[Operand], params: Params) -> None:
     assert op.dtypes is not None, f"{op.name} counts, so that it needs a dtype law"
     for dtype in op.dtypes(operands, params):
         assert dtype in _TOTALS, f"{op.name} counts in {dtype}, which is too short for that"
+
+
+@lru_cache(maxsize=1024)
+def _of_arrays(op: Op, dtypes: tuple[Dtype | None, ...]) -> Op:
+    """Return a row whose kernel gets arrays for Python's numbers, which it does not expect."""
+    law = op.partial
+    if law is not None and law.kernel is not None:
+        law = replace(law, kernel=partial(_with_arrays, law.kernel, dtypes))
+    return replace(op, kernel=partial(_with_arrays, op.kernel, dtypes), partial=law)
+
+
+def _with_arrays(kernel: Kernel, dtypes: Sequence[Dtype | None], *blocks: Any, **given: Any) -> Any:
+    pairs = zip(blocks, dtypes, strict=True)
+    return kernel(*[x if d is None else np.asarray(x, d) for x, d in pairs], **given)
 
 
 @lru_cache(maxsize=4096)

@@ -215,6 +215,8 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
         shifts = list(shift) if isinstance(shift, (list, tuple)) else [shift]
     if len(shifts) == 1:
         shifts *= len(dims)
+    elif len(dims) == 1:
+        dims *= len(shifts)
     if len(shifts) != len(dims):
         raise ArgumentError(f"roll: {len(shifts)} shifts for {len(dims)} axes.")
     for s, d in zip(shifts, dims, strict=True):
