@@ -11,7 +11,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from .create import arange
-from .dtypes import as_dtype, default_float, is_float
+from .dtypes import as_dtype, default_float, is_whole
 from .elementwise import clip
 from .moments import mean as mean_
 from .moments import var
@@ -59,7 +59,7 @@ Axis = int | tuple[int, ...] | None
 
 def _float(x: Any) -> Any:
     value = as_array(x)
-    return value if is_float(value.dtype) else value.astype(default_float())
+    return value.astype(default_float()) if is_whole(value.dtype) else value
 
 
 def relu(x: Any) -> Any:
@@ -339,17 +339,19 @@ def logsumexp(
         value = bind("where", where, value, lowest)
     dims = normalised_axes(axis, value.ndim, "logsumexp")
     safe: Any = 0.0
+    is_complex = value.dtype.kind == "c"
     if all(value.shape[d] for d in dims):
-        top = max_(value, dims, keepdims=True)
+        top = max_(value.real if is_complex else value, dims, keepdims=True)
         safe = bind("where", bind("isfinite", top), top, 0.0)
     weights = bind("exp", value - safe)
     if b is not None:
         weights = bind("multiply", weights, b)
     total = sum_(weights, dims, keepdims=True)
     with np.errstate(divide="ignore"):  # nothing has the logarithm minus infinity
-        found = bind("log", bind("absolute", total)) + safe
+        size = total if is_complex and not return_sign else bind("absolute", total)
+        found = bind("log", size) + safe
     sign = bind("sign", total)
-    if b is not None and not return_sign:
+    if b is not None and not return_sign and not is_complex:
         found = bind("where", sign < 0, float("nan"), found)
     if not keepdims:
         found, sign = squeeze(found, dims), squeeze(sign, dims)

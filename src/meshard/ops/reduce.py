@@ -30,6 +30,8 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "highest",
+    "lowest",
     "masked",
     "max",
     "min",
@@ -102,7 +104,7 @@ def _accumulate(ufunc: np.ufunc) -> Callable[..., Any]:
     return kernel
 
 
-def _lowest(dtype: Dtype) -> Any:
+def lowest(dtype: Dtype) -> Any:
     """Return the value that no maximum is less than."""
     if dtype.kind == "b":
         return False
@@ -112,7 +114,7 @@ def _lowest(dtype: Dtype) -> Any:
     return _range(dtype).min if np.isnan(found) else found  # some floats have no infinity
 
 
-def _highest(dtype: Dtype) -> Any:
+def highest(dtype: Dtype) -> Any:
     """Return the value that no minimum is greater than."""
     if dtype.kind == "b":
         return True
@@ -155,8 +157,8 @@ for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
         )
     )
 for _name, _ufunc, _kernel in (
-    ("max", np.maximum, _extreme(np.maximum, _lowest)),
-    ("min", np.minimum, _extreme(np.minimum, _highest)),
+    ("max", np.maximum, _extreme(np.maximum, lowest)),
+    ("min", np.minimum, _extreme(np.minimum, highest)),
     ("any", np.logical_or, _test(np.logical_or)),
     ("all", np.logical_and, _test(np.logical_and)),
 ):
@@ -239,8 +241,8 @@ def _position_partial(operands: Sequence[Operand], params: Params) -> tuple[Dtyp
 
 
 for _name, _find, _neutral, _better in (
-    ("argmax", narrow.argmax, _lowest, np.maximum),
-    ("argmin", narrow.argmin, _highest, np.minimum),
+    ("argmax", narrow.argmax, lowest, np.maximum),
+    ("argmin", narrow.argmin, highest, np.minimum),
 ):
     register(
         Op(

@@ -20,7 +20,7 @@ from .dtypes import accumulator, default_float, is_float, is_whole, same_dtype
 from .moments import mean
 from .move import concatenate
 from .reduce import all as all_
-from .reduce import count_nonzero, normalised_axes
+from .reduce import count_nonzero, highest, lowest, normalised_axes
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import prod as prod_
@@ -234,7 +234,7 @@ def _nan(a: Any) -> tuple[Array, Any]:
     return x, None if is_whole(x.dtype) else bind("isnan", x)
 
 
-def _filled(x: Array, gaps: Any, value: float) -> Any:
+def _filled(x: Array, gaps: Any, value: Any) -> Any:
     return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
 
 
@@ -256,14 +256,14 @@ def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False
 def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
-    found = max_(_filled(x, gaps, -np.inf), axis, keepdims)
+    found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
 def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
-    found = min_(_filled(x, gaps, np.inf), axis, keepdims)
+    found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
