@@ -61,7 +61,7 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
     if x.ndim < 2:
         raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
     if is_traced(k):
-        below = tri(*x.shape[-2:], k if lower else k - 1, bool)
+        below = tri(x.shape[-2], x.shape[-1], k if lower else k - 1, bool)
         return bind("where", below if lower else bind("logical_not", below), x, x.dtype.type(0))
     return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ml_dtypes import iinfo
 
 from meshard.errors import ArgumentError, DtypeError
 from meshard.runtime.place import as_array
@@ -15,7 +14,7 @@ from meshard.runtime.types import KEY, Block, dtype_name
 
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
-from .promotion import EXTENDED, cast, kind_of
+from .promotion import EXTENDED, cast, kind_of, limits_of
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -270,8 +269,7 @@ def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
     """
     if type(limit) is not int or kind_of(x.dtype) not in "iu":
         return limit
-    own = iinfo(x.dtype)
-    least, greatest = int(own.min), int(own.max)
+    least, greatest, _ = limits_of(x.dtype)
     if least <= limit <= greatest:
         return limit
     if (limit < least) != below:

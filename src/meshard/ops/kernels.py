@@ -91,14 +91,15 @@ def _with_arrays(kernel: Kernel, dtypes: Sequence[Dtype | None], *blocks: Any, *
 @lru_cache(maxsize=4096)
 def _meeting(op: Op, kinds: Kinds) -> Op:
     """Return a row whose operands meet in one dtype before the kernel sees them."""
-    assert op.alike is not None
+    first = op.alike
+    assert first is not None
     try:
-        common = promoted(kinds[op.alike :])
+        common = promoted(kinds[first:])
     except TypeError:
         return op  # the kernel refuses them
     work = BYTES.get(common, common)
-    casts: list[Any] = [None] * op.alike
-    for kind in kinds[op.alike :]:
+    casts: list[Dtype | None] = [None] * first
+    for kind in kinds[first:]:
         if isinstance(kind, np.dtype):
             casts.append(None if kind == work else work)
         else:
@@ -116,7 +117,7 @@ def _meeting(op: Op, kinds: Kinds) -> Op:
             if found is None:
                 return (work,)
             taken = [
-                (s, work if isinstance(k, np.dtype) and i >= op.alike else k)
+                (s, work if isinstance(k, np.dtype) and i >= first else k)
                 for i, (s, k) in enumerate(operands)
             ]
             return found(taken, params)

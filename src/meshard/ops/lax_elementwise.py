@@ -11,7 +11,6 @@ from operator import index
 from typing import Any
 
 import numpy as np
-from ml_dtypes import iinfo
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.place import as_array
@@ -20,7 +19,7 @@ from meshard.runtime.types import Block
 
 from .concrete import is_array
 from .dtypes import SMALL_FLOATS, as_dtype, is_float, is_whole, operand_dtype, same_dtype
-from .promotion import BYTES, promoted
+from .promotion import BYTES, limits_of, promoted
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 
 __all__ = [
@@ -54,7 +53,8 @@ def _quotient(x: Any, y: Any) -> Any:
 def _unsigned(x: Block) -> Block:
     """Return the bits of integers as integers without a sign."""
     if x.dtype in BYTES:
-        return x.astype(np.uint8) & np.uint8((1 << iinfo(x.dtype).bits) - 1)
+        bits: Block = x.astype(np.uint8) & np.uint8((1 << limits_of(x.dtype).bits) - 1)
+        return bits
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.kind == "i" else x
 
 
@@ -72,7 +72,7 @@ def _population(x: Block) -> Block:
 def _leading(x: Block) -> Block:
     """Count the zeros before the first one."""
     bits = _unsigned(x).copy()
-    width = int(iinfo(x.dtype).bits)
+    width = limits_of(x.dtype).bits
     step = 1
     while step < width:  # every bit after the first one becomes one
         bits |= bits >> bits.dtype.type(step)

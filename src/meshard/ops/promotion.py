@@ -8,6 +8,7 @@ the narrowest dtype that holds both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,17 @@ from meshard.runtime.types import Block, dtype_name
 
 from .registry import Dtype
 
-__all__ = ["BYTES", "EXTENDED", "SMALL_FLOATS", "cast", "common_dtype", "kind_of", "promoted"]
+__all__ = [
+    "BYTES",
+    "EXTENDED",
+    "SMALL_FLOATS",
+    "Limits",
+    "cast",
+    "common_dtype",
+    "kind_of",
+    "limits_of",
+    "promoted",
+]
 
 SMALL_FLOATS = frozenset(
     np.dtype(getattr(ml_dtypes, name))
@@ -73,13 +84,27 @@ def promoted(kinds: Sequence[Dtype | type]) -> Dtype:
 
 def _meeting(narrow: Sequence[Dtype]) -> Dtype:
     """Return the narrowest integer dtype that holds all values of several short ones."""
-    limits = [ml_dtypes.iinfo(d) for d in narrow]
-    low, high = min(int(i.min) for i in limits), max(int(i.max) for i in limits)
-    for dtype in sorted(BYTES, key=lambda d: (int(ml_dtypes.iinfo(d).bits), d.name)):
-        own = ml_dtypes.iinfo(dtype)
-        if int(own.min) <= low and high <= int(own.max):
+    limits = [limits_of(d) for d in narrow]
+    low, high = min(i.least for i in limits), max(i.greatest for i in limits)
+    for dtype in sorted(BYTES, key=lambda d: (limits_of(d).bits, d.name)):
+        own = limits_of(dtype)
+        if own.least <= low and high <= own.greatest:
             return dtype
     return np.dtype(np.int8)
+
+
+class Limits(NamedTuple):
+    """The least and the greatest number of an integer dtype, and its bits."""
+
+    least: int
+    greatest: int
+    bits: int
+
+
+def limits_of(dtype: Dtype) -> Limits:
+    """Return the limits of an integer dtype, those shorter than a byte included."""
+    found: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
+    return Limits(int(found.min), int(found.max), int(found.bits))
 
 
 def cast(x: Block, dtype: Dtype) -> Block:

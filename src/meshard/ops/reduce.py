@@ -81,7 +81,8 @@ def sum_dtype(dtype: Dtype) -> Dtype:
     """Return the dtype of sums where none is asked for: that of short integers is longer."""
     if not is_whole(dtype):
         return dtype
-    return np.dtype(np.add.reduce(np.ones(1, BYTES.get(dtype, dtype))).dtype)
+    found: Dtype = np.add.reduce(np.ones(1, BYTES.get(dtype, dtype))).dtype
+    return found
 
 
 def _sum_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
@@ -156,13 +157,14 @@ for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
             sums=True,
         )
     )
-for _name, _ufunc, _kernel in (
+_selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
     ("max", np.maximum, _extreme(np.maximum, lowest)),
     ("min", np.minimum, _extreme(np.minimum, highest)),
     ("any", np.logical_or, _test(np.logical_or)),
     ("all", np.logical_and, _test(np.logical_and)),
-):
-    register(Op(_name, reduction_rule, _kernel, partial=Partial(_ufunc, "selects"), alike=0))
+)
+for _name, _selects, _kernel in _selecting:
+    register(Op(_name, reduction_rule, _kernel, partial=Partial(_selects, "selects"), alike=0))
 
 
 _NOWHERE = np.iinfo(np.int64).max

@@ -376,7 +376,8 @@ def setxor1d(
         return sort_split(concatenate([setdiff1d(x, y), setdiff1d(y, x)]))[0]
     pairs = [_distinct(x, y, among=False), _distinct(y, x, among=False)]
     values, chosen = (concatenate(parts) for parts in zip(*pairs, strict=True))
-    return _sized_set(*sort_split(values, chosen), size, fill_value)
+    values, chosen = sort_split(values, chosen)
+    return _sized_set(values, chosen, size, fill_value)
 
 
 def _known_set(what: str, x: Any) -> Any:

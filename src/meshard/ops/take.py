@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ml_dtypes import iinfo
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime.place import as_array
@@ -16,7 +15,7 @@ from meshard.runtime.types import Block
 from .concrete import concrete, is_traced
 from .dtypes import is_whole, same_dtype
 from .index import joined, positions, whole_numbers
-from .promotion import kind_of
+from .promotion import kind_of, limits_of
 from .reduce import normalised_axes
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 from .shape import reshape
@@ -34,8 +33,8 @@ def gap(dtype: Any, fill_value: Any) -> Any:
 
 
 def _farthest(dtype: Any) -> int:
-    limits = iinfo(dtype)
-    return int(limits.max if kind_of(dtype) == "u" else limits.min)
+    limits = limits_of(dtype)
+    return limits.greatest if kind_of(dtype) == "u" else limits.least
 
 
 def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
