@@ -102,7 +102,13 @@ class Limits(NamedTuple):
 
 
 def limits_of(dtype: Dtype) -> Limits:
-    """Return the limits of an integer dtype, those shorter than a byte included."""
+    """Return the limits of an integer dtype, those shorter than a byte included.
+
+    Raises:
+        TypeError: if it is not one of integers.
+    """
+    if kind_of(dtype) not in "iu":
+        raise TypeError(f"{dtype} is not a dtype of integers.")
     found: Any = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     return Limits(int(found.min), int(found.max), int(found.bits))
 
