@@ -1,7 +1,11 @@
 """Settings of every test run; the environment is set before anything of ours or JAX's loads."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from tests.ranks import shares
 
@@ -9,8 +13,12 @@ os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from meshard.runtime.types import ArrayType, Blocks
 
 RANKS = shares.processes()
 
@@ -31,6 +39,30 @@ if RANKS:
     from meshard.runtime import simulated
 
     simulated.simulate = shares.simulate_by_job  # before the tests' modules import it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blocks_are_as_their_type_says() -> Iterator[None]:
+    """Check in every test that arrays are made of blocks of the shape and dtype of their pieces.
+
+    Whatever makes an array passes here, so that a kernel whose results do not have the shape that
+    its rule says is found by any test that runs it.
+    """
+    from meshard.runtime.array import Array
+
+    made = Array.__init__
+
+    def checked(self: Array, type: ArrayType, blocks: Blocks) -> None:
+        made(self, type, blocks)
+        for piece, block in enumerate(blocks):
+            if block is not None:
+                assert isinstance(block, np.ndarray), (type, block)
+                expected = type.layout.box(piece).shape, type.dtype
+                assert (block.shape, block.dtype) == expected, (type, piece, block)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Array, "__init__", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard import lax
 from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
 from tests.lays import DTYPES, calm, fetched, lays, numbered, same, shapes
-from tests.worlds import everywhere, in_worlds, mesh, put, whole
+from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 V = np.arange(24).reshape(4, 6)
 
@@ -74,9 +75,51 @@ def test_arrays_like_another_lie_like_it(data, shape, dtype):
         for y in made:
             assert y.sharding == x.sharding
             assert y.committed == x.committed
-        return fetched(made) + fetched([mnp.full_like(x, 2, shape=(2, 3))])
+        # x itself is returned, too, so that its devices are those of the jitted function.
+        jitted = meshard.jit(lambda x: (mnp.full_like(x, 2, shape=(2, 3)), x))
+        other = [mnp.full_like(x, 2, shape=(2, 3)), jitted(x)[0]]
+        for y in other:
+            assert y.sharding.device_set == x.sharding.device_set
+            assert y.committed == x.committed
+        return fetched(made) + fetched(other)
 
-    same(everywhere(body), [*calls(np, value), np.full_like(value, 2, shape=(2, 3))])
+    known = np.full_like(value, 2, shape=(2, 3))
+    same(everywhere(body), [*calls(np, value), known, known])
+
+
+LIKE = {
+    "zeros_like": mnp.zeros_like,
+    "ones_like": mnp.ones_like,
+    "empty_like": mnp.empty_like,
+    "full_like": lambda x, shape: mnp.full_like(x, 2, shape=shape),
+    "lax.full_like": lambda x, shape: lax.full_like(x, 2, shape=shape),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_arrays_like_another_in_another_shape_lie_on_its_devices(name):
+    function = LIKE[name]
+
+    def body():
+        devices = meshard.devices()
+        some = Mesh(devices[4:8], "x")
+        for sharding, shape, expected in (
+            (NamedSharding(some, P("x")), (16, 4), P("x")),
+            (NamedSharding(some, P("x")), (3, 4), P()),
+            (NamedSharding(some, P("x")), (8,), P()),
+            (NamedSharding(some, P("x"), uneven="balanced"), (3, 1), P("x")),
+            (NamedSharding(some, P()), (2, 2, 2), P()),
+        ):
+            x = meshard.device_put(np.zeros((8, 4), "f4"), sharding)
+            for f in (function, meshard.jit(function, static_argnames="shape")):
+                y = f(x, shape=shape)
+                assert (y.shape, y.dtype, y.committed) == (shape, x.dtype, True)
+                assert (y.sharding.mesh, y.sharding.spec) == (some, expected)
+        x = meshard.device_put(np.zeros((8, 4)), devices[5])
+        assert function(x, shape=(3,)).sharding == x.sharding
+        assert not function(mnp.zeros(2), shape=(3,)).committed
+
+    alone(body)
 
 
 def test_shapes_and_dtypes_of_constants():

@@ -770,3 +770,80 @@ def test_small_blocks_lie_where_they_did_however_pieces_are_dealt(order, axes):
         return [whole(y) for y in found]
 
     everywhere(body)
+
+
+DTYPES_OF_BLOCKS = ["?", "i4", "f4", "D", BF16, ml_dtypes.int4]
+LIMITS = (None, -(10**30), -300, -129, -9, -8, -1, 0, 1, 3, 4, 15, 16, 127, 128, 255, 300, 10**30)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i8", "u8", ml_dtypes.int4, ml_dtypes.uint2])
+def test_clip_takes_limits_beyond_the_dtype(dtype):
+    info = ml_dtypes.iinfo(dtype)
+    least, greatest = int(info.min), int(info.max)
+    values = [least, greatest, 0, 1]
+
+    def body() -> None:
+        x = mnp.asarray(np.array(values, object).astype("u8" if least == 0 else "i8").astype(dtype))
+        for low, high in itertools.product(LIMITS, LIMITS):
+            if (low is not None and low > greatest) or (high is not None and high < least):
+                with pytest.raises(ArgumentError, match=r"clip: (min|max)=-?\d+ leaves no number"):
+                    mnp.clip(x, low, high)
+                continue
+            expected = [v if low is None else max(v, low) for v in values]
+            expected = [v if high is None else min(v, high) for v in expected]
+            found = mnp.clip(x, low, high)
+            assert found.dtype == x.dtype
+            assert [int(v) for v in np.asarray(found)] == expected
+
+    alone(body)
+
+
+MORE_OF_ROWS: dict[str, dict[str, Any]] = {
+    "round": {"decimals": 0},
+    "astype": {"dtype": np.dtype("D")},
+    "isclose": {"rtol": 1e-5, "atol": 1e-8, "equal_nan": False},
+    "nan_to_num": {"nan": 0.0, "posinf": None, "neginf": None},
+    "reduce_precision": {"exponent_bits": 5, "mantissa_bits": 3},
+    "positions_within": {"size": 3, "clamp": True},
+    "bitcast": {"dtype": np.dtype("f4")},
+    "interpolate": {"part": 0.5},
+}
+
+
+def test_blocks_of_every_row_have_the_shape_that_its_rule_says():
+    """Of arrays without dims, of empty ones, of one element and of more, in every dtype."""
+    assert meshard.lax  # which registers some of the rows
+    rows = {}
+    for name, row in REGISTRY.items():
+        text = row.rule if isinstance(row, Op) and isinstance(row.rule, str) else "no text"
+        if not text.replace("...", "").strip(" ,->") and not name.startswith("random_"):
+            rows[name] = text.split("->")[0].count(",") + 1
+    assert {"real", "imag", "negative", "add", "where", "reduce_precision"} <= set(rows)
+
+    def body() -> set[str]:
+        ran = set()
+        for name, count in rows.items():
+            for shape, dtype in itertools.product(((), (0,), (1,), (2, 3)), DTYPES_OF_BLOCKS):
+                x = mnp.asarray(np.ones(shape, dtype))
+                try:
+                    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+                        found = bind(name, *[x] * count, **MORE_OF_ROWS.get(name, {}))
+                except (TypeError, ValueError):  # the public functions refuse these dtypes
+                    continue
+                ran.add(name)
+                for one in found if isinstance(found, tuple) else (found,):
+                    assert one.shape == shape, name
+                    for block in one._live():
+                        assert (block.shape, block.dtype) == (shape, one.dtype), (name, dtype)
+        return ran
+
+    assert set(rows) - alone(body) <= {"bitcast"}
+
+
+def test_parts_of_a_complex_number():
+    def body() -> None:
+        total = mnp.sum(put(np.arange(8) * (1 + 2j), "i"))
+        assert (float(total.real), float(total.imag)) == (28.0, 56.0)
+        assert mnp.linspace(0, total.real, 3).tolist() == [0.0, 14.0, 28.0]
+
+    alone(body)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, ShapeError
 from tests.test_lax import same, tree_of
 from tests.tracing import jitted, traced
-from tests.worlds import alone, everywhere, in_worlds, put
+from tests.worlds import alone, everywhere, in_worlds, put, whole
 
 rng = np.random.default_rng(2)
 B = rng.random((8, 6)) > 0.7
@@ -100,3 +101,52 @@ def test_nothing_of_nothing():
 def test_refused(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+SETS = ("union1d", "intersect1d", "setdiff1d", "setxor1d")
+NAN = np.nan
+COUPLES: list[tuple[list[float], list[float]]] = [
+    ([1, 2, 3, 3], [3, 4]),
+    ([5, 6], [1, 2]),
+    ([7, 9], [9, 7]),
+    ([0, 5], [0, 0]),
+    ([5, 6], []),
+    ([], [5]),
+    ([1, NAN, NAN], [NAN, 2]),
+    ([NAN, 1, NAN], [1]),
+    ([np.inf, -np.inf, 2], [np.inf, NAN]),
+    (list(V), list(W)),
+]
+
+
+SIZES = ((0, None), (3, None), (9, None), (9, -5))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets_are_numpys_and_those_of_a_known_size_are_the_same_elements(name):
+    """Missing elements are the fill value, else the first of the result, 0 if there is none."""
+    function = getattr(mnp, name)
+
+    def of_all_sizes(x: Any, y: Any) -> list[Any]:
+        some = x.size or y.size
+        return [function(x, y, size=n, fill_value=f) for n, f in SIZES if some or f is not None]
+
+    def found_of(a: Any, b: Any) -> Any:
+        x, y = (put(np.array(v, np.float64), "j", uneven="balanced") for v in (a, b))
+        found = [function(x, y), *of_all_sizes(x, y), *meshard.jit(of_all_sizes)(x, y)]
+        return [whole(v) for v in found]
+
+    spread = everywhere(lambda: found_of(*COUPLES[-1]))
+    for (a, b), rest in zip(
+        COUPLES, [*alone(lambda: [found_of(*c) for c in COUPLES[:-1]]), spread], strict=True
+    ):
+        expected = getattr(np, name)(np.array(a, np.float64), np.array(b, np.float64))
+        np.testing.assert_array_equal(rest[0], expected)
+        first = expected[0] if len(expected) and name != "setdiff1d" else 0
+        wanted = []
+        for size, fill in SIZES:
+            padded = np.full(size, first if fill is None else fill, np.float64)
+            padded[: len(expected)] = expected[:size]
+            wanted.append(padded)
+        for one, padded in zip(rest[1:], wanted * 2, strict=True):
+            np.testing.assert_array_equal(one, padded, err_msg=f"{a} {b}")

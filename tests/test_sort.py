@@ -399,3 +399,60 @@ def test_refusals_of_statistics() -> None:
         mnp.bincount(x.astype(int))
     with pytest.raises(ShapeError, match=r"cov: variables have one or two dims, .* \(2, 2, 2\)"):
         mnp.cov(np.zeros((2, 2, 2)))
+
+
+def between(below: float, above: float, part: float) -> float:
+    """Return what lies between two numbers, infinite ones too."""
+    if part in (0, 1) or below == above:
+        return above if part == 1 else below
+    return float(np.float64(below) * (1 - part) + np.float64(above) * part)
+
+
+@pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
+def test_quantiles_of_infinities(method):
+    ends = [
+        *([1, np.inf], [np.inf, np.inf], [-np.inf, np.inf], [-np.inf, 3], [-np.inf, 1, np.inf]),
+        *([1, 2, np.inf, np.inf], [-np.inf, -np.inf, 3, 4], [-np.inf, -np.inf, np.inf, np.inf]),
+        *([-1.5e308, 1.5e308], [3.0], [np.nan, 1, np.inf]),
+    ]
+    parts = np.array([0, 0.1, 0.25, 0.5, 0.6, 0.75, 0.9, 1])
+
+    def body() -> Any:
+        values = [np.array(v, np.float64) for v in ends]
+        run = meshard.jit(lambda x, q: mnp.quantile(x, q, method=method))
+        return [
+            (whole(mnp.quantile(v, parts, method=method)), whole(run(v, parts))) for v in values
+        ]
+
+    for value, found in zip(ends, alone(body), strict=True):
+        expected = []
+        for q in parts:
+            place = q * (len(value) - 1)
+            low = int(np.floor(place))
+            part = {
+                "linear": place - low,
+                "lower": 0,
+                "higher": int(place > low),
+                "midpoint": 0.5 if place > low else 0,
+                "nearest": np.rint(place) - low,
+            }[method]
+            with np.errstate(invalid="ignore"):
+                expected.append(between(value[low], value[min(low + 1, len(value) - 1)], part))
+        expected = np.full(len(parts), np.nan) if np.isnan(value).any() else np.array(expected)
+        for one in found:
+            np.testing.assert_allclose(one, expected, rtol=1e-14, err_msg=str(value))
+
+
+@pytest.mark.parametrize("name", ["median", "quantile", "percentile"])
+def test_order_statistics_of_no_rows_are_none(name):
+    more = () if name == "median" else (0.5,)
+
+    def body() -> None:
+        for shape, axis, kept in (((0, 3), 1, (0,)), ((2, 0, 3), (0, 2), (0,)), ((0, 0), 0, (0,))):
+            found = getattr(mnp, name)(mnp.zeros(shape), *more, axis=axis)
+            assert (found.shape, found.dtype) == (kept, np.float64)
+        for shape, axis in (((0, 3), 0), ((0,), None)):
+            with pytest.raises(ShapeError, match=f"{name}: dims .* hold no elements"):
+                getattr(mnp, name)(mnp.zeros(shape), *more, axis=axis)
+
+    alone(body)

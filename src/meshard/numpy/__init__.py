@@ -158,6 +158,7 @@ from meshard.ops.info import (
     finfo,
     iinfo,
     isdtype,
+    promote_types,
     result_type,
 )
 from meshard.ops.matrix import (
@@ -338,7 +339,6 @@ float8_e4m3fnuz = _ml_dtypes.float8_e4m3fnuz
 float8_e5m2fnuz = _ml_dtypes.float8_e5m2fnuz
 bool = _numpy.bool_
 dtype = _numpy.dtype
-promote_types = _numpy.promote_types
 issubdtype = _numpy.issubdtype
 newaxis = None
 __array_api_version__ = "2024.12"

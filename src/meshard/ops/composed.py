@@ -16,8 +16,10 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS, default_float, is_float, same_dtype
+from .dtypes import SMALL_FLOATS, default_float, is_float, is_whole, same_dtype
+from .elementwise import clip
 from .info import finfo
+from .promotion import common_dtype
 from .reduce import all as all_
 from .registry import Dtype, Op, Operand, Params, register
 from .shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
@@ -75,7 +77,7 @@ def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     return (np.dtype(np.complex128 if is_complex else np.float64),)
 
 
-register(Op("isclose", "..., ... -> ...", _close, dtypes=_bool_law))
+register(Op("isclose", "..., ... -> ...", _close, dtypes=_bool_law, alike=0))
 register(Op("nan_to_num", "... -> ...", _numbered, dtypes=same_dtype))
 register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 
@@ -123,7 +125,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     if x.shape != y.shape:
         return as_array(np.asarray(False))
     same = bind("equal", x, y)
-    if equal_nan and not {x.dtype.kind, y.dtype.kind} & set("biu"):
+    if equal_nan and not (is_whole(x.dtype) or is_whole(y.dtype)):
         both = bind("logical_and", bind("isnan", x), bind("isnan", y))
         same = bind("logical_or", same, both)
     return all_(same)
@@ -160,7 +162,7 @@ def nan_to_num(
     [1.0, 7.0]
     """
     value = as_array(x)
-    if value.dtype.kind in "biu":
+    if is_whole(value.dtype):
         return value
     ends = [None if v is None else float(v) for v in (posinf, neginf)]
     return bind("nan_to_num", value, nan=float(nan), posinf=ends[0], neginf=ends[1])
@@ -244,9 +246,9 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
     """
     number, count = as_array(a), len(choices)
     if mode == "clip":
-        number = bind("minimum", bind("maximum", number, 0), count - 1)
+        number = clip(number, 0, count - 1)
     elif mode == "wrap":
-        number = bind("remainder", number, count)
+        number = bind("remainder", number.astype(np.int64), count)
     elif mode != "raise":
         raise ArgumentError(f"choose: mode is 'raise', 'wrap' or 'clip', not {mode!r}.")
     elif is_traced(number):
@@ -280,7 +282,7 @@ def polyval(p: Any, x: Any) -> Any:
     [-1, 0, 3]
     """
     coefficients, value = as_array(p), as_array(x)
-    found: Any = full(value.shape, np.zeros((), np.result_type(coefficients.dtype, value.dtype)))
+    found: Any = full(value.shape, 0, common_dtype("polyval", (coefficients.dtype, value.dtype)))
     for i in range(coefficients.shape[0]):
         found = found * value + coefficients[i]
     return found
@@ -329,7 +331,7 @@ def interp(
     ends = [None if v is None else float(v) for v in (left, right)]
     found = bind("interp", at, places, values, left=ends[0], right=ends[1])
     law = values.dtype if is_float(values.dtype) or values.dtype.kind == "c" else default_float()
-    return found.astype(np.result_type(at.dtype, law), copy=False)
+    return found.astype(common_dtype("interp", (at.dtype, law)), copy=False)
 
 
 def kron(a: Any, b: Any) -> Any:

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.rule import OpRule, Term
-from meshard.errors import ArgumentError, DtypeError, IncompatibleDevicesError, ShapeError
+from meshard.errors import ArgumentError, IncompatibleDevicesError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .dtypes import accumulator, as_dtype, is_float, operand_dtype
+from .dtypes import as_dtype, is_float, operand_dtype
+from .promotion import cast, common_dtype, promoted
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, expand_dims, moveaxis
 
 __all__ = [
-    "common_dtype",
     "contract",
     "dot",
     "inner",
@@ -45,11 +45,7 @@ def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
 def _law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
     if params["dtype"] is not None:
         return (params["dtype"],)
-    return (np.result_type(operand_dtype(operands[0]), operand_dtype(operands[1])),)
-
-
-def _wide(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (accumulator(_law(operands, params)[0]),)
+    return (promoted([operand_dtype(x) for x in operands]),)
 
 
 def _letters(term: Term) -> list[str]:
@@ -95,29 +91,29 @@ def _steady(x: Block, thin: bool) -> Block:
     return np.ascontiguousarray(x) if thin or x.itemsize not in x.strides[-2:] else x
 
 
-def _kernel(final: bool) -> Any:
-    def kernel(
-        x: Block, y: Block, *, rule: str, dtype: Dtype | None, out: Block | None = None
-    ) -> Any:
-        law = _law([(x.shape, x.dtype), (y.shape, y.dtype)], {"dtype": dtype})[0]
-        wide = accumulator(law)
-        if x.dtype != wide:
-            x = x.astype(wide)
-        if y.dtype != wide:
-            y = y.astype(wide)
-        found = _product(x, y, rule, out if out is not None and out.dtype == wide else None)
-        return np.asarray(found, law) if final else found
-
-    return kernel
+def _kernel(
+    x: Block,
+    y: Block,
+    *,
+    rule: str,
+    dtype: Dtype | None,
+    accumulator: Dtype,
+    out: Block | None = None,
+) -> Any:
+    if x.dtype != accumulator:
+        x = cast(x, accumulator)
+    if y.dtype != accumulator:
+        y = cast(y, accumulator)
+    return _product(x, y, rule, out)
 
 
 register(
     Op(
         "contract",
         _rule,
-        _kernel(final=True),
+        _kernel,
         dtypes=_law,
-        partial=Partial(np.add, _kernel(final=False), _wide),
+        partial=Partial(np.add, "wide"),
         style="blas",
     )
 )
@@ -131,29 +127,13 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
         IncompatibleDevicesError: if the arrays are committed to different devices.
     """
     if dtype is None and x.dtype != y.dtype:
-        common_dtype(what, (x, y))
+        common_dtype(what, (x.dtype, y.dtype))
     wanted = None if dtype is None else as_dtype(dtype)
     try:
         return bind("contract", x, y, rule=rule, dtype=wanted)
     except IncompatibleDevicesError as error:
         message = str(error).replace("contract:", f"{what}:", 1)
         raise IncompatibleDevicesError(message) from None
-
-
-def common_dtype(what: str, operands: Sequence[Any]) -> Dtype:
-    """Return the dtype to which arrays are promoted.
-
-    Raises:
-        DtypeError: if there is none.
-    """
-    try:
-        return np.result_type(*[x.dtype for x in operands])
-    except TypeError:
-        kinds = ", ".join(x.dtype.name for x in operands)
-        raise DtypeError(
-            f"{what}: the dtypes {kinds} have none in common. Convert an operand with astype, or "
-            "give preferred_element_type."
-        ) from None
 
 
 def matmul(

@@ -6,13 +6,17 @@ With ``device=`` a sharding, each piece is made where it lies; nothing whole is 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshard.algebra.box import Box
-from meshard.errors import ArgumentError, ShapeError
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, MeshardError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import (
     as_array,
@@ -31,6 +35,7 @@ from meshard.runtime.world import here
 from .concrete import concrete, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
+from .promotion import promoted
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
 from .whole import by_layout, made
@@ -244,7 +249,16 @@ empty = _constant_of("empty", 0)
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None
 ) -> Any:
-    """Make an array of one value with the shape, dtype and sharding of another."""
+    """Make an array of one value with the shape, dtype and sharding of another.
+
+    Args:
+        a: the other array.
+        fill_value: the value, or values that broadcast to the shape.
+        dtype: another dtype.
+        shape: another shape. The result lies on the same devices, split alike if it has as many
+            dims and they divide so, else whole on each device.
+        device: a Sharding or Device to lie on instead.
+    """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
@@ -252,17 +266,37 @@ def full_like(
         found = _spread(fill_value, sizes, wanted, device)
     else:
         value = as_host(fill_value, "full_like", wanted)
-        own = device is None and sizes == x.shape
-        if own and not hasattr(x, "cells"):
-            return by_layout("full_like", _alike, x, value=value)
+        if device is None and not hasattr(x, "cells"):
+            return by_layout("full_like", _alike, x, value=value, shape=sizes)
         found = _full(sizes, value, device, "full_like")
     varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
     return bind("pcast", found, axes=varies) if varies else found
 
 
-def _alike(x: Any, *, value: Block) -> Any:
+def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
     """Make an array of one value that lies like another."""
-    return _full(x.shape, value, x.sharding, "full_like", x.committed)
+    place = x.sharding if shape == x.shape else _place_like(x, shape)
+    return _full(shape, value, place, "full_like", x.committed)
+
+
+def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
+    """Return where an array of another shape lies: on the same devices, and split alike if it can.
+
+    It can if it has as many dims, and these divide as the sharding says. Else it is whole on each.
+    """
+    own: Sharding = x.sharding
+    if isinstance(own, SingleDeviceSharding):
+        return own
+    if not isinstance(own, NamedSharding):
+        return NamedSharding(Mesh(list(own.device_order), "device"), PartitionSpec())
+    if len(shape) == x.ndim:
+        try:
+            own.layout(shape)
+        except MeshardError:
+            pass
+        else:
+            return own
+    return NamedSharding(own.mesh, PartitionSpec())
 
 
 def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
@@ -344,16 +378,18 @@ def _number(value: Any) -> Any:
 
 
 def _kinds(values: Sequence[Any]) -> list[Any]:
-    """Return what NumPy promotes: Python's numbers themselves, of others the dtypes."""
-    return [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+    """Return what is promoted: the types of Python's numbers, of others the dtypes."""
+    numbers = (bool, int, float, complex)
+    arrays = [v if is_array(v) or type(v) in numbers else np.asarray(v) for v in values]
+    return [type(v) if type(v) in numbers else v.dtype for v in arrays]
 
 
 def _promoted(values: Sequence[Any]) -> Dtype:
     """Return the dtype of numbers together: wide only if one is, besides Python's own."""
     kinds = _kinds(values)
-    found = np.result_type(*kinds)
+    found = promoted(kinds)
     wide = (np.dtype(np.float64), np.dtype(np.complex128))
-    if found not in wide or any(kind in wide for kind in kinds):
+    if found not in wide or any(isinstance(k, np.dtype) and k in wide for k in kinds):
         return found
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
@@ -406,7 +442,7 @@ def linspace(
         )
         result = array(values, device=device)
         return (result, step) if retstep else result
-    exact = np.result_type(*_kinds((first, last, 1.0)))  # whatever the default float is
+    exact = promoted(_kinds((first, last, 1.0)))  # whatever the default float is
     first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
     step = (last - first) / parts
 
@@ -434,11 +470,12 @@ def _whole(values: Any, dtype: Any) -> Any:
 def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
     """Return evenly spaced numbers between traced ends, and their distance."""
     parts = count - 1 if endpoint else count
-    first, last = broadcast_arrays(*[bind("multiply", v, 1.0) for v in (start, stop)])
+    wanted = _promoted((start, stop, 1.0))
+    first, last = broadcast_arrays(*[as_array(v).astype(wanted) for v in (start, stop)])
     step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
     rank = first.ndim + 1
     at = axis % rank
-    counted = arange(count).reshape((-1,) + (1,) * (rank - at - 1))
+    counted = arange(count).astype(first.dtype).reshape((-1,) + (1,) * (rank - at - 1))
     first, last, wide = (expand_dims(v, at) for v in (first, last, step))
     line = (
         counted * wide + first
@@ -449,14 +486,24 @@ def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -
 
 
 def _by_position(
-    n: int, m: int | None, dtype: Any, device: Any, what: str, test: Callable[[Any, Any], Any]
+    n: int,
+    m: int | None,
+    dtype: Any,
+    device: Any,
+    what: str,
+    test: Callable[[Any, Any], Any],
+    k: Any,
 ) -> Any:
+    """Return a matrix of which each element is what a test of j - i and ``k`` says."""
     shape = _shape((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
+    if is_traced(k):
+        off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
+        return array(test(off, k).astype(wanted), device=device)
 
     def part(box: Box) -> Block:
         rows = np.arange(box.starts[0], box.stops[0])[:, None]
-        hits: Block = np.asarray(test(rows, np.arange(box.starts[1], box.stops[1])))
+        hits: Block = np.asarray(test(np.arange(box.starts[1], box.stops[1]) - rows, k))
         return hits.astype(wanted)
 
     return _made(shape, wanted, device, part, what)
@@ -464,7 +511,7 @@ def _by_position(
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "eye", lambda i, j: j - i == k)
+    return _by_position(N, M, dtype, device, "eye", operator.eq, k)
 
 
 def identity(n: int, dtype: Any = None) -> Any:
@@ -474,7 +521,7 @@ def identity(n: int, dtype: Any = None) -> Any:
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "tri", lambda i, j: j - i <= k)
+    return _by_position(N, M, dtype, device, "tri", operator.le, k)
 
 
 def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:

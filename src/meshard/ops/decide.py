@@ -26,6 +26,7 @@ from meshard.runtime.world import RuntimeWorld
 from .dtypes import order_matters, result_dtypes, weak_dtypes
 from .exchange import Reduction, plan_reduction
 from .frame import Frame
+from .kernels import for_operands
 from .registry import Dtype, Op, Operand, Params
 
 __all__ = [
@@ -173,6 +174,7 @@ def decide_kernel(
         IncompatibleDevicesError: if the operands are committed to different devices.
     """
     operands = _operands(types)
+    op = for_operands(op, operands, params)
     dtypes, given = result_dtypes(op, operands, params)
     kinds = [t if isinstance(t, ArrayType) else None for t in types]
     frame, rule, found = propagated(op, types, params, wanted, leading)

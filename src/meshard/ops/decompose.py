@@ -19,7 +19,8 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .concrete import is_traced
-from .dtypes import accumulator, default_float
+from .dtypes import accumulator, default_float, is_whole
+from .promotion import common_dtype
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .samplesort import known
 from .shape import expand_dims
@@ -208,7 +209,7 @@ def matrices(name: str, x: Any, square: bool = False) -> Array:
             f"{name}: takes square matrices; the last two dims of the shape {value.shape} are "
             f"{value.shape[-2]} and {value.shape[-1]}."
         )
-    found: Array = value.astype(default_float()) if value.dtype.kind in "biu" else value
+    found: Array = value.astype(default_float()) if is_whole(value.dtype) else value
     return found
 
 
@@ -293,8 +294,8 @@ def solve(a: Any, b: Any) -> Any:
             f"solve: the right side of shape {y.shape} does not fit matrices of shape {x.shape}; "
             f"it has {x.shape[-1]} rows."
         )
-    y = y.astype(default_float()) if y.dtype.kind in "biu" else y
-    common = np.result_type(x.dtype, y.dtype)
+    y = y.astype(default_float()) if is_whole(y.dtype) else y
+    common = common_dtype("solve", (x.dtype, y.dtype))
     x, y = x.astype(common, copy=False), y.astype(common, copy=False)
     y = expand_dims(y, -1) if alone else y
     found = _run("solve", "solve", _SINGULAR, x, y)[0]

@@ -12,6 +12,8 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .concrete import concrete, is_traced
+from .create import tri
 from .dtypes import same_dtype
 from .move import pad
 from .registry import Bounds, Op, Operand, Params, RuleText, register
@@ -58,6 +60,9 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
     x = as_array(m)
     if x.ndim < 2:
         raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
+    if is_traced(k):
+        below = tri(x.shape[-2], x.shape[-1], k if lower else k - 1, bool)
+        return bind("where", below if lower else bind("logical_not", below), x, x.dtype.type(0))
     return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
 
 
@@ -74,6 +79,8 @@ def triu(m: Any, k: int = 0) -> Any:
 def diag(v: Any, k: int = 0) -> Any:
     """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
     x = as_array(v)
+    if is_traced(k):
+        k = int(concrete(k, "diag", "It decides the result's size. Give a Python integer."))
     if x.ndim == 1:
         return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
     if x.ndim != 2:

@@ -17,6 +17,7 @@ from meshard.errors import DtypeError, MeshardError
 from meshard.runtime.place import checked_dtype
 from meshard.runtime.types import KEY, dtype_name
 
+from .promotion import BYTES, SMALL_FLOATS, kind_of
 from .registry import Dtype, Op, Operand, Params
 
 __all__ = [
@@ -25,19 +26,13 @@ __all__ = [
     "as_dtype",
     "default_float",
     "is_float",
+    "is_whole",
     "operand_dtype",
     "order_matters",
     "result_dtypes",
     "same_dtype",
     "weak_dtypes",
 ]
-
-SMALL_FLOATS = frozenset(
-    np.dtype(getattr(ml_dtypes, name))
-    for name in dir(ml_dtypes)
-    if name.startswith(("bfloat", "float")) and isinstance(getattr(ml_dtypes, name), type)
-)
-"""The floats of ml_dtypes, which NumPy does not count among its own kinds."""
 
 
 def default_float() -> Dtype:
@@ -69,12 +64,22 @@ def as_dtype(given: Any) -> Dtype:
 
 def is_float(dtype: Dtype) -> bool:
     """Whether a dtype is a real float, small ones included."""
-    return dtype.kind == "f" or dtype in SMALL_FLOATS
+    return kind_of(dtype) == "f"
+
+
+def is_whole(dtype: Dtype) -> bool:
+    """Whether a dtype is one of bools or integers, those shorter than a byte included."""
+    return kind_of(dtype) in "biu"
 
 
 def accumulator(dtype: Dtype) -> Dtype:
-    """Return the dtype in which sums are accumulated: float32 for all shorter floats."""
-    return np.dtype(np.float32) if dtype == np.float16 or dtype in SMALL_FLOATS else dtype
+    """Return the dtype in which sums are accumulated: float32 for all shorter floats.
+
+    Sums in integers wrap in any case; those shorter than a byte are computed in one.
+    """
+    if dtype == np.float16 or dtype in SMALL_FLOATS:
+        return np.dtype(np.float32)
+    return BYTES.get(dtype, dtype)
 
 
 def operand_dtype(operand: Operand) -> Dtype:

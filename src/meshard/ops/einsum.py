@@ -13,8 +13,9 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .contract import common_dtype, contract
+from .contract import contract
 from .dtypes import accumulator, as_dtype
+from .promotion import common_dtype
 from .reduce import sum as sum_
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .shape import transpose
@@ -68,7 +69,7 @@ def einsum(
     arrays = [as_array(x) for x in operands]
     terms, output, path = _path(subscripts, tuple([x.shape for x in arrays]), _ordering(optimize))
     if preferred_element_type is None:
-        dtype = common_dtype("einsum", arrays)
+        dtype = common_dtype("einsum", [x.dtype for x in arrays])
     else:
         dtype = as_dtype(preferred_element_type)
     work: list[tuple[list[str], Any]] = [(list(t), x) for t, x in zip(terms, arrays, strict=True)]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, Block, dtype_name
 
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
+from .promotion import EXTENDED, cast, kind_of, limits_of
 from .registry import Dtype, Op, Operand, Params, register
 
 Function = Callable[..., Any]
@@ -20,8 +22,9 @@ Function = Callable[..., Any]
 
 def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
     rule = ", ".join(["..."] * arity) + " -> " + ", ".join(["..."] * outputs)
-    style: Any = "ufunc" if outputs == 1 and kernel is not np.where else "plain"
-    register(Op(name, rule, kernel, outputs=outputs, style=style))
+    chooses = kernel is np.where  # its first operand is a condition
+    style: Any = "ufunc" if outputs == 1 and not chooses else "plain"
+    register(Op(name, rule, kernel, outputs=outputs, style=style, alike=int(chooses)))
 
 
 def _finish(function: Function, name: str, text: str, example: str) -> Function:
@@ -92,6 +95,16 @@ def _special(name: str) -> Callable[..., Any]:
     return kernel
 
 
+def _logistic(x: Any, out: Block | None = None) -> Any:
+    """Return 1 / (1 + exp(-x)), without overflow, so that what it gives may be multiplied by x."""
+    kind = getattr(x, "dtype", None)
+    if kind not in (np.float32, np.float64):
+        return _EXPIT(x, out=out)
+    ease = np.exp(-np.abs(x))
+    return np.divide(np.where(x < 0, ease, 1).astype(kind, copy=False), ease + 1, out=out)
+
+
+_EXPIT = _special("expit")
 negative = _unary("negative", np.negative, "Return the elements with the opposite sign.")
 positive = _unary("positive", np.positive, "Return the elements as they are.")
 absolute = _unary("absolute", np.absolute, "Return the absolute values.")
@@ -177,7 +190,7 @@ _row("erfc", _special("erfc"), 1)
 _row("erfinv", _special("erfinv"), 1)
 _row("lgamma", _special("gammaln"), 1)
 _row("digamma", _special("digamma"), 1)
-_row("logistic", _special("expit"), 1)
+_row("logistic", _logistic, 1)
 _row("where", np.where, 3)
 _row("divmod", np.divmod, 2, 2)
 _row("modf", np.modf, 1, 2)
@@ -185,11 +198,11 @@ _row("frexp", np.frexp, 1, 2)
 
 
 def _real(x: Block) -> Block:
-    return np.ascontiguousarray(x.real) if x.dtype.kind == "c" else x
+    return x.real.copy() if x.dtype.kind == "c" else x
 
 
 def _imag(x: Block) -> Block:
-    return np.ascontiguousarray(x.imag) if x.dtype.kind == "c" else np.zeros_like(x)
+    return x.imag.copy() if x.dtype.kind == "c" else np.zeros_like(x)
 
 
 def _round(x: Block, decimals: int) -> Any:
@@ -198,8 +211,8 @@ def _round(x: Block, decimals: int) -> Any:
 
 def _astype(x: Block, dtype: Dtype, out: Block | None = None) -> Block:
     if out is None:
-        return x.astype(dtype, copy=False)
-    np.copyto(out, x, casting="unsafe")
+        return cast(x, dtype)
+    np.copyto(out, cast(x, dtype) if dtype in EXTENDED else x, casting="unsafe")
     return out
 
 
@@ -216,7 +229,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
 
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
-register(Op("round", "... -> ...", _round))
+register(Op("round", "... -> ...", _round, alike=0))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 
@@ -248,15 +261,42 @@ def where(
     return bind("where", condition, x, y)
 
 
+def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
+    """Return a limit of `clip`, None for a Python integer that all numbers of the dtype are within.
+
+    Raises:
+        ArgumentError: if none of them is.
+    """
+    if type(limit) is not int or kind_of(x.dtype) not in "iu":
+        return limit
+    least, greatest, _ = limits_of(x.dtype)
+    if least <= limit <= greatest:
+        return limit
+    if (limit < least) != below:
+        raise ArgumentError(
+            f"clip: {name}={limit} leaves no number of the array's dtype {x.dtype}, whose numbers "
+            f"are {least} to {greatest}. Convert the array to a wider dtype first."
+        )
+    return None
+
+
 def clip(a: Any, min: Any = None, max: Any = None) -> Any:
     """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
+
+    Python integers may lie beyond the numbers of an integer dtype, on the side where they limit
+    nothing.
+
+    Raises:
+        ArgumentError: if no number of the array's dtype is within a limit.
 
     >>> import meshard.numpy as mnp
     >>> mnp.clip(mnp.arange(5), 1, 3).tolist()
     [1, 1, 2, 3, 3]
     """
-    raised = a if min is None else bind("maximum", a, min)
-    return raised if max is None else bind("minimum", raised, max)
+    x = as_array(a)
+    low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
+    raised = x if low is None else bind("maximum", x, low)
+    return raised if high is None else bind("minimum", raised, high)
 
 
 def divmod(x1: Any, x2: Any, /) -> Any:

@@ -21,7 +21,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .create import arange
-from .dtypes import accumulator, as_dtype, default_float, is_float, operand_dtype
+from .dtypes import accumulator, as_dtype, default_float, is_float, is_whole, operand_dtype
 from .elementwise import conjugate, where
 from .move import roll
 from .reduce import normalised_axes
@@ -105,7 +105,7 @@ def _samples(name: str, x: Any, real: bool = False) -> Any:
             f"{name}: takes real samples, got {value.dtype.name}. Use "
             f"{name.replace('ihfft', 'ifft').replace('rfft', 'fft')}, or take .real first."
         )
-    wanted = default_float() if value.dtype.kind in "biu" else accumulator(value.dtype)
+    wanted = default_float() if is_whole(value.dtype) else accumulator(value.dtype)
     return value.astype(wanted, copy=False)
 
 

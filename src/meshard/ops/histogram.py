@@ -12,9 +12,10 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .concrete import concrete, is_traced
+from .concrete import concrete, is_array, is_traced
 from .create import linspace
-from .dtypes import default_float
+from .dtypes import default_float, is_whole
+from .promotion import common_dtype
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import sum as sum_
@@ -50,10 +51,8 @@ def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -
     return found.astype(_bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0])
 
 
-register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add)))
-
-
-register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add)))
+register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add, "counts")))
+register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add, "counts")))
 
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
@@ -76,9 +75,12 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
             return bins
         bins = concrete(bins, name, "The number of bins is the result's size. Give an int.")
     low, high = (min_(x), max_(x)) if limits is None else limits
+    kinds = [v.dtype if is_array(v) else type(v) for v in (low, high)]
+    wanted = common_dtype(name, [x.dtype, *kinds])
+    wanted = default_float() if is_whole(wanted) else wanted
     same = bind("equal", low, high)
-    low, high = (bind("astype", as_array(v), dtype=default_float()) for v in (low, high))
-    half = bind("where", same, 0.5, 0.0)
+    low, high = (as_array(v).astype(wanted, copy=False) for v in (low, high))
+    half = bind("where", same, 0.5, 0.0).astype(wanted)
     return linspace(low - half, high + half, int(bins) + 1)
 
 
@@ -155,7 +157,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     Args:
         x: numbers from 0 on, of one dim.
         weights: what each element counts.
-        minlength: the least length of the result, which else ends with the greatest number.
+        minlength: the least length of the result, which else ends with the greatest number; of no
+            effect beside ``length``.
         length: the result's length, if it is known, as it must be of traced numbers; numbers from
             there on are not counted, and negative traced ones count as zero.
 
@@ -169,7 +172,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     [1, 0, 0, 2]
     """
     values = as_array(x)
-    if values.dtype.kind not in "biu":
+    if not is_whole(values.dtype):
         raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
     if values.ndim != 1:
         raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
@@ -180,7 +183,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         operands.append(_weights("bincount", values, weights))
     weighted = weights is not None
     if is_traced(values) and length is not None:  # those outside are counted behind, and cut off
-        most = max(int(length), int(minlength))
+        most = int(length)
         inside = bind("minimum", bind("maximum", values, 0), most)
         return bind("bincount", inside, *operands[1:], bins=most + 1, weighted=weighted)[:most]
     if is_traced(values):

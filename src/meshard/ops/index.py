@@ -21,6 +21,7 @@ from meshard.runtime.types import Block
 from .concrete import concrete, eagerly, is_array, is_traced
 from .dtypes import same_dtype
 from .nonzero import nonzero
+from .promotion import promoted
 from .registry import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from .shape import broadcast_to, reshape
 
@@ -153,8 +154,8 @@ def _entry(entry: Any) -> Any:
     if isinstance(entry, (bool, np.bool_)):
         return np.asarray(entry)
     if isinstance(entry, (list, tuple, range)):
-        if any(map(is_array, entry)):
-            return stacked([as_array(e) for e in entry])
+        if _holds_array(entry):
+            return stacked(entry)
         value = as_host(entry, "index")
         return value if value.size or value.dtype.kind == "b" else value.astype(np.int64)
     if hasattr(entry, "dtype") and not np.isscalar(entry):
@@ -162,10 +163,26 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
+def _holds_array(entry: Any) -> bool:
+    if isinstance(entry, (list, tuple)):
+        return any(map(_holds_array, entry))
+    return is_array(entry)
+
+
 def stacked(entries: Sequence[Any]) -> Any:
-    """Return scalars, of which some are arrays, as one array."""
-    dtype = np.result_type(*[e.dtype for e in entries])
-    lines = [reshape(bind("astype", e, dtype=dtype), (1, *e.shape)) for e in entries]
+    """Return scalars or nested sequences of them, of which some are arrays, as one array.
+
+    Raises:
+        IndexingError: if the sequences have different lengths.
+    """
+    values = [stacked(e) if _holds_array(e) and not is_array(e) else as_array(e) for e in entries]
+    if len({v.shape for v in values}) > 1:
+        told = ", ".join(str(v.shape) for v in values)
+        raise IndexingError(
+            f"A list of an index holds parts of shapes {told}; they must have one shape."
+        )
+    dtype = promoted([v.dtype for v in values])
+    lines = [reshape(bind("astype", v, dtype=dtype), (1, *v.shape)) for v in values]
     return bind("concatenate", *lines, axis=0)
 
 
@@ -298,6 +315,8 @@ def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool
     """
     if entry.dtype.kind not in "iu":
         raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
+    if checked and not size and entry.size:
+        raise IndexingError(f"An index into dim {dim}, which is empty: no position is in it.")
     if is_traced(entry) or not checked:
         return bind("positions_within", as_array(entry), size=size, clamp=clamp)
     if isinstance(entry, np.ndarray):
@@ -400,7 +419,7 @@ register(
         _gather_rule,
         _gather,
         dtypes=same_dtype,
-        partial=Partial(joined),
+        partial=Partial(joined, "selects"),
         local=_gather_cell,
     )
 )

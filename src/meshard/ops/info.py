@@ -15,6 +15,7 @@ from meshard.runtime.traced import Traced
 from meshard.runtime.world import here
 
 from .dtypes import SMALL_FLOATS, as_dtype, default_complex, default_float
+from .promotion import common_dtype
 
 __all__ = [
     "NamespaceInfo",
@@ -23,6 +24,7 @@ __all__ = [
     "iinfo",
     "isdtype",
     "namespace_info",
+    "promote_types",
     "result_type",
 ]
 
@@ -42,6 +44,15 @@ _KINDS["numeric"] = _KINDS["integral"] + _KINDS["real floating"] + _KINDS["compl
 def _dtype(given: Any) -> Any:
     """Return the dtype of an array; anything else as it is."""
     return given.dtype if isinstance(given, (Array, Traced)) else given
+
+
+def _kind(given: Any) -> Any:
+    """Return the dtype of an array or a dtype; of a Python number its type."""
+    if type(given) in (bool, int, float, complex):
+        return type(given)
+    if isinstance(given, (np.ndarray, np.generic)):
+        return given.dtype
+    return as_dtype(_dtype(given))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -81,8 +92,17 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     >>> mnp.result_type(mnp.ones(2, "float32"), 1.0)
     dtype('float32')
     """
-    found: np.dtype[Any] = np.result_type(*[_dtype(a) for a in arrays_and_dtypes])
-    return found
+    return common_dtype("result_type", [_kind(a) for a in arrays_and_dtypes])
+
+
+def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
+    """Return the dtype that two dtypes are promoted to together, as every function does it.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.promote_types(mnp.bfloat16, mnp.int32)
+    dtype(bfloat16)
+    """
+    return common_dtype("promote_types", [as_dtype(type1), as_dtype(type2)])
 
 
 def can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:

@@ -18,7 +18,8 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .concrete import is_array
-from .dtypes import SMALL_FLOATS, as_dtype, is_float, operand_dtype, same_dtype
+from .dtypes import SMALL_FLOATS, as_dtype, is_float, is_whole, operand_dtype, same_dtype
+from .promotion import BYTES, limits_of, promoted
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
 
 
 def _whole(x: Any) -> bool:
-    return getattr(x, "dtype", np.dtype(type(x))).kind in "biu"
+    return is_whole(getattr(x, "dtype", np.dtype(type(x))))
 
 
 def _quotient(x: Any, y: Any) -> Any:
@@ -50,14 +51,18 @@ def _quotient(x: Any, y: Any) -> Any:
 
 
 def _unsigned(x: Block) -> Block:
+    """Return the bits of integers as integers without a sign."""
+    if x.dtype in BYTES:
+        bits: Block = x.astype(np.uint8) & np.uint8((1 << limits_of(x.dtype).bits) - 1)
+        return bits
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.kind == "i" else x
 
 
 def _shifted(x: Any, y: Any) -> Any:
     """Shift right, zeros coming in from the left."""
-    law = np.result_type(x, y)
-    bits = [_unsigned(np.asarray(v, law)) for v in (x, y)]
-    return np.right_shift(*bits).view(law)
+    law = promoted([getattr(v, "dtype", type(v)) for v in (x, y)])
+    found = np.right_shift(*[_unsigned(np.asarray(v, law)) for v in (x, y)])
+    return found.astype(law) if law in BYTES else found.view(law)
 
 
 def _population(x: Block) -> Block:
@@ -67,7 +72,7 @@ def _population(x: Block) -> Block:
 def _leading(x: Block) -> Block:
     """Count the zeros before the first one."""
     bits = _unsigned(x).copy()
-    width = 8 * x.dtype.itemsize
+    width = limits_of(x.dtype).bits
     step = 1
     while step < width:  # every bit after the first one becomes one
         bits |= bits >> bits.dtype.type(step)
@@ -87,7 +92,7 @@ def _away(x: Block) -> Block:
 
 
 def _complex(x: Any, y: Any) -> Any:
-    law = np.result_type(x, y)
+    law = promoted([getattr(v, "dtype", type(v)) for v in (x, y)])
     pair = np.result_type(law if law.kind == "f" else np.float64, np.complex64)
     found = np.empty(np.broadcast_shapes(np.shape(x), np.shape(y)), pair)
     found.real, found.imag = x, y
@@ -103,7 +108,7 @@ def _precise(x: Block, *, exponent_bits: int, mantissa_bits: int) -> Block:
         return wide.astype(x.dtype)
     kind: Any
     kind, width, exponent = (np.uint32, 23, 8) if x.dtype.itemsize == 4 else (np.uint64, 52, 11)
-    bits: Any = np.ascontiguousarray(x).view(kind)
+    bits: Any = x.copy().view(kind)
     one = kind(1)
     sign = bits & (one << kind(width + exponent))
     if mantissa_bits < width:
@@ -139,15 +144,15 @@ def _bits_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 def _bits(x: Block, *, dtype: Dtype) -> Block:
     old, new = x.dtype.itemsize, dtype.itemsize
     shape = x.shape if old == new else (*x.shape, old // new) if old > new else x.shape[:-1]
-    return np.ascontiguousarray(x).reshape(-1).view(dtype).reshape(shape)
+    return x.reshape(-1).copy().view(dtype).reshape(shape)
 
 
-register(Op("truncated_divide", "..., ... -> ...", _quotient))
+register(Op("truncated_divide", "..., ... -> ...", _quotient, alike=0))
 register(Op("shift_right_logical", "..., ... -> ...", _shifted))
 register(Op("population_count", "... -> ...", _population))
 register(Op("leading_zeros", "... -> ...", _leading))
-register(Op("round_away", "... -> ...", _away))
-register(Op("complex", "..., ... -> ...", _complex))
+register(Op("round_away", "... -> ...", _away, alike=0))
+register(Op("complex", "..., ... -> ...", _complex, alike=0))
 register(Op("reduce_precision", "... -> ...", _precise, dtypes=same_dtype))
 register(Op("bitcast", _bits_rule, _bits, dtypes=_bits_law))
 

@@ -17,7 +17,7 @@ from . import reduce as reductions
 from . import scan
 from . import sort as sorting
 from .contract import contract, matmul
-from .dtypes import as_dtype, same_dtype
+from .dtypes import as_dtype, is_whole, same_dtype
 from .move import flip
 from .reduce import normalised_axes, reduction_rule
 from .registry import Op, Partial, register
@@ -65,7 +65,16 @@ for _name, _ufunc in (
     ("reduce_xor", np.bitwise_xor),
 ):
     _kernel = _bits(_ufunc)
-    register(Op(_name, reduction_rule, _kernel, dtypes=same_dtype, partial=Partial(_ufunc)))
+    register(
+        Op(
+            _name,
+            reduction_rule,
+            _kernel,
+            dtypes=same_dtype,
+            partial=Partial(_ufunc, "selects"),
+            alike=0,
+        )
+    )
 
 
 def _reduced(what: str, row: str, operand: Any, axes: Sequence[int], **more: Any) -> Any:
@@ -78,7 +87,7 @@ def _reduction(name: str, row: str, text: str) -> Callable[..., Any]:
 
     def function(operand: Any, axes: Sequence[int]) -> Any:
         x = as_array(operand)
-        if whole and x.dtype.kind not in "biu":
+        if whole and not is_whole(x.dtype):
             raise DtypeError(f"{name}: takes integers or bools; the dtype is {x.dtype}.")
         more = {"dtype": x.dtype} if row in ("sum", "prod") else {}
         return _reduced(name, row, x, axes, **more)

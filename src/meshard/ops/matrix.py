@@ -14,6 +14,7 @@ from meshard.runtime.types import Block
 
 from .decompose import svdvals
 from .dtypes import accumulator, default_float, is_float, operand_dtype
+from .promotion import promoted
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import normalised_axes
@@ -79,17 +80,17 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = 
 
 
 def _cross(x: Block, y: Block) -> Block:
-    found = np.empty(np.broadcast_shapes(x.shape, y.shape), np.result_type(x, y))
+    found = np.empty(np.broadcast_shapes(x.shape, y.shape), promoted((x.dtype, y.dtype)))
     for i, (j, k) in enumerate(((1, 2), (2, 0), (0, 1))):
         found[..., i] = x[..., j] * y[..., k] - x[..., k] * y[..., j]
     return found
 
 
 def _cross_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (np.result_type(operand_dtype(operands[0]), operand_dtype(operands[1])),)
+    return (promoted([operand_dtype(x) for x in operands]),)
 
 
-register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law))
+register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law, alike=0))
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:

@@ -20,6 +20,7 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .dtypes import as_dtype
+from .promotion import common_dtype
 from .reduce import normalised_axes
 from .registry import MoveOp, Params, register
 from .shape import atleast_1d, atleast_2d, broadcast_to, expand_dims, ravel, reshape
@@ -105,7 +106,9 @@ def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> A
                 f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
                 f"differ along dim {dim} only."
             )
-    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else as_dtype(dtype)
+    wanted = (
+        common_dtype("concatenate", [x.dtype for x in values]) if dtype is None else as_dtype(dtype)
+    )
     return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
 
 
@@ -212,6 +215,8 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
         shifts = list(shift) if isinstance(shift, (list, tuple)) else [shift]
     if len(shifts) == 1:
         shifts *= len(dims)
+    elif len(dims) == 1:
+        dims *= len(shifts)
     if len(shifts) != len(dims):
         raise ArgumentError(f"roll: {len(shifts)} shifts for {len(dims)} axes.")
     for s, d in zip(shifts, dims, strict=True):

@@ -11,7 +11,8 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from .create import arange
-from .dtypes import as_dtype, default_float, is_float
+from .dtypes import as_dtype, default_float, is_whole
+from .elementwise import clip
 from .moments import mean as mean_
 from .moments import var
 from .move import split
@@ -58,7 +59,7 @@ Axis = int | tuple[int, ...] | None
 
 def _float(x: Any) -> Any:
     value = as_array(x)
-    return value if is_float(value.dtype) else value.astype(default_float())
+    return value.astype(default_float()) if is_whole(value.dtype) else value
 
 
 def relu(x: Any) -> Any:
@@ -112,14 +113,18 @@ def mish(x: Any) -> Any:
 
 
 def squareplus(x: Any, b: Any = 4) -> Any:
-    """Return (x + sqrt(x**2 + b)) / 2.
+    """Return (x + sqrt(x**2 + b)) / 2, with all digits where x is negative, too.
 
     >>> import meshard.nn, meshard.numpy as mnp
     >>> float(meshard.nn.squareplus(mnp.asarray(0.0)))
     1.0
     """
     value = _float(x)
-    return (value + bind("sqrt", bind("square", value) + b)) / 2
+    number = isinstance(b, (int, float))
+    root = bind("hypot", value, float(np.sqrt(b)) if number else bind("sqrt", b))
+    below = value < 0
+    small = (b * 0.5) / bind("where", below, root - value, 1.0)
+    return bind("where", below, small, value * 0.5 + root * 0.5)
 
 
 def sparse_plus(x: Any) -> Any:
@@ -175,7 +180,7 @@ def tanh(x: Any) -> Any:
 
 def hard_tanh(x: Any) -> Any:
     """Return the elements limited to the interval from -1 to 1."""
-    return bind("minimum", bind("maximum", as_array(x), -1), 1)
+    return clip(x, -1, 1)
 
 
 def sigmoid(x: Any) -> Any:
@@ -221,9 +226,10 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     """
     value = _float(x)
     if not approximate:
-        return value * 0.5 * (bind("erf", value * float(np.sqrt(0.5))) + 1.0)
+        # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
+        return value * 0.5 * bind("erfc", value * -float(np.sqrt(0.5)))
     inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
-    return value * 0.5 * (bind("tanh", inner) + 1.0)
+    return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Any:
@@ -333,17 +339,19 @@ def logsumexp(
         value = bind("where", where, value, lowest)
     dims = normalised_axes(axis, value.ndim, "logsumexp")
     safe: Any = 0.0
+    is_complex = value.dtype.kind == "c"
     if all(value.shape[d] for d in dims):
-        top = max_(value, dims, keepdims=True)
+        top = max_(value.real if is_complex else value, dims, keepdims=True)
         safe = bind("where", bind("isfinite", top), top, 0.0)
     weights = bind("exp", value - safe)
     if b is not None:
         weights = bind("multiply", weights, b)
     total = sum_(weights, dims, keepdims=True)
     with np.errstate(divide="ignore"):  # nothing has the logarithm minus infinity
-        found = bind("log", bind("absolute", total)) + safe
+        size = total if is_complex and not return_sign else bind("absolute", total)
+        found = bind("log", size) + safe
     sign = bind("sign", total)
-    if b is not None and not return_sign:
+    if b is not None and not return_sign and not is_complex:
         found = bind("where", sign < 0, float("nan"), found)
     if not keepdims:
         found, sign = squeeze(found, dims), squeeze(sign, dims)

@@ -6,7 +6,6 @@ A split dim that is reduced gives partial results, combined in mesh order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -19,7 +18,8 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from . import narrow
-from .dtypes import accumulator, as_dtype, is_float, operand_dtype
+from .dtypes import as_dtype, is_float, is_whole, operand_dtype
+from .promotion import BYTES
 from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
 
 Axis = int | Sequence[int] | None
@@ -30,6 +30,8 @@ __all__ = [
     "argmax",
     "argmin",
     "count_nonzero",
+    "highest",
+    "lowest",
     "masked",
     "max",
     "min",
@@ -37,6 +39,7 @@ __all__ = [
     "prod",
     "ptp",
     "sum",
+    "sum_dtype",
     "where_of",
 ]
 
@@ -74,32 +77,35 @@ def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
     return f"{' '.join(names)} -> {' '.join(kept)}"
 
 
-@lru_cache(maxsize=256)
-def _sum_dtypes(dtype: Dtype, wanted: Dtype | None) -> tuple[Dtype, Dtype]:
-    """Return the dtype of a sum, and the one in which it is accumulated."""
-    if wanted is None:
-        wanted = np.add.reduce(np.ones(1, dtype)).dtype if dtype.kind in "biu" else dtype
-    return wanted, accumulator(wanted)
+def sum_dtype(dtype: Dtype) -> Dtype:
+    """Return the dtype of sums where none is asked for: that of short integers is longer."""
+    if not is_whole(dtype):
+        return dtype
+    found: Dtype = np.add.reduce(np.ones(1, BYTES.get(dtype, dtype))).dtype
+    return found
 
 
 def _sum_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (_sum_dtypes(operand_dtype(operands[0]), params["dtype"])[0],)
+    wanted = params["dtype"]
+    return (sum_dtype(operand_dtype(operands[0])) if wanted is None else wanted,)
 
 
-def _accumulated(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (_sum_dtypes(operand_dtype(operands[0]), params["dtype"])[1],)
-
-
-def _accumulate(ufunc: np.ufunc, final: bool) -> Callable[..., Any]:
-    def kernel(x: Block, *, axis: tuple[int, ...], keepdims: bool, dtype: Dtype | None) -> Any:
-        law, wide = _sum_dtypes(x.dtype, dtype)
-        found = ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=wide)
-        return np.asarray(found, law) if final else found
+def _accumulate(ufunc: np.ufunc) -> Callable[..., Any]:
+    def kernel(
+        x: Block,
+        *,
+        axis: tuple[int, ...],
+        keepdims: bool,
+        dtype: Dtype | None,
+        accumulator: Dtype,
+    ) -> Any:
+        x = x.astype(BYTES[x.dtype]) if x.dtype in BYTES else x
+        return ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=accumulator)
 
     return kernel
 
 
-def _lowest(dtype: Dtype) -> Any:
+def lowest(dtype: Dtype) -> Any:
     """Return the value that no maximum is less than."""
     if dtype.kind == "b":
         return False
@@ -109,7 +115,7 @@ def _lowest(dtype: Dtype) -> Any:
     return _range(dtype).min if np.isnan(found) else found  # some floats have no infinity
 
 
-def _highest(dtype: Dtype) -> Any:
+def highest(dtype: Dtype) -> Any:
     """Return the value that no minimum is greater than."""
     if dtype.kind == "b":
         return True
@@ -140,25 +146,25 @@ def _test(ufunc: np.ufunc) -> Callable[..., Any]:
     return kernel
 
 
-def _sum_partial(ufunc: np.ufunc) -> Partial:
-    return Partial(ufunc, _accumulate(ufunc, final=False), _accumulated)
-
-
 for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
     register(
         Op(
             _name,
             reduction_rule,
-            _accumulate(_ufunc, final=True),
+            _accumulate(_ufunc),
             dtypes=_sum_law,
-            partial=_sum_partial(_ufunc),
+            partial=Partial(_ufunc, "wide"),
             sums=True,
         )
     )
-register(Op("max", reduction_rule, _extreme(np.maximum, _lowest), partial=Partial(np.maximum)))
-register(Op("min", reduction_rule, _extreme(np.minimum, _highest), partial=Partial(np.minimum)))
-register(Op("any", reduction_rule, _test(np.logical_or), partial=Partial(np.logical_or)))
-register(Op("all", reduction_rule, _test(np.logical_and), partial=Partial(np.logical_and)))
+_selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
+    ("max", np.maximum, _extreme(np.maximum, lowest)),
+    ("min", np.minimum, _extreme(np.minimum, highest)),
+    ("any", np.logical_or, _test(np.logical_or)),
+    ("all", np.logical_and, _test(np.logical_and)),
+)
+for _name, _selects, _kernel in _selecting:
+    register(Op(_name, reduction_rule, _kernel, partial=Partial(_selects, "selects"), alike=0))
 
 
 _NOWHERE = np.iinfo(np.int64).max
@@ -237,8 +243,8 @@ def _position_partial(operands: Sequence[Operand], params: Params) -> tuple[Dtyp
 
 
 for _name, _find, _neutral, _better in (
-    ("argmax", narrow.argmax, _lowest, np.maximum),
-    ("argmin", narrow.argmin, _highest, np.minimum),
+    ("argmax", narrow.argmax, lowest, np.maximum),
+    ("argmin", narrow.argmin, highest, np.minimum),
 ):
     register(
         Op(
@@ -247,9 +253,13 @@ for _name, _find, _neutral, _better in (
             _position(_find, _neutral, whole=True),
             dtypes=_position_law,
             partial=Partial(
-                _first(_better), _position(_find, _neutral, whole=False), _position_partial
+                _first(_better),
+                "selects",
+                _position(_find, _neutral, whole=False),
+                _position_partial,
             ),
             local=_position_cell,
+            alike=0,
         )
     )
 

@@ -49,13 +49,34 @@ class Partial:
     Attributes:
         combine: a ufunc that joins two partial results, or a function from the list of all cells'
             results (each a tuple of blocks), in mesh order, to the final blocks.
+        accumulates: what becomes of digits on the way. ``"wide"``: elements are added up or
+            multiplied, in the dtype that the kernel is given as ``accumulator=``; the engine
+            chooses it, and rounds once, at the end. ``"counts"``: the results are totals in int64,
+            uint64, float64 or complex128, whatever the operands. ``"selects"``: elements are
+            picked, and nothing is rounded.
         kernel: computes the partial results of one cell; None for the row's own kernel.
         dtypes: the partial results' dtypes, from the operands'; None for the results' own.
     """
 
     combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
+    accumulates: Literal["wide", "counts", "selects"]
     kernel: Callable[..., Any] | None = None
     dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        rounds = isinstance(self.combine, np.ufunc) and self.combine not in _SELECTING
+        assert self.accumulates in ("wide", "counts", "selects"), self.accumulates
+        assert not rounds or self.accumulates != "selects", f"{self.combine} does not only select"
+
+
+_SELECTING = frozenset(
+    (
+        *(np.maximum, np.minimum, np.fmax, np.fmin),
+        *(np.logical_and, np.logical_or, np.logical_xor),
+        *(np.bitwise_and, np.bitwise_or, np.bitwise_xor),
+    )
+)
+"""Ufuncs that give one of their operands, or its bits, and so never round."""
 
 
 @final
@@ -76,6 +97,8 @@ class Op:
             has threads of its own, to be limited while cells run side by side; ``"view"``: may
             return a view of its operand; ``"plain"``.
         sums: whether the kernel adds up elements, so that its last bits depend on memory order.
+        alike: the first of the operands that meet in one dtype, with all that follow it; None:
+            the kernel takes care of short dtypes itself.
     """
 
     name: str
@@ -87,6 +110,7 @@ class Op:
     outputs: int = 1
     style: Literal["ufunc", "blas", "view", "plain"] = "plain"
     sums: bool = False
+    alike: int | None = None
 
 
 @final

@@ -171,10 +171,24 @@ def _true(mask: Block, *, cuts: Cuts, cell: int) -> Block:
 
 
 register(
-    Op("sort_counts", _count_rule, _count, dtypes=_int_law, partial=Partial(np.add), local=_cell)
+    Op(
+        "sort_counts",
+        _count_rule,
+        _count,
+        dtypes=_int_law,
+        partial=Partial(np.add, "counts"),
+        local=_cell,
+    )
 )
 register(
-    Op("true_counts", _true_rule, _true, dtypes=_int_law, partial=Partial(np.add), local=_cell)
+    Op(
+        "true_counts",
+        _true_rule,
+        _true,
+        dtypes=_int_law,
+        partial=Partial(np.add, "counts"),
+        local=_cell,
+    )
 )
 
 

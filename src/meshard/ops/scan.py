@@ -21,9 +21,9 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .dtypes import accumulator, as_dtype, default_float
+from .dtypes import accumulator, as_dtype, default_float, is_whole
 from .move import concatenate
-from .reduce import normalised_axes
+from .reduce import normalised_axes, sum_dtype
 from .reduce import sum as sum_
 from .registry import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from .shape import broadcast_to, ravel, reshape
@@ -138,9 +138,7 @@ def _summed(x: Array, dtype: Any) -> Dtype:
     """Return the dtype of sums: the one asked for; that of bools and short integers is longer."""
     if dtype is not None:
         return as_dtype(dtype)
-    if x.dtype.kind in "biu":
-        return np.dtype(np.add.accumulate(np.ones(1, x.dtype)).dtype)
-    return x.dtype
+    return sum_dtype(x.dtype)
 
 
 def cumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
@@ -190,7 +188,7 @@ def cummin(a: Any, axis: int | None = None) -> Any:
 def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
     """Return the logarithm of the running sum of exponentials, safely."""
     x = as_array(a)
-    floats = x if x.dtype.kind not in "biu" else x.astype(default_float())
+    floats = x if not is_whole(x.dtype) else x.astype(default_float())
     return _scanned("cumlogsumexp", floats, axis, "logaddexp", None)
 
 
@@ -206,7 +204,7 @@ def nancumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
 
 def _without_nan(a: Any, value: int) -> Any:
     x = as_array(a)
-    if x.dtype.kind in "biu":
+    if is_whole(x.dtype):
         return x
     return bind("where", bind("isnan", x), np.asarray(value, x.dtype), x)
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from meshard.runtime.array import Array
+from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
 from .compilers import Compiler, Work
 from .piecewise import Piecewise
+from .promotion import EXTENDED
 from .segment_runs import Base
 
 __all__ = ["Compiled"]
@@ -23,6 +25,9 @@ def _work(compiler: Compiler, part: Piecewise) -> Work | None:
     cells = part.plan.cells
     if any(c.params != cells[0].params for c in cells):
         return None
+    kinds = {t.dtype for t in part.inputs if isinstance(t, ArrayType)}
+    if part.plan.op.alike is not None and not EXTENDED.isdisjoint(kinds):
+        return None  # a compiler promotes short dtypes in its own way, or not at all
     return compiler.work(part.plan.op.name, cells[0].params, part.output.dtype)
 
 

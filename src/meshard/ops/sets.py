@@ -18,9 +18,10 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS
+from .dtypes import SMALL_FLOATS, is_whole
 from .move import concatenate, stack
 from .nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
+from .promotion import common_dtype
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
 from .samplesort import compress as kept
@@ -119,7 +120,7 @@ def _firsts(values: Any, equal_nan: bool) -> Any:
     # Each element beside the one before it; only the elements at edges move.
     before = bind("pad_zeros", values, dims=((0, (1, -1)),)) if values.size else values
     first = bind("not_equal", values, before)
-    if equal_nan and values.dtype.kind not in "biu":
+    if equal_nan and not is_whole(values.dtype):
         both = bind("logical_and", bind("isnan", values), bind("isnan", before))
         first = bind("logical_and", first, bind("logical_not", both))
     return bind("logical_or", first, bind("equal", bind("positions", values), 0))
@@ -130,7 +131,8 @@ def _first_of(
 ) -> tuple[Any, Any, Any, Any]:
     """Return a known number of the elements that a mask marks, with their places and one more.
 
-    Where there are no more, the first stands for them, or ``fill_value``.
+    Where there are no more, ``fill_value`` stands for them, by default the first, or 0 if there is
+    none.
     """
     places = first_true(first, size + 1)
     if not values.size:
@@ -145,8 +147,8 @@ def _first_of(
     own = places[:size]
     at = bind("maximum", bind("where", bind("less", own, 0), own[:1], own), 0)
     found = take(values, at, mode="clip")
-    if fill_value is not None:
-        found = filled(own, found, fill_value)
+    missing, other = (own[:1], 0) if fill_value is None else (own, fill_value)
+    found = filled(missing, found, other)
     return found, own, take(order, at, mode="clip"), places
 
 
@@ -249,12 +251,14 @@ def _in_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 
 
 def _in(x: Block, test: Block) -> Block:
-    if x.dtype in SMALL_FLOATS or test.dtype in SMALL_FLOATS:
-        x, test = x.astype(np.float64), test.astype(np.float64)
+    if x.dtype in SMALL_FLOATS:
+        x, test = x.astype(np.float32), test.astype(np.float32)
     return np.isin(x, test)
 
 
-register(Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or)))
+register(
+    Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or, "selects"), alike=0)
+)
 
 
 def isin(
@@ -282,19 +286,24 @@ def isin(
     return bind("logical_not", found) if invert else found
 
 
-def _both(ar1: Any, ar2: Any) -> tuple[Any, Any]:
+def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
     """Return two flat arrays of one dtype."""
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
-    common = np.result_type(x.dtype, y.dtype)
+    common = common_dtype(what, (x.dtype, y.dtype))
     return x.astype(common, copy=False), y.astype(common, copy=False)
 
 
-def _sized_set(x: Any, size: int, fill_value: Any, *conditions: Any) -> Any:
-    """Return a known number of distinct elements that meet a condition, the least first."""
+def _distinct(x: Any, y: Any, *, among: bool) -> tuple[Any, Any]:
+    """Return an array sorted, and where an element stands first and is among others, or is not."""
     (values,) = sort_split(x)
-    chosen = _firsts(values, equal_nan=True)
-    for condition in conditions:
-        chosen = bind("logical_and", chosen, condition(values))
+    first = _firsts(values, equal_nan=True)
+    return values, bind("logical_and", first, isin(values, y, invert=not among))
+
+
+def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
+    """Return a known number of the chosen elements of a sorted array, the least first."""
+    if not values.size and fill_value is None:
+        fill_value = 0
     return _first_of(chosen, values, values, size, fill_value)[0]
 
 
@@ -311,7 +320,7 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
     >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
     [1, 2, 3]
     """
-    return unique(concatenate(_both(ar1, ar2)), size=size, fill_value=fill_value)
+    return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
 def intersect1d(
@@ -323,9 +332,9 @@ def intersect1d(
     fill_value: Any = None,
 ) -> Any:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
-    x, y = _both(ar1, ar2)
+    x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
-        return _sized_set(x, size, fill_value, lambda v: isin(v, y))
+        return _sized_set(*_distinct(x, y, among=True), size, fill_value)
     values = unique(x)
     return kept(isin(values, _known_set("intersect1d", y)), values)[0]
 
@@ -342,10 +351,10 @@ def setdiff1d(
 
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
     """
-    x, y = _both(ar1, ar2)
+    x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
     if size is not None:
         fill = 0 if fill_value is None else fill_value
-        return _sized_set(x, size, fill, lambda v: isin(v, y, invert=True))
+        return _sized_set(*_distinct(x, y, among=False), size, fill)
     values = unique(x)
     return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
 
@@ -360,13 +369,15 @@ def setxor1d(
 ) -> Any:
     """Return the distinct elements that are in one of two arrays only, sorted.
 
-    Takes what `union1d` takes.
+    Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
     """
+    x, y = _both("setxor1d", ar1, ar2)
     if size is None:
-        return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
-    x, y = _both(ar1, ar2)
-    one = lambda v: bind("not_equal", isin(v, x), isin(v, y))  # noqa: E731
-    return _sized_set(concatenate([x, y]), size, fill_value, one)
+        return sort_split(concatenate([setdiff1d(x, y), setdiff1d(y, x)]))[0]
+    pairs = [_distinct(x, y, among=False), _distinct(y, x, among=False)]
+    values, chosen = (concatenate(parts) for parts in zip(*pairs, strict=True))
+    values, chosen = sort_split(values, chosen)
+    return _sized_set(values, chosen, size, fill_value)
 
 
 def _known_set(what: str, x: Any) -> Any:

@@ -224,13 +224,21 @@ def _search_rule(operands: Sequence[Operand], params: Params) -> RuleText:
 
 def _search(a: Block, v: Block, *, side: Any) -> Block:
     """Count the elements of one cell that come before each value; the cells' counts add up."""
-    if a.dtype in SMALL_FLOATS or v.dtype in SMALL_FLOATS:
-        common = np.float32 if v.dtype.itemsize <= 4 and a.dtype.itemsize <= 4 else np.float64
-        a, v = a.astype(common), v.astype(common)
+    if a.dtype in SMALL_FLOATS:
+        a, v = a.astype(np.float32), v.astype(np.float32)
     return np.asarray(np.searchsorted(a, v, side), np.int64)
 
 
-register(Op("searchsorted", _search_rule, _search, dtypes=_position_law, partial=Partial(np.add)))
+register(
+    Op(
+        "searchsorted",
+        _search_rule,
+        _search,
+        dtypes=_position_law,
+        partial=Partial(np.add, "counts"),
+        alike=0,
+    )
+)
 
 
 def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ from meshard.runtime.types import Block
 
 from .concrete import is_traced
 from .contract import matmul
-from .dtypes import accumulator, default_float, is_float, same_dtype
+from .dtypes import accumulator, default_float, is_float, is_whole, same_dtype
 from .moments import mean
 from .move import concatenate
 from .reduce import all as all_
-from .reduce import count_nonzero, normalised_axes
+from .reduce import count_nonzero, highest, lowest, normalised_axes
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import prod as prod_
@@ -57,15 +58,16 @@ def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ..
     if x.dtype.kind == "c":
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
     dims = normalised_axes(axis, x.ndim, name)
-    if any(x.shape[d] == 0 for d in dims):
+    kept = [n for d, n in enumerate(x.shape) if d not in dims]
+    size = math.prod(x.shape[d] for d in dims)
+    if not size and math.prod(kept):
         raise ShapeError(
             f"{name}: dims {dims} of the shape {x.shape} hold no elements, and nothing is the "
             f"{name} of none."
         )
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
-    kept = last.shape[: x.ndim - len(dims)]
-    return sort(reshape(last, (*kept, -1))), law, dims
+    return sort(reshape(last, (*kept, size or 1))), law, dims
 
 
 def _at(ordered: Array, position: int) -> Any:
@@ -206,23 +208,18 @@ def _between(ordered: Array, q: float, method: str) -> Any:
     return bind("interpolate", below, above, part=part)
 
 
-def _interpolate(below: Block, above: Block, *, part: float) -> Any:
-    with np.errstate(invalid="ignore"):  # of infinities
-        step = above - below
-        found = above - step * (1 - part) if part >= 0.5 else below + step * part
-    return np.where(above == below, above, found)
-
-
-def _interpolate_at(below: Block, above: Block, part: Block) -> Any:
-    with np.errstate(invalid="ignore"):  # of infinities
+def _interpolate(below: Block, above: Block, part: Any) -> Any:
+    """Return what lies between two elements; beside an infinite one that is infinite, too."""
+    with np.errstate(invalid="ignore", over="ignore"):
         step = above - below
         found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
+        found = np.where(np.isinf(step), below * (1 - part) + above * part, found)
     found = np.where(part == 1, above, np.where(part == 0, below, found))
     return np.where(above == below, above, found).astype(below.dtype, copy=False)
 
 
 register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
-register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate_at, dtypes=same_dtype))
+register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate, dtypes=same_dtype))
 
 
 # counts in bins
@@ -234,10 +231,10 @@ register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate_at, dtype
 def _nan(a: Any) -> tuple[Array, Any]:
     """Return the array, and where it is NaN; None where it cannot be."""
     x = as_array(a)
-    return x, None if x.dtype.kind in "biu" else bind("isnan", x)
+    return x, None if is_whole(x.dtype) else bind("isnan", x)
 
 
-def _filled(x: Array, gaps: Any, value: float) -> Any:
+def _filled(x: Array, gaps: Any, value: Any) -> Any:
     return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
 
 
@@ -259,14 +256,14 @@ def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False
 def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
-    found = max_(_filled(x, gaps, -np.inf), axis, keepdims)
+    found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
 def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
-    found = min_(_filled(x, gaps, np.inf), axis, keepdims)
+    found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
@@ -347,7 +344,7 @@ def _variables(value: Any, rowvar: bool) -> Any:
     x = as_array(value)
     if x.ndim > 2:
         raise ShapeError(f"cov: variables have one or two dims, got shape {x.shape}.")
-    floats = x.astype(default_float()) if x.dtype.kind in "biu" else x
+    floats = x.astype(default_float()) if is_whole(x.dtype) else x
     rows = atleast_2d(floats)
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
 

@@ -13,8 +13,9 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
-from .dtypes import same_dtype
+from .dtypes import is_whole, same_dtype
 from .index import joined, positions, whole_numbers
+from .promotion import kind_of, limits_of
 from .reduce import normalised_axes
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
 from .shape import reshape
@@ -26,14 +27,14 @@ def gap(dtype: Any, fill_value: Any) -> Any:
     """Return what stands where a position lies outside: NaN, or the least integer."""
     if fill_value is not None:
         return as_array(fill_value).astype(dtype, copy=False)
-    if dtype.kind in "biu":
+    if is_whole(dtype):
         return np.asarray(True if dtype.kind == "b" else _farthest(dtype), dtype)
     return np.asarray(np.nan, dtype)
 
 
 def _farthest(dtype: Any) -> int:
-    limits = np.iinfo(dtype)
-    return int(limits.max if dtype.kind == "u" else limits.min)
+    limits = limits_of(dtype)
+    return limits.greatest if kind_of(dtype) == "u" else limits.least
 
 
 def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
@@ -134,7 +135,7 @@ register(
         _along_rule,
         _along,
         dtypes=same_dtype,
-        partial=Partial(joined),
+        partial=Partial(joined, "selects"),
         local=_along_cell,
     )
 )

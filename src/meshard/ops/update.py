@@ -26,7 +26,7 @@ from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
 from .create import full_like
-from .dtypes import same_dtype
+from .dtypes import is_whole, same_dtype
 from .index import IndexParts, getitem, sizes_of, taken_apart
 from .registry import Bounds, Dtype, MoveOp, Onto, Op, Operand, Params, RuleText, register
 from .shape import broadcast_to, reshape, transpose
@@ -197,7 +197,7 @@ class Place:
     def _updated(self, values: Any, how: str, options: dict[str, Any]) -> Any:
         mode = _check_options(options)
         x = given = as_array(self._x)
-        if how == "divide" and x.dtype.kind in "biu":
+        if how == "divide" and is_whole(x.dtype):
             x = bind("divide", x, 1)
         if how != "set":
             _check_dtype(how, x.dtype)
