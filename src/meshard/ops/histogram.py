@@ -12,9 +12,10 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .concrete import concrete, is_traced
+from .concrete import concrete, is_array, is_traced
 from .create import linspace
 from .dtypes import default_float
+from .frame import replicated_beside
 from .reduce import max as max_
 from .reduce import min as min_
 from .reduce import sum as sum_
@@ -66,7 +67,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
     [0.0, 2.0, 4.0]
     """
-    return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
+    return _edges("histogram_bin_edges", as_array(a), bins, range)
 
 
 def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
@@ -92,17 +93,20 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         return _traced_edges(name, x, bins, limits)
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
-    sample = np.zeros(0, x.dtype)
+    sample, given = np.zeros(0, x.dtype), bins
     if limits is None and np.ndim(bins) == 0 and x.size:
         sample = np.stack([known(min_(x)), known(max_(x))])
     if not isinstance(bins, (int, np.integer)):
         bins = known(bins)
     try:
-        return np.histogram_bin_edges(sample, bins, limits)
+        if limits is not None:
+            limits = [known(v) if is_array(v) else v for v in limits]
+        edges = np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
         ) from error
+    return replicated_beside(name, np.array(edges), x, given)
 
 
 def histogram(
@@ -136,7 +140,7 @@ def histogram(
     if density:
         widths = edges[1:] - edges[:-1]
         found = bind("divide", bind("divide", found, widths), sum_(found))
-    return found, as_array(edges)
+    return found, edges
 
 
 def _weights(name: str, x: Any, weights: Any) -> Any:

@@ -390,11 +390,7 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
     [1, 3]
     """
-    if size is not None:
-        return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
-    x = concrete(a, "flatnonzero", GIVE_SIZE)
-    mask = regular(mask_of(ravel(x)))
-    return kept(mask, bind("positions", mask))[0]
+    return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
 
 
 def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
