@@ -33,23 +33,21 @@ MODULES = {
     "Array": meshard.Array,
 }
 
-MADE_OF_NUMBERS = set(
+MADE_OF_NUMBERS = (
     "numpy.arange numpy.diag_indices numpy.empty numpy.eye numpy.fromfunction numpy.identity "
     "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
-    "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes".split()
+    "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes"
 )
 """Functions whose arguments are shapes and numbers: where the result lies is not theirs to say."""
 
-ALONG_AN_AXIS = set(
+ALONG_AN_AXIS = (
     "all_gather all_gather_invariant all_to_all axis_index axis_size pbroadcast pcast pmax pmean "
-    "pmin ppermute pshuffle psum psum_scatter pswapaxes pvary ragged_all_to_all".split()
+    "pmin ppermute pshuffle psum psum_scatter pswapaxes pvary ragged_all_to_all"
 )
 """Functions that run only in the body of a `shard_map`."""
 
-OF_ONE_DEVICE = set(
-    "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device".split()
-)
+OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
 """Methods that are about one shard, or end the array's life."""
 
 A_RESULT_PER_OPERAND = {"numpy.meshgrid", "numpy.broadcast_arrays"}
@@ -164,13 +162,14 @@ def _arrays(found: Any) -> Iterator[meshard.Array]:
 
 def _names() -> dict[str, Callable[..., Any]]:
     found = {}
+    apart = {*MADE_OF_NUMBERS.split(), *OF_ONE_DEVICE.split()}
     for module, members in MODULES.items():
         names = getattr(members, "__all__", None) or [n for n in dir(members) if n[0] != "_"]
         for name in names:
             member, whole_name = getattr(members, name), f"{module}.{name}"
             if not callable(member) or isinstance(member, type):
                 continue
-            if name not in ALONG_AN_AXIS and whole_name not in MADE_OF_NUMBERS | OF_ONE_DEVICE:
+            if name not in ALONG_AN_AXIS.split() and whole_name not in apart:
                 found[whole_name] = member
     return found
 
