@@ -26,6 +26,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
 from .calls import ArrayCall, ConstraintCall, MakeCall
+from .constrained import settled
 from .executable import Executable, Kind, Run, Step
 from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
@@ -341,7 +342,7 @@ class _Lowering:
 
     def _lying(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
-        return self.world.type_of(kind.shape, kind.dtype, sharding, True)
+        return self.world.type_of(kind.shape, kind.dtype, settled(sharding, kind), True)
 
     def _placed(
         self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
