@@ -20,6 +20,6 @@ def exported(block: Block) -> Block:
     dtype = block.dtype
     if dtype.isbuiltin == 1:
         # A buffer of a view, not of the block: references to that are counted for its reuse.
-        return np.asarray(memoryview(block.view()).toreadonly())
+        return np.asarray(block.view().data.toreadonly())
     # Buffers have no names for bfloat16 and its kind.
     return exported(block.view(_SAME_SIZE[dtype.itemsize])).view(dtype)
