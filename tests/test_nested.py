@@ -195,6 +195,40 @@ def test_values_of_an_object_that_a_function_holds_are_of_the_trace_at_hand() ->
     np.testing.assert_array_equal(whole(f(x, x)), np.arange(8) * (2 * np.arange(8) + 1))
 
 
+held_by_the_module: dict[str, Any] = {}
+
+
+def test_arrays_in_the_place_of_values_at_hand_are_told_apart() -> None:
+    def body() -> None:
+        class Layer:
+            weight: Any = None
+
+        layer, holder = Layer(), {"w": mnp.ones(8)}
+
+        def run(a: Any) -> Any:
+            return a * layer.weight + holder["w"] + held_by_the_module["w"]
+
+        f = meshard.jit(run)
+        layer.weight = held_by_the_module["w"] = mnp.ones(8)
+        x = put(np.arange(8.0), "i")
+        np.testing.assert_array_equal(whole(f(x)), np.arange(8) + 2)
+
+        def within(x: Any, w: Any) -> Any:
+            layer.weight = w
+            first = f(x)
+            holder["w"] = w * 10
+            second = f(x)
+            held_by_the_module["w"] = w * 100
+            return first, second, f(x)
+
+        found = meshard.jit(within)(x, put(np.full(8, 2.0), "i"))
+        expected = np.arange(8) * 2
+        for y, more in zip(found, (2, 21, 220), strict=True):
+            np.testing.assert_array_equal(whole(y), expected + more)
+
+    alone(body)  # the processes of a simulated job would share the module's variable
+
+
 @in_worlds
 def test_results_that_are_known_stay_known() -> None:
     @meshard.jit

@@ -11,10 +11,12 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType, ModuleType
 from typing import Any, final
 
 from meshard.runtime import trees
 from meshard.runtime.array import Array
+from meshard.runtime.callers import is_ours
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost
 from meshard.runtime.traced import Traced
@@ -30,6 +32,9 @@ from .recorder import Recorder, Tracer
 from .tracing import Tracing, anywhere, recording, recording_around, sub_program
 
 __all__ = ["Nested", "is_traced_here", "result_of"]
+
+_MOST_SEEN = 4096
+"""How many objects are searched for arrays, and how many items of one, before that ends."""
 
 Flat = Callable[..., tuple[Sequence[Any], Any]]
 
@@ -216,30 +221,43 @@ def _traced(
 
 
 def _closure(f: Callable[..., Any]) -> tuple[Any, ...]:
-    """Return the arrays, and values of programs, that a function's own variables hold.
+    """Return the arrays, and values of programs, that a function can see from around it.
 
-    Functions that it holds, or wraps, are looked through; other objects are not.
+    They are looked for in its variables and its object's, in globals that it names, and in the
+    user's own functions and objects among these.
     """
     found: list[Any] = []
     waiting, seen = [f], set[int]()
-    while waiting:
+    while waiting and len(seen) < _MOST_SEEN:
         own = waiting.pop()
         if id(own) in seen:
             continue
         seen.add(id(own))
-        if isinstance(own, partial):
-            held: list[Any] = [own.func, own.args, own.keywords]
-        else:
-            held = [getattr(own, "__wrapped__", None)]
-            for cell in getattr(own, "__closure__", None) or ():
-                with contextlib.suppress(ValueError):  # it may not be set yet
-                    held.append(cell.cell_contents)
-        for x in trees.leaves(held):
+        for x in trees.leaves(_held(own)):
             if isinstance(x, (Array, Traced)):
                 found.append(x)
-            elif callable(x) and not isinstance(x, type):
+            elif isinstance(x, partial) or not is_ours(type(x).__module__):
                 waiting.append(x)
     return tuple(found)
+
+
+def _held(own: Any) -> list[Any]:
+    """Return what a function, or an object, holds."""
+    if isinstance(own, partial):
+        return [own.func, own.args, own.keywords]
+    if isinstance(own, (type, ModuleType)) or is_ours(getattr(own, "__module__", None) or ""):
+        return []
+    held: list[Any] = [getattr(own, "__self__", None), getattr(own, "__wrapped__", None)]
+    for cell in getattr(own, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it may not be set yet
+            held.append(cell.cell_contents)
+    code = getattr(own, "__code__", None)
+    if isinstance(code, CodeType):
+        names = getattr(own, "__globals__", {})
+        held += [names[n] for n in code.co_names if n in names]
+    else:
+        held += getattr(own, "__dict__", {}).values()
+    return [x for x in held if not isinstance(x, (list, dict, tuple)) or len(x) < _MOST_SEEN]
 
 
 def _told_by(closure: Sequence[Any], captured: Sequence[Any]) -> bool:
