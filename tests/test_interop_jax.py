@@ -179,9 +179,9 @@ def test_refused_shardings() -> None:
     partial = jax.sharding.NamedSharding(jax.make_mesh((4, 2), ("i", "j")), P("i", unreduced={"j"}))
     with pytest.raises(errors.ShardingError, match="unreduced over j"):
         interop.to_meshard(partial)
-    free = named(P(P.UNCONSTRAINED))
+    free = interop.to_meshard(named(P(P.UNCONSTRAINED)))
     with pytest.raises(errors.SpecError, match="unconstrained"):
-        interop.to_meshard(free)
+        free.layout((8,))
     far = meshard.sharding.SingleDeviceSharding(meshard.Device(77))
     with pytest.raises(errors.ShardingError, match="no JAX device of id 77; JAX has the ids 0, 1"):
         interop.to_jax(far)

@@ -19,7 +19,7 @@ from .boxed import BoxSharding
 from .frozen import Frozen
 from .layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
 from .mesh import Mesh
-from .spec import PartitionSpec, UnconstrainedType
+from .spec import PartitionSpec
 from .world import Device
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class NamedSharding(Frozen, Sharding):
 
     Args:
         mesh: the mesh.
-        spec: the spec; its axes must be the mesh's, each at most once.
+        spec: the spec; its axes must be the mesh's, each at most once. A spec with
+            ``P.UNCONSTRAINED`` is for `with_sharding_constraint` alone: it has no layout.
         memory_kind: ``"device"`` (the default), ``"pinned_host"`` or ``"unpinned_host"``.
         uneven: what to do where a dim does not divide. None refuses it, as JAX does;
             ``"balanced"`` cuts parts that differ by at most one; ``"ceil"`` cuts equal tiles with
@@ -107,8 +108,6 @@ class NamedSharding(Frozen, Sharding):
                     "can split at most one dim."
                 )
             seen.add(name)
-        if any(isinstance(e, UnconstrainedType) for e in spec):
-            raise SpecError(f"NamedSharding: {spec} leaves a dim unconstrained; say how it lies.")
         kind, shares = checked_memory_kind(memory_kind), _uneven(uneven)
         vars(self).update(
             mesh=mesh,
@@ -156,7 +155,7 @@ class NamedSharding(Frozen, Sharding):
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
         used = (a for dim in self.spec.axes(len(self.spec)) for a in dim)
-        return all(self.mesh.shape[a] == 1 for a in used)
+        return not self.spec.unconstrained and all(self.mesh.shape[a] == 1 for a in used)
 
     @property
     def replicated_axes(self) -> frozenset[str]:
@@ -165,14 +164,25 @@ class NamedSharding(Frozen, Sharding):
         return frozenset(a for a in self.mesh.axis_names if a not in used)
 
     def shards(self, ndim: int) -> tuple[int, ...]:
-        """Return for each of ``ndim`` dims the number of its shards."""
+        """Return for each of ``ndim`` dims the number of its shards.
+
+        Raises:
+            SpecError: if the spec leaves a dim unconstrained.
+        """
+        if self.spec.unconstrained:
+            raise SpecError(
+                f"{self!r} leaves dim {self.spec.unconstrained[0]} unconstrained, so that it does "
+                "not say where the elements are. P.UNCONSTRAINED has a meaning in "
+                "with_sharding_constraint only; elsewhere write the axes that split the dim, or "
+                "None for a dim that is whole on every device."
+            )
         return tuple(math.prod(self.mesh.shape[a] for a in dim) for dim in self.spec.axes(ndim))
 
     def dim_cuts(self, shape: tuple[int, ...]) -> tuple[Cuts, ...]:
         """Return each dim's cut points, without looking at any device.
 
         Raises:
-            SpecError: if the spec is longer than the rank.
+            SpecError: if the spec is longer than the rank, or leaves a dim unconstrained.
             IndivisibleError: if a dim does not divide and ``uneven`` does not allow it.
             ShardingError: if explicit cuts do not fit the dim.
         """
@@ -238,6 +248,8 @@ class NamedSharding(Frozen, Sharding):
         )
 
     def _pattern(self, ndim: int) -> object:
+        if self.spec.unconstrained:
+            return None
         if self.num_devices == 1:
             return ("one",)
         axes = self.spec.axes(ndim)

@@ -50,9 +50,10 @@ def _entry(given: object) -> Entry:
 class PartitionSpec:
     """For each dim of an array, the mesh axes it is split over.
 
-    An entry is ``None`` (the dim is whole on every device), an axis name, or a tuple of names
-    (split over their product, the first the slowest). Trailing ``None`` may be left out, yet
-    ``P('x')`` and ``P('x', None)`` compare unequal, as in JAX; so do a spec and a tuple.
+    An entry is ``None`` (the dim is whole on every device), an axis name, a tuple of names (split
+    over their product, the first the slowest), or ``P.UNCONSTRAINED``, which leaves the dim as it
+    is in `with_sharding_constraint` and means nothing elsewhere. Trailing ``None`` may be left
+    out, yet ``P('x')`` and ``P('x', None)`` compare unequal, as in JAX; so do a spec and a tuple.
 
     Raises:
         SpecError: if an entry is of another kind.
@@ -75,6 +76,11 @@ class PartitionSpec:
     def partitions(self) -> tuple[Entry, ...]:
         """The entries, one per dim."""
         return self._entries
+
+    @property
+    def unconstrained(self) -> tuple[int, ...]:
+        """The dims whose entry is ``UNCONSTRAINED``: how they are laid out is left open."""
+        return tuple([d for d, e in enumerate(self._entries) if isinstance(e, UnconstrainedType)])
 
     def index(self, entry: object) -> int:
         """Return the first dim with that entry.

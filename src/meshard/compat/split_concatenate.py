@@ -109,11 +109,11 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
         donate: delete the arrays given; their blocks live on in the result.
 
     Returns:
-        One tree on the joined mesh.
+        One tree on the joined mesh; an empty list if there are no trees.
 
     Raises:
-        ArgumentError: if there are no trees, or they are not given as a list or tuple, or the
-            dtypes of one leaf differ.
+        ArgumentError: if the trees are not given as a list or tuple, or the dtypes of one leaf
+            differ.
         TreeError: if the trees' structures differ.
         SpecError: if the meshes have no such axis, or the specs of one leaf differ.
         ShardingError: if the meshes' axis names, the sizes of the other axes, or the memory kinds
@@ -135,7 +135,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
             f"{what}: arrays is of type {type(arrays).__name__}; give a list or tuple of trees."
         )
     if not arrays:
-        raise ArgumentError(f"{what}: arrays is empty; give at least one tree to join.")
+        return []
     flat = [flatten_with_path(tree) for tree in arrays]
     structure = flat[0][1]
     for i, (_, other) in enumerate(flat):

@@ -18,6 +18,7 @@ from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS, default_float, is_float, is_whole, same_dtype
 from .elementwise import clip
+from .frame import replicated_beside
 from .info import finfo
 from .promotion import common_dtype
 from .reduce import all as all_
@@ -123,7 +124,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     """
     x, y = as_array(a1), as_array(a2)
     if x.shape != y.shape:
-        return as_array(np.asarray(False))
+        return replicated_beside("array_equal", np.asarray(False), x, y)
     same = bind("equal", x, y)
     if equal_nan and not (is_whole(x.dtype) or is_whole(y.dtype)):
         both = bind("logical_and", bind("isnan", x), bind("isnan", y))
@@ -137,7 +138,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     try:
         broadcast_shapes(x.shape, y.shape)
     except ShapeError:
-        return as_array(np.asarray(False))
+        return replicated_beside("array_equiv", np.asarray(False), x, y)
     return all_(bind("equal", x, y))
 
 

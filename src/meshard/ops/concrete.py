@@ -13,7 +13,7 @@ from meshard.runtime.traced import Traced
 
 from .eager import EAGER
 
-__all__ = ["concrete", "eagerly", "is_array", "is_traced"]
+__all__ = ["concrete", "eagerly", "has_devices", "is_array", "is_traced"]
 
 
 def is_traced(*values: Any) -> bool:
@@ -29,6 +29,11 @@ def eagerly() -> AbstractContextManager[None]:
 def is_array(value: Any) -> bool:
     """Whether an operand is an array already: one that exists, or one inside a transformation."""
     return isinstance(value, (Array, Traced))
+
+
+def has_devices(*values: Any) -> bool:
+    """Whether the devices of any of some operands have a say: it is committed, or traced."""
+    return any(v.committed if type(v) is Array else isinstance(v, Traced) for v in values)
 
 
 def concrete(value: Any, what: str, way_out: str) -> Any:

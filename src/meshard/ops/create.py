@@ -32,7 +32,7 @@ from meshard.runtime.same_values import check_same_values
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
-from .concrete import concrete, is_array, is_traced
+from .concrete import concrete, has_devices, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
 from .promotion import promoted
@@ -185,14 +185,14 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     [7, 7]
     """
     sizes = _shape(shape, "full")
-    if is_traced(fill_value):
+    if has_devices(fill_value):
         return _spread(fill_value, sizes, dtype, device)
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
     return _full(sizes, value, device, "full")
 
 
 def _spread(value: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
-    """Return a traced value in a shape."""
+    """Return a value that is laid out on devices, or traced, in a shape."""
     return array(broadcast_to(array(value, dtype), shape), device=device)
 
 
@@ -262,8 +262,10 @@ def full_like(
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else _shape(shape, "full_like")
-    if is_traced(fill_value):
-        found = _spread(fill_value, sizes, wanted, device)
+    if has_devices(fill_value):
+        committed = type(x) is Array and x.committed and sizes == x.shape
+        place = x.sharding if device is None and committed else device
+        found = _spread(fill_value, sizes, wanted, place)
     else:
         value = as_host(fill_value, "full_like", wanted)
         if device is None and not hasattr(x, "cells"):
@@ -427,8 +429,8 @@ def linspace(
     if not hasattr(num, "__index__") or num.__index__() < 0:
         raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
     count = num.__index__()
-    if is_traced(start, stop):
-        values, step = _traced_line(start, stop, count, endpoint, axis)
+    if has_devices(start, stop):
+        values, step = _line_between(start, stop, count, endpoint, axis)
         line = array(_whole(values, dtype), device=device)
         return (line, step) if retstep else line
     first, last = _number(start), _number(stop)
@@ -467,8 +469,8 @@ def _whole(values: Any, dtype: Any) -> Any:
     return (bind("floor", values) if wanted.kind in "iu" else values).astype(wanted, copy=False)
 
 
-def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
-    """Return evenly spaced numbers between traced ends, and their distance."""
+def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
+    """Return evenly spaced numbers between ends laid out on devices, and their distance."""
     parts = count - 1 if endpoint else count
     wanted = _promoted((start, stop, 1.0))
     first, last = broadcast_arrays(*[as_array(v).astype(wanted) for v in (start, stop)])

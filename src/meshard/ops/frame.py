@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 from meshard.algebra.layout import balanced_cuts, ceil_cuts, even_cuts
 from meshard.algebra.mesh import Mesh
@@ -16,9 +16,12 @@ from meshard.algebra.propagate import Placement, Split
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IncompatibleDevicesError
-from meshard.runtime.types import ArrayType
+from meshard.runtime.array import Array
+from meshard.runtime.place import as_array
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import here
 
-__all__ = ["Frame", "named_sharding"]
+__all__ = ["Frame", "named_sharding", "replicated_beside"]
 
 
 def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
@@ -115,6 +118,27 @@ class Frame:
     def is_guest(self, kind: ArrayType) -> bool:
         """Whether an uncommitted operand comes from one device, as if it were on every one."""
         return kind.guest
+
+
+def replicated_beside(op: str, value: Block, *operands: Any) -> Array:
+    """Return a value that a function worked out of its operands as an array on their devices.
+
+    Args:
+        op: the function, for messages.
+        value: the value, the same on every process and known to nobody else.
+        operands: the operands; whatever is not an array has no say.
+
+    Raises:
+        IncompatibleDevicesError: if operands are committed to different sets of devices.
+    """
+    types = [x._type for x in operands if type(x) is Array]
+    if not types:
+        found: Array = as_array(value, fresh=True)
+        return found
+    world, frame = here(), Frame(op, types)
+    sharding = frame.sharding(tuple([Split((), (0, n)) for n in value.shape]))
+    kind = world.type_of(value.shape, value.dtype, sharding, frame.committed)
+    return Array(kind, (value if kind.local else None,))
 
 
 def _check_devices(op: str, committed: Sequence[tuple[int, ArrayType]]) -> None:

@@ -15,6 +15,7 @@ from meshard.runtime.types import Block
 from .concrete import concrete, is_array, is_traced
 from .create import linspace
 from .dtypes import default_float, is_whole
+from .frame import replicated_beside
 from .promotion import common_dtype
 from .reduce import max as max_
 from .reduce import min as min_
@@ -65,7 +66,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
     [0.0, 2.0, 4.0]
     """
-    return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
+    return _edges("histogram_bin_edges", as_array(a), bins, range)
 
 
 def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
@@ -94,17 +95,20 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         return _traced_edges(name, x, bins, limits)
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
-    sample = np.zeros(0, x.dtype)
+    sample, given = np.zeros(0, x.dtype), bins
     if limits is None and np.ndim(bins) == 0 and x.size:
         sample = np.stack([known(min_(x)), known(max_(x))])
     if not isinstance(bins, (int, np.integer)):
         bins = known(bins)
     try:
-        return np.histogram_bin_edges(sample, bins, limits)
+        if limits is not None:
+            limits = [known(v) if is_array(v) else v for v in limits]
+        edges = np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
         ) from error
+    return replicated_beside(name, np.array(edges), x, given)
 
 
 def histogram(
@@ -138,7 +142,7 @@ def histogram(
     if density:
         widths = edges[1:] - edges[:-1]
         found = bind("divide", bind("divide", found, widths), sum_(found))
-    return found, as_array(edges)
+    return found, edges
 
 
 def _weights(name: str, x: Any, weights: Any) -> Any:

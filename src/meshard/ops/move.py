@@ -18,11 +18,12 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .concrete import concrete, is_traced
+from .concrete import concrete, is_array, is_traced
 from .dtypes import as_dtype
 from .promotion import common_dtype
 from .reduce import normalised_axes
 from .registry import MoveOp, Params, register
+from .samplesort import known
 from .shape import atleast_1d, atleast_2d, broadcast_to, expand_dims, ravel, reshape
 
 __all__ = [
@@ -192,6 +193,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     if any(map(is_traced, shift if isinstance(shift, (list, tuple)) else [shift])):
         return _rolled(x, shift, axis)
     try:
+        shift = known(shift) if is_array(shift) else shift
         shifts, axes = np.broadcast_arrays(np.asarray(shift), np.asarray(axis, np.int64))
     except ValueError:
         raise ArgumentError(
@@ -342,7 +344,7 @@ def tile(A: Any, reps: Any) -> Any:
 
 
 def _counts(what: str, name: str, given: Any) -> list[int]:
-    counts = np.asarray(given)
+    counts = known(given) if is_array(given) else np.asarray(given)
     if counts.size and (counts.dtype.kind not in "biu" or counts.ndim > 1):
         raise ArgumentError(f"{what}: {name} {given!r} is not a whole number, nor a list of them.")
     if (counts < 0).any():

@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.place import as_array, placed
+from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
-from meshard.runtime.world import here
 
 from .concrete import concrete, eagerly, is_traced
 from .registry import Dtype, Op, Operand, Params, RuleText, register
+from .samplesort import compress, regular
 from .shape import ravel, reshape
 
 __all__ = ["GIVE_SIZE", "filled", "first_true", "mask_of", "nonzero"]
@@ -79,19 +76,27 @@ def _sized(x: Any, size: int, fill_value: Any) -> tuple[Any, ...]:
         raise ShapeError(
             f"nonzero: fill_value {fill_value!r} has {len(given)} entries for {x.ndim} dims."
         )
+    fills = [0 if fill is None else fill for fill in given]
+    dims = _unravelled(places, x.shape)
+    return tuple(filled(places, at, fill) for at, fill in zip(dims, fills, strict=True))
+
+
+def _unravelled(places: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return positions in a flat array as positions in an array of a shape, one array per dim."""
     found = []
     step = 1
-    for n, fill in zip(reversed(x.shape), reversed(given), strict=True):
-        at = bind("remainder", bind("floor_divide", places, step), max(n, 1))
-        found.append(filled(places, at, 0 if fill is None else fill))
-        step *= max(n, 1)
+    for dim in reversed(range(len(shape))):
+        at = places if step == 1 else bind("floor_divide", places, step)
+        found.append(bind("remainder", at, max(shape[dim], 1)) if dim else at)
+        step *= max(shape[dim], 1)
     return tuple(reversed(found))
 
 
 def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
     """Return the positions of the elements that are not zero, one array per dim.
 
-    The result's shape depends on the values: only which elements are zero is brought together.
+    The result's shape depends on the values. Each device keeps the positions of its own elements,
+    and only their numbers are brought together.
 
     Args:
         a: the array.
@@ -114,9 +119,5 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
         return _sized(x, size, fill_value)
     x = concrete(x, "nonzero", GIVE_SIZE)
     with eagerly():
-        mask = mask_of(x)
-    # Where one process holds it, an open ledger still sees what bringing it together moves.
-    if not mask.is_fully_addressable or (here().ledgers and not mask.aval.guest):
-        everywhere = Mesh(list(mask.sharding.device_order), "device")
-        mask = placed(mask, NamedSharding(everywhere, PartitionSpec()), what="nonzero")
-    return tuple(as_array(p, fresh=True) for p in np.nonzero(np.asarray(mask)))
+        mask = regular(ravel(mask_of(x)))
+        return _unravelled(compress(mask, bind("positions", mask))[0], x.shape)

@@ -17,8 +17,10 @@ from .concrete import concrete, is_array, is_traced
 from .create import arange, array, linspace, zeros
 from .diagonals import diag
 from .dtypes import as_dtype, default_float
+from .frame import replicated_beside
 from .move import concatenate, flip, stack
 from .reduce import normalised_axes
+from .samplesort import known
 from .shape import atleast_1d, broadcast_to, reshape, transpose
 
 __all__ = [
@@ -92,14 +94,16 @@ def geomspace(
             "Its numbers are computed by NumPy. Write mnp.exp(mnp.linspace(mnp.log(start), "
             "mnp.log(stop), num))."
         )
-        start, stop = (np.asarray(concrete(v, "geomspace", way_out)) for v in (start, stop))
+        start, stop = (concrete(v, "geomspace", way_out) for v in (start, stop))
+    first, last = (known(v) if is_array(v) else v for v in (start, stop))
     try:
-        values = np.geomspace(start, stop, num, endpoint)
+        values = np.geomspace(first, last, num, endpoint)
     except ValueError as error:
         raise ArgumentError(f"geomspace: from {start} to {stop}: {error}") from error
     if values.dtype.kind != "c":
         values = values.astype(default_float())
-    return array(values, None if dtype is None else as_dtype(dtype), device=device)
+    own = replicated_beside("geomspace", values, start, stop)
+    return array(own, None if dtype is None else as_dtype(dtype), device=device)
 
 
 def indices(dimensions: Sequence[int], dtype: Any = int, sparse: bool = False) -> Any:

@@ -97,8 +97,11 @@ def known(x: Any) -> Block:
 
     Raises:
         NotAddressableError: on a process that has no device of the mesh.
+        ConcretizationError: if it is traced and stands for no one value.
     """
     array = as_array(x)
+    if is_traced(array):
+        return np.asarray(array)
     # Where one process holds it, an open ledger still sees what bringing it together moves.
     if isinstance(array.sharding, NamedSharding) and (
         not array.is_fully_addressable or here().ledgers

@@ -15,6 +15,7 @@ from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ConfigError, DeletedArrayError, NotAddressableError
 
 from .callers import user_line
+from .exported import exported
 from .fetch import element_place, gathered, picked
 from .methods import ArrayMethods
 from .numpy_calls import numpy_call, spans_processes
@@ -23,6 +24,9 @@ from .types import ArrayType, Block, Blocks
 from .world import here
 
 __all__ = ["Array", "Shard", "live_arrays", "to_numpy"]
+
+_SAYS_READ_ONLY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+"""Whether NumPy's DLPack form says that memory is read-only."""
 
 
 @final
@@ -180,7 +184,8 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
                 block = blocks[piece]
                 assert block is not None
                 alone = SingleDeviceSharding(device)
-                data = Array(world.type_of(block.shape, kind.dtype, alone, True), (block,))
+                own = world.type_of(block.shape, kind.dtype, alone, kind.committed)
+                data = Array(own, (block,))
             index = indices[device]
             assert index is not None
             yield Shard(device, index, number, data)
@@ -276,16 +281,29 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        value = to_numpy(self)
+        """Return the whole array in the form in which libraries hand arrays to each other.
+
+        It is a copy, unless ``copy=False`` asks for the memory itself, which is then marked as
+        read-only. Not every library heeds that, and whoever asks for it must not write there.
+
+        Raises:
+            BufferError: if ``copy`` is False where a copy is needed.
+        """
         fresh = self._type.layout.piece_count > 1
-        if fresh and copy is False:
+        says_so = max_version is not None and max_version >= (1, 0) and _SAYS_READ_ONLY
+        if copy is False and (fresh or not says_so):
+            why = (
+                f"is spread over {self._type.layout.piece_count} blocks"
+                if fresh
+                else "is immutable, which DLPack can say from version 1.0 on and NumPy from 2.1 on"
+            )
             raise BufferError(
-                f"This array {self._type.str_short()} is spread over "
-                f"{self._type.layout.piece_count} blocks, and has no DLPack form but a copy; "
+                f"This array {self._type.str_short()} {why}, and has no DLPack form but a copy; "
                 "leave out copy=False."
             )
-        if copy or max_version is None or max_version < (1, 0):
-            value = _to_keep(value, fresh)  # before version 1 nothing can be read-only
+        value = to_numpy(self) if copy is False else _to_keep(_read(self), fresh)
+        if not _SAYS_READ_ONLY:
+            return value.__dlpack__(stream=stream)
         return value.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -305,11 +323,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python scalars."""
-        return to_numpy(self).tolist()
+        return _read(self).tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
         """Return the elements' bytes, in C order by default."""
-        return to_numpy(self).tobytes(order)
+        return _read(self).tobytes(order)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -339,6 +357,9 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def unsafe_buffer_pointer(self) -> int:
         """Return the address of the data of an array with one shard.
 
+        Whoever writes there changes an array that all others hold to be immutable, and whoever
+        reads must keep the array alive: nothing checks either.
+
         Raises:
             ArgumentError: if it has several.
         """
@@ -364,7 +385,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             raise TypeError(
                 f"Only arrays without dims can become a Python {kind}; the shape is {self.shape}."
             )
-        return to_numpy(self)[()]
+        return _read(self)[()]
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -373,7 +394,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
                 f"The truth value of an array with {self.size or 'no'} elements is ambiguous: its "
                 f"shape is {self.shape}. Use {advice}."
             )
-        return bool(to_numpy(self).reshape(())[()])
+        return bool(_read(self).reshape(())[()])
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
@@ -392,7 +413,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def __format__(self, spec: str) -> str:
         if self._blocks is None or not self._type.complete or (self.ndim and not spec):
             return str(self)
-        value = to_numpy(self)
+        value = _read(self)
         return format(value if self.ndim else value[()], spec)
 
     def __str__(self) -> str:
@@ -408,20 +429,28 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 def to_numpy(x: Array) -> Block:
     """Return the whole array as a read-only NumPy array; of one block it is a view.
 
+    Such a view cannot be made writeable: it would change an immutable array.
+
     Raises:
         NotAddressableError: if other processes hold parts of it.
     """
+    value = _read(x)
+    if x._type.layout.replicated:
+        return exported(value)
+    value.flags.writeable = False
+    return value
+
+
+def _read(x: Array) -> Block:
+    """Return the whole array: its one block itself, or the pieces put together anew."""
     kind, blocks = x._type, x._live()
     if not kind.complete:
         raise NotAddressableError(spans_processes(kind))
-    if kind.layout.replicated:
-        block = blocks[0]
-        assert block is not None
-        value = block.view()
-    else:
-        value = gathered(here(), kind, blocks)
-    value.flags.writeable = False
-    return value
+    if not kind.layout.replicated:
+        return gathered(here(), kind, blocks)
+    block = blocks[0]
+    assert block is not None
+    return block
 
 
 def _to_keep(value: Block, fresh: bool) -> Block:

@@ -21,6 +21,7 @@ __all__ = [
     "innermost",
     "install",
     "install_function",
+    "interpreters",
     "interpreting",
 ]
 
@@ -71,6 +72,11 @@ def innermost() -> Interpreter | None:
     """Return the innermost interpreter that a transformation has pushed; None outside of all."""
     stack = _stack.get()
     return stack[-1] if stack else None
+
+
+def interpreters() -> tuple[Interpreter, ...]:
+    """Return the interpreters that transformations have pushed, the outermost first."""
+    return _stack.get()
 
 
 def install_function(name: str, function: Callable[..., Any]) -> None:

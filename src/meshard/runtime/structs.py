@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.sharding import Sharding
-from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.errors import ArgumentError, DtypeError, ShapeError, SpecError
 
 from .array import Array
 from .place import as_array, as_sharding, checked_dtype, home
@@ -49,7 +49,8 @@ class ShapeDtypeStruct:
     Raises:
         ShapeError: if ``shape`` is no shape.
         DtypeError: if arrays cannot have the dtype.
-        ShardingError: if ``sharding`` is no sharding.
+        ShardingError: if ``sharding`` is not a sharding.
+        SpecError: if its spec is longer than the rank.
 
     >>> x = ShapeDtypeStruct((2, 3), "float32")
     >>> x
@@ -76,6 +77,11 @@ class ShapeDtypeStruct:
             raise ArgumentError(f"{what}: a dtype is needed, got None.")
         found = as_sharding(sharding, what)
         sizes = checked_shape(shape, what)
+        if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):
+            raise SpecError(
+                f"{what}: {found!r} is only valid for arrays of rank at least {len(found.spec)}, "
+                f"but the shape is {sizes}, of rank {len(sizes)}. Remove entries from the spec."
+            )
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", checked_dtype(_dtype(dtype, what), what))
         object.__setattr__(self, "sharding", found)

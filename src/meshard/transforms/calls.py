@@ -17,9 +17,10 @@ from meshard.algebra.sharding import Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import innermost
+from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType
 
-from .constrained import constrained
+from .constrained import CONSTRAINT, constrained, settled
 from .grid import Grid
 from .program import Program, evaluate
 
@@ -47,7 +48,7 @@ class ConstraintCall:
     """
 
     sharding: Sharding
-    what: str = "with_sharding_constraint"
+    what: str = CONSTRAINT
     name = "sharding_constraint"
 
     @property
@@ -65,7 +66,9 @@ class ConstraintCall:
         (x,) = operands
         if type(x) is Grid:
             return [constrained(x.body, x, self.sharding)]
-        return [placed(x, self.sharding, what="with_sharding_constraint")]
+        now = x if isinstance(x, Traced) else as_array(x)
+        place = self.sharding if isinstance(x, Traced) else settled(self.sharding, now._type)
+        return [placed(now, place, what=CONSTRAINT)]
 
 
 @final

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import optree
 
+from meshard.algebra.sharding import Sharding
+from meshard.runtime.array import Array
 from meshard.runtime.make import prefix_leaves
-from meshard.runtime.place import as_sharding, placed
+from meshard.runtime.place import as_host, placed
 from meshard.runtime.primitive import innermost
+from meshard.runtime.traced import Traced
+from meshard.runtime.world import here
 
 from .body import Body
 from .calls import ConstraintCall
-from .constrained import constrained
+from .constrained import CONSTRAINT, constrained, evened, needed, settled
+from .recorder import Tracer
+from .tracing import anywhere
 
 __all__ = ["with_sharding_constraint"]
 
@@ -23,12 +30,15 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     Args:
         x: a tree of arrays.
         shardings: a tree of shardings, or of specs where a mesh is set, that is a prefix of ``x``.
-            Inside `shard_map` they may name the axes that are left automatic.
+            Inside `shard_map` they may name the axes that are left automatic. A dim that does not
+            divide is cut into parts that differ by at most one. A dim whose entry in the spec is
+            ``P.UNCONSTRAINED`` stays split as it is, over the axes that the others leave.
 
     Returns:
         The tree; each array has the sharding that was asked for.
 
     Raises:
+        ArgumentError: if a sharding is None.
         ShardingError: if an array cannot lie so, or no axis is automatic in this body.
         SpecError: if a spec names an axis that the body runs along.
 
@@ -38,7 +48,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> x.sharding.spec
     P('i',)
     """
-    what = "with_sharding_constraint"
+    what = CONSTRAINT
     leaves, structure = optree.tree_flatten(x)
     every = prefix_leaves(shardings, x, what, "shardings")
     with_none, _ = optree.tree_flatten(x, none_is_leaf=True)
@@ -46,15 +56,25 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     body = innermost()
     if not isinstance(body, Body):
         found: list[Any] = [
-            placed(leaf, as_sharding(target, what), what=what)
+            _constrained(leaf, needed(target, what), what)
             for leaf, target in zip(leaves, given, strict=True)
         ]
     else:
         found = []
         for leaf, target in zip(leaves, given, strict=True):
+            if target is None:
+                needed(target, what)
             x = body.lift(leaf)
             found.append(constrained(body, x, target))
             if body.recorder is not None:
                 call = ConstraintCall(target)
                 body.recorder.write(call.name, (), [x], found[-1:], call)
     return optree.tree_unflatten(structure, found)
+
+
+def _constrained(leaf: Any, target: Sharding, what: str) -> Any:
+    x = leaf if isinstance(leaf, Traced) or type(leaf) is Array else as_host(leaf, what)
+    place = evened(target, x.shape)
+    now = settled(place, anywhere(here(), x) if isinstance(x, np.ndarray) else x._type)
+    now.layout(x.shape)  # refuses what cannot lie so
+    return placed(x, place if type(x) is Tracer else now, what=what)

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshard.errors import ConcretizationError
 from meshard.runtime.array import Array
+from meshard.runtime.exported import exported
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import Block
 
@@ -83,9 +84,7 @@ class Grid(Traced):
             )
         if type(cell) is Array:
             return np.asarray(cell)
-        value: Block = cell.view()
-        value.flags.writeable = False
-        return value
+        return exported(cell)
 
     def __repr__(self) -> str:
         kind, scope = self.kind, self.body.scope

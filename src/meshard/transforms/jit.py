@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import numpy as np
 import optree
 
 from meshard.algebra.mesh import ambient_mesh
@@ -23,13 +24,15 @@ from meshard.runtime.make import prefix_leaves
 from meshard.runtime.place import home
 from meshard.runtime.primitive import innermost
 from meshard.runtime.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.traced import Traced as TracedValue
 from meshard.runtime.world import RuntimeWorld, here
 
 from .abstract import eval_shape as eval_shape_of
 from .constraint import with_sharding_constraint
 from .jit_arguments import Arguments
 from .jit_programs import Programs
-from .jit_trace import Trace, accepted, trace_of
+from .jit_trace import Trace, accepted, results_of, said_sharding, trace_of
+from .nested import is_traced_here, result_of
 from .stages import Entry, Lowered, Traced
 
 __all__ = ["Jitted", "jit", "pjit"]
@@ -219,18 +222,43 @@ class Jitted:
         rest, named, statics = self._arguments.parted(args, kwargs)
         if self._in is not None:
             rest = self._constrained(rest, self._in, "in_shardings")
-        every, names = self._arguments.joined(rest, named, statics)
-        found = self._f(*every, **names)
+        leaves, tree = trees.flatten((rest, named))
+        if is_traced_here(leaves):
+            found = self._copied(leaves, tree, statics)
+        else:
+            every, names = self._arguments.joined(rest, named, statics)
+            found = self._f(*every, **names)
         return found if self._out is None else self._constrained(found, self._out, "out_shardings")
+
+    def _copied(self, leaves: list[Any], tree: Any, statics: Any) -> Any:
+        """Return the results as values of the program at hand, tracing at most once."""
+        world, arguments, what = here(), self._arguments, self._what
+        for number, x in enumerate(leaves):
+            if type(x) not in _NUMBERS and not isinstance(x, (Array, TracedValue)):
+                leaves[number] = accepted(arguments, statics, tree, number, x, what)
+
+        def flat(*values: Any) -> Any:
+            own, named = trees.unflatten(tree, values)
+            every, names = arguments.joined(own, named, statics)
+            return results_of(what, self._f(*every, **names))
+
+        told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
+        key = tree, statics, ambient_mesh(), config.epoch, home(world)
+        programs = world.programs.setdefault(self, Programs())
+        return result_of(programs, key, self._name, (self._f, flat), leaves, told)
 
     def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
         """Return a tree of values that lie as a tree of shardings says."""
-        given = prefix_leaves(shardings, tree, self._what, name)
+        what = f"{self._what}: {name}"
+        every = prefix_leaves(shardings, tree, self._what, name)
         leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
-        placed: list[Any] = [
-            x if s is None or x is None else with_sharding_constraint(x, s)
-            for x, s in zip(leaves, given, strict=True)
-        ]
+        placed: list[Any] = []
+        for x, given in zip(leaves, every, strict=True):
+            target = None if x is None else said_sharding(given, what)
+            if target is not None:
+                target.layout(np.shape(x))  # a constraint would take uneven shards
+                x = with_sharding_constraint(x, target)
+            placed.append(x)
         return optree.tree_unflatten(structure, placed)
 
     # ahead of time

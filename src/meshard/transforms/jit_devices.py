@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IncompatibleDevicesError
@@ -15,19 +16,20 @@ from meshard.runtime.array import Array
 from meshard.runtime.place import placed
 from meshard.runtime.types import ArrayType
 
-from .calls import ConstraintCall
+from .calls import ConstraintCall, ShardMapCall
 from .executable import Kind
 from .jit_trace import Trace
 from .program import Program
 
-__all__ = ["captured_beside", "check_devices"]
+__all__ = ["captured_beside", "check_devices", "replicated"]
 
 
 def check_devices(trace: Trace, kinds: Sequence[Kind]) -> Sharding | None:
     """Check that committed arguments and shardings agree on their devices.
 
     Returns:
-        A sharding on these devices; None if nothing says where to compute.
+        A sharding on these devices; else one on those of a `shard_map` or of the captured arrays.
+        None if nothing says where to compute.
 
     Raises:
         IncompatibleDevicesError: if two have different devices.
@@ -42,7 +44,29 @@ def check_devices(trace: Trace, kinds: Sequence[Kind]) -> Sharding | None:
                 f"{_ids(first[1])}, and {told} on devices {_ids(sharding)}. One program runs on "
                 "one set of devices. Move an argument first, with meshard.device_put(x, sharding)."
             )
-    return None if first is None else first[1]
+    if first is not None:
+        return first[1]
+    inner = _mapped(trace.program)
+    return _captured(trace.captured) if inner is None else inner
+
+
+def _captured(arrays: Sequence[Array]) -> Sharding | None:
+    """Return a sharding on the devices of captured arrays, if these agree."""
+    committed = [x.sharding for x in arrays if x.committed]
+    agree = len({frozenset(s.device_order) for s in committed}) == 1
+    return committed[0] if agree else None
+
+
+def _mapped(program: Program) -> Sharding | None:
+    """Return a sharding on the mesh of the first `shard_map` of a program."""
+    for eqn in program.eqns:
+        if isinstance(eqn.call, ShardMapCall):
+            return NamedSharding(eqn.call.mesh, PartitionSpec())
+        for _, inner in eqn.call.programs if eqn.call is not None else ():
+            found = _mapped(inner)
+            if found is not None:
+                return found
+    return None
 
 
 def _places(trace: Trace, kinds: Sequence[Kind]) -> Iterator[tuple[str, Sharding]]:
@@ -74,14 +98,20 @@ def _ids(sharding: Sharding) -> list[int]:
     return ids if len(ids) <= 16 else [*ids[:15], ids[-1]]
 
 
+def replicated(place: Sharding) -> Sharding:
+    """Return a sharding by which each device of another holds the whole array."""
+    if place.num_devices == 1:
+        return place
+    mesh = place.mesh if isinstance(place, NamedSharding) else Mesh(list(place.device_order), "all")
+    return NamedSharding(mesh, PartitionSpec(), memory_kind=place.memory_kind)
+
+
 def captured_beside(captured: Sequence[Array], place: Sharding | None) -> list[Array]:
     """Return captured arrays; what lies on other devices than the arguments is replicated there."""
     found = list(captured)
     if place is None:
         return found
-    target = place
-    if isinstance(place, NamedSharding):
-        target = NamedSharding(place.mesh, PartitionSpec())
+    target = replicated(place)
     for number, x in enumerate(found):
         if x.committed and set(x.sharding.device_order) != set(place.device_order):
             found[number] = placed(x, target, what="jit")

@@ -28,13 +28,15 @@ class Programs:
     Attributes:
         entries: for each signature with how arguments lie, what a call runs.
         traces: for each signature without it, the trace.
+        nested: for each signature inside other functions, the trace.
     """
 
-    __slots__ = ("_making", "entries", "traces")
+    __slots__ = ("_making", "entries", "nested", "traces")
 
     def __init__(self) -> None:
         self.entries: dict[Any, Entry] = {}
         self.traces: dict[Any, Trace] = {}
+        self.nested: dict[Any, Any] = {}
         # Two threads that call a function for the first time trace it once. A function that calls
         # itself with arrays gets here again.
         self._making = threading.RLock()
@@ -52,7 +54,12 @@ class Programs:
             found = known.get(key)
             if found is None:
                 found = make()
-                while len(known) >= _MOST:
-                    del known[next(iter(known))]
-                known[key] = found
+                self.keep(known, key, found)
             return found
+
+    def keep(self, known: dict[Any, Made], key: Hashable, made: Made) -> None:
+        """Keep what was made of a signature, and forget the oldest where there are too many."""
+        with self._making:
+            while len(known) >= _MOST:
+                del known[next(iter(known))]
+            known[key] = made

@@ -37,7 +37,16 @@ from .program import Program, Var
 from .simplify import simplified
 from .tracing import Typed, anywhere, traced
 
-__all__ = ["Trace", "accepted", "array_of", "placed_kind", "read_arguments", "trace_of"]
+__all__ = [
+    "Trace",
+    "accepted",
+    "array_of",
+    "placed_kind",
+    "read_arguments",
+    "results_of",
+    "said_sharding",
+    "trace_of",
+]
 
 
 @final
@@ -145,18 +154,7 @@ def trace_of(
         own, named = trees.unflatten(tree, leaves)
         every, names = arguments.joined(own, named, statics)
         result = f(*every, **names)
-        found, structure = trees.flatten(result)
-        for path, x in zip(structure.paths(), found, strict=True):
-            if type(x) in WEAK or isinstance(x, (Array, TracedValue)):
-                continue
-            try:
-                as_array(x)
-            except (MeshardError, TypeError, ValueError) as error:
-                raise ArgumentError(
-                    f"{what}: the result{''.join(f'[{k!r}]' for k in path)} is {_brief(x)} of type "
-                    f"{type(x).__name__}, which is no array and no number. A jitted function "
-                    "returns trees of arrays; None is an empty tree."
-                ) from error
+        found, structure = results_of(what, result)
         return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
 
     origins = [f"the argument {t}" for t in told]
@@ -175,6 +173,27 @@ def trace_of(
         arguments.donated(args, kwargs, statics),
         frozenset(range(len(kinds))) if keep_unused else read_arguments(program),
     )
+
+
+def results_of(what: str, result: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of what a function returned, and their tree.
+
+    Raises:
+        ArgumentError: if one is not an array, nor a number.
+    """
+    found, structure = trees.flatten(result)
+    for path, x in zip(structure.paths(), found, strict=True):
+        if type(x) in WEAK or isinstance(x, (Array, TracedValue)):
+            continue
+        try:
+            as_array(x)
+        except (MeshardError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{what}: the result{''.join(f'[{k!r}]' for k in path)} is {_brief(x)} of type "
+                f"{type(x).__name__}, which is not an array or a number. A jitted function "
+                "returns trees of arrays; None is an empty tree."
+            ) from error
+    return found, structure
 
 
 def read_arguments(program: Program) -> frozenset[int]:
@@ -211,7 +230,23 @@ def _wanted(what: str, name: str, given: Any, tree: Any) -> tuple[Sharding | Non
     every = prefix_leaves(given, tree, what, name)
     with_none, _ = optree.tree_flatten(tree, none_is_leaf=True)
     chosen = [s for s, x in zip(every, with_none, strict=True) if x is not None]
-    return tuple([as_sharding(s, f"{what}: {name}") for s in chosen])
+    return tuple([said_sharding(s, f"{what}: {name}") for s in chosen])
+
+
+def said_sharding(given: Any, what: str) -> Sharding | None:
+    """Return a sharding of ``in_shardings`` or ``out_shardings``; None where nothing is said.
+
+    Raises:
+        SpecError: if it leaves a dim unconstrained.
+    """
+    found = as_sharding(given, what)
+    if isinstance(found, NamedSharding) and found.spec.unconstrained:
+        raise SpecError(
+            f"{what}: {found!r} leaves dim {found.spec.unconstrained[0]} unconstrained, which only "
+            "with_sharding_constraint can do. Give None to leave the whole array as it comes, or "
+            "constrain it inside the function."
+        )
+    return found
 
 
 def placed_kind(

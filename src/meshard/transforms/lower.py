@@ -26,6 +26,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
 from .calls import ArrayCall, ConstraintCall, MakeCall
+from .constrained import settled
 from .executable import Executable, Kind, Run, Step
 from .jit_costs import crossing, turns
 from .lowered_calls import lowered_call
@@ -44,6 +45,7 @@ def lower(
     given: Sequence[Kind],
     results: Sequence[Kind | Sharding | None] | None = None,
     donated: Sequence[int] = (),
+    place: Sharding | None = None,
 ) -> Executable:
     """Return a program as steps on arrays of known types.
 
@@ -54,17 +56,20 @@ def lower(
         results: for each result how it is to lie, or its whole type; None where it may lie as it
             comes.
         donated: the numbers of the operands whose blocks may be written over.
+        place: where results go that depend on nothing committed; None where they may stay.
     """
     decisions: _Decisions = {}
     follow = _Lowering(world, program, given, donated, decisions)
-    best = follow.lowered(results)
+    best = follow.lowered(results, place)
     if not follow.may_gain:
         return best
     least = _moved(best)
     wanted = wishes(program, follow.kinds, results)
     for wish in (wanted, {}) if least else (wanted,):
         if wish or least:
-            other = _Lowering(world, program, given, donated, decisions, wish).lowered(results)
+            other = _Lowering(world, program, given, donated, decisions, wish).lowered(
+                results, place
+            )
             cost = _moved(other)
             # What is split costs less work than what every device computes.
             if cost < least or (cost == least and wish):
@@ -126,7 +131,9 @@ class _Lowering:
         """Return what an operand is."""
         return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
 
-    def lowered(self, results: Sequence[Kind | Sharding | None] | None) -> Executable:
+    def lowered(
+        self, results: Sequence[Kind | Sharding | None] | None, place: Sharding | None
+    ) -> Executable:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
@@ -141,7 +148,8 @@ class _Lowering:
                 self._call(eqn)
         outputs = list(self.program.outputs)
         for number, wanted in enumerate(results or ()):
-            outputs[number] = self._result(outputs[number], wanted)
+            goal = self._goal(outputs[number], wanted, place)
+            outputs[number] = self._result(outputs[number], goal)
         return self._joined(outputs)
 
     # operations
@@ -334,7 +342,7 @@ class _Lowering:
 
     def _lying(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
-        return self.world.type_of(kind.shape, kind.dtype, sharding, True)
+        return self.world.type_of(kind.shape, kind.dtype, settled(sharding, kind), True)
 
     def _placed(
         self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
@@ -384,6 +392,14 @@ class _Lowering:
         group = _Group(found.run)
         group.parts = found.parts
         self._add(group, eqn, found.outputs)
+
+    def _goal(
+        self, atom: Atom, wanted: Kind | Sharding | None, place: Sharding | None
+    ) -> Kind | Sharding | None:
+        """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
+        kind = self.kind(atom)
+        free = kind.guest if isinstance(kind, ArrayType) else True
+        return place if wanted is None and free else wanted
 
     def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:
         """Return a result that lies as it is wanted."""

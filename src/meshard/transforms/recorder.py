@@ -17,6 +17,7 @@ from meshard.runtime.primitive import Params
 from meshard.runtime.types import ArrayType
 
 from .calls import ConstraintCall
+from .constrained import CONSTRAINT
 from .grid import Grid
 from .infer import WEAK, Ghost, Weak
 from .program import Atom, Call, Eqn, Literal, Program, Var
@@ -82,12 +83,14 @@ class Recorder:
 
     Attributes:
         closed: whether the function has returned.
+        nested: for each jitted function that is part of this one its traces that hold only here.
     """
 
     def __init__(self, name: str, parent: Recorder | None = None) -> None:
         self.name = name
         self.parent = parent
         self.closed = False
+        self.nested: dict[Any, dict[Any, Any]] = {}
         self._inputs: list[Var] = []
         self._eqns: list[Eqn] = []
         # By identity: values have no other. They are kept, so that no identity is used twice.
@@ -127,13 +130,14 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self._encloses(value.recorder):
+        if type(value) is Tracer and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), getattr(value, "weak", None))
         self._captures[id(value)] = value, var
         return var
 
-    def _encloses(self, other: Recorder) -> bool:
+    def encloses(self, other: Recorder) -> bool:
+        """Whether another recorder is this one or one around it, and still at work."""
         at: Recorder | None = self
         while at is not None:
             if at is other:
@@ -172,9 +176,46 @@ class Recorder:
         self.write(name, params, operands, made, call)
         return made
 
+    def copied(self, program: Program, operands: Sequence[Any]) -> list[Any]:
+        """Write down the operations of a program, and return its results.
+
+        Args:
+            program: the program.
+            operands: the values that it captures, then its arguments.
+        """
+        given = dict(zip((*program.captured, *program.inputs), operands, strict=True))
+        atoms: dict[Atom, Atom] = {v: self.atom(x) for v, x in given.items()}
+        origins: dict[Var, str] = {}
+        for eqn in program.eqns:
+            outputs = tuple([Var(v.aval, v.weak) for v in eqn.outputs])
+            inputs = tuple([atoms.get(x, x) for x in eqn.inputs])
+            atoms.update(zip(eqn.outputs, outputs, strict=True))
+            origins |= dict.fromkeys(eqn.outputs, f"the result of {eqn.name} at {eqn.line}")
+            self._eqns.append(Eqn(eqn.name, eqn.params, inputs, outputs, eqn.line, eqn.call))
+        results: list[Any] = []
+        for atom in program.outputs:
+            if isinstance(atom, Literal):
+                results.append(atom.value)
+                continue
+            if atom not in given:
+                var = atoms[atom]
+                assert isinstance(var, Var)
+                given[atom] = self._value_of(var, origins[atom], operands)
+                self._vars[id(given[atom])] = given[atom], var
+            results.append(given[atom])
+        return results
+
+    def _value_of(self, var: Var, origin: str, beside: Sequence[Any]) -> Any:
+        """Return a value without data that a variable stands for."""
+        if not isinstance(var.aval, GridKind):
+            return Tracer(self, var.aval, var.weak, origin)
+        body = next(x.body for x in beside if type(x) is Grid)
+        return Grid(body, var.aval, (None,) * body.scope.count(var.aval.extent))
+
     def placed(self, x: Tracer, sharding: Any, what: str) -> Tracer:
         """Write down that a value lies as a sharding says."""
-        sharding.layout(x.shape)  # refuses what cannot lie so
+        if what != CONSTRAINT:  # whose dims may be left open; it has been checked
+            sharding.layout(x.shape)  # refuses what cannot lie so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.primitive import Params
 
 from .calls import ConstraintCall
@@ -82,7 +83,9 @@ def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
     for eqn in eqns:
         if isinstance(eqn.call, ConstraintCall):
             (x,) = eqn.inputs
-            while isinstance(x, Var) and x in origin and uses[x] == 1:
+            spec = getattr(eqn.call.sharding, "spec", None)
+            says_all = not isinstance(spec, PartitionSpec) or not spec.unconstrained
+            while says_all and isinstance(x, Var) and x in origin and uses[x] == 1:
                 x = origin[x]
             eqn = Eqn(eqn.name, eqn.params, (x,), eqn.outputs, eqn.line, eqn.call)
         found.append(eqn)

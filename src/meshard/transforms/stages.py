@@ -32,7 +32,7 @@ from .explaining import explained
 from .explanation import Explanation
 from .infer import WEAK
 from .jit_costs import MemoryAnalysis, costs, memory
-from .jit_devices import captured_beside, check_devices
+from .jit_devices import captured_beside, check_devices, replicated
 from .jit_trace import Trace, array_of, placed_kind, read_arguments
 from .listings import lowered_listing
 from .lower import lower
@@ -55,7 +55,8 @@ class Entry:
     def __init__(self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind]) -> None:
         self.trace = trace
         self.given: list[Kind] = []
-        self.captured = captured_beside(trace.captured, check_devices(trace, kinds))
+        place = check_devices(trace, kinds)
+        self.captured = captured_beside(trace.captured, place)
         self._wrap = (
             function("global_device_array") if config.parallel_functions_output_gda else None
         )
@@ -91,6 +92,7 @@ class Entry:
             [*captured, *self.given],
             results,
             [first + i for i in self._donated if isinstance(self.given[i], ArrayType)],
+            None if place is None else replicated(place),
         )
         passed = set(range(first + len(kinds)))
         self._looked_at = (

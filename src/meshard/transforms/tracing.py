@@ -13,7 +13,7 @@ from typing import Any, final
 from meshard.ops.eager import EAGER
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, home
-from meshard.runtime.primitive import Params, innermost, interpreting
+from meshard.runtime.primitive import Params, innermost, interpreters, interpreting
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
@@ -26,7 +26,15 @@ from .infer import WEAK, Ghost, Weak, inferred, number_type
 from .program import Program
 from .recorder import Recorder, Tracer
 
-__all__ = ["Tracing", "anywhere", "recording", "sub_program", "traced", "tracing"]
+__all__ = [
+    "Tracing",
+    "anywhere",
+    "recording",
+    "recording_around",
+    "sub_program",
+    "traced",
+    "tracing",
+]
 
 Typed = tuple[ArrayType, Weak]
 
@@ -143,6 +151,18 @@ def recording() -> Recorder | None:
     return None
 
 
+def recording_around() -> Recorder | None:
+    """Return who writes down the operations at hand, or those of the code around; None if nobody.
+
+    Code that is evaluated for its types alone stands in code that is written down.
+    """
+    for interpreter in reversed(interpreters()):
+        if isinstance(interpreter, (Tracing, Body)) and interpreter.recorder is not None:
+            found: Recorder = interpreter.recorder
+            return found
+    return None
+
+
 @contextlib.contextmanager
 def _written(recorder: Recorder, varies: frozenset[str]) -> Iterator[None]:
     """Write down the operations within; in a body, those of devices that a condition chose."""
@@ -161,6 +181,7 @@ def sub_program(
     f: Callable[..., Sequence[Any]],
     like: Sequence[Any],
     varies: frozenset[str] = frozenset(),
+    origins: Sequence[str] = (),
 ) -> tuple[Program, list[Any]]:
     """Return a part of the function at hand as a program of its own, and what it captures.
 
@@ -169,20 +190,23 @@ def sub_program(
         f: from values to the values that it returns.
         like: values without data, of the types of its arguments.
         varies: in a body the axes over which a condition varies that decides whether it runs.
+        origins: what messages call each argument.
     """
-    parent = recording()
-    assert parent is not None
-    recorder = Recorder(name, parent)
+    recorder = Recorder(name, recording_around())
     given = []
     for number, x in enumerate(like):
         if isinstance(x, Grid):
             value: Any = Grid(x.body, x.kind, (None,) * len(x.cells))
             recorder.input(value)
         else:
-            value = recorder.argument(x._type, getattr(x, "weak", None), f"operand {number}")
+            origin = origins[number] if origins else f"operand {number}"
+            value = recorder.argument(x._type, getattr(x, "weak", None), origin)
         given.append(value)
-    with _written(recorder, varies):
-        return recorder.finish(f(*given))
+    try:
+        with _written(recorder, varies):
+            return recorder.finish(f(*given))
+    finally:
+        recorder.closed = True
 
 
 def traced(

@@ -22,6 +22,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 
 from .calls import ConstraintCall, ShardMapCall
+from .constrained import settled
 from .executable import Kind
 from .program import Eqn, Literal, Program, Var
 
@@ -73,7 +74,12 @@ def _before(
     """Return where the operands of an operation had better lie."""
     if isinstance(eqn.call, ConstraintCall):
         (x,) = eqn.inputs
-        lies = eqn.call.sharding
+        lies, wish = eqn.call.sharding, found.get(eqn.outputs[0])
+        kind = kinds[x] if isinstance(x, Var) else None
+        if isinstance(kind, ArrayType):  # what is left open is as its readers wish, or as it comes
+            if wish is not None:
+                kind = here().type_of(kind.shape, kind.dtype, wish, True)
+            lies = settled(lies, kind)
         return [(x, lies)] if isinstance(x, Var) and isinstance(lies, NamedSharding) else []
     if isinstance(eqn.call, ShardMapCall):
         specs = eqn.call.in_specs

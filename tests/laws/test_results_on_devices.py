@@ -1,0 +1,256 @@
+"""Results are laid out on the devices of the operands: every public function, in both worlds.
+
+Each function of the public modules and each method of arrays is called with operands that span
+all devices. Whatever calls succeed must give arrays that are committed to all of these devices,
+and in two processes the same types and bits as in one; there a call may be refused only because it
+would have to bring a whole array together.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshard
+import meshard.numpy as mnp
+from meshard import lax, nn, random
+from meshard.errors import NotAddressableError
+from meshard.sharding import NamedSharding, P
+from meshard.testing import simulate
+from tests.worlds import alone, mesh, put
+
+MODULES = {
+    "numpy": mnp,
+    "linalg": mnp.linalg,
+    "fft": mnp.fft,
+    "lax": lax,
+    "nn": nn,
+    "random": random,
+    "Array": meshard.Array,
+}
+
+MADE_OF_NUMBERS = (
+    "numpy.arange numpy.diag_indices numpy.empty numpy.eye numpy.fromfunction numpy.identity "
+    "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
+    "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
+    "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes"
+)
+"""Functions whose arguments are shapes and numbers: where the result lies is not theirs to say."""
+
+ALONG_AN_AXIS = (
+    "all_gather all_gather_invariant all_to_all axis_index axis_size pbroadcast pcast pmax pmean "
+    "pmin ppermute pshuffle psum psum_scatter pswapaxes pvary ragged_all_to_all"
+)
+"""Functions that run only in the body of a `shard_map`."""
+
+OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
+"""Methods that are about one shard, or end the array's life."""
+
+A_RESULT_PER_OPERAND = {"numpy.meshgrid", "numpy.broadcast_arrays"}
+
+
+def _operands() -> dict[str, Any]:
+    matrix = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
+    everywhere = NamedSharding(mesh(), P())
+    return {
+        "m": put(matrix, "i"),
+        "h": put(matrix @ matrix.T, "j"),
+        "c": put(matrix + 1j, None, "i"),
+        "v": put(np.linspace(0.1, 0.9, 5), "i", uneven="balanced"),
+        "i": put(np.array([3, 0, 2, 1, 3]), "i", uneven="balanced"),
+        "w": put(np.arange(16).reshape(4, 4) % 4, "i"),
+        "b": put(np.array([True, False, True, True, False]), "i", uneven="balanced"),
+        "s": meshard.device_put(0.5, everywhere),
+        "n": meshard.device_put(2, everywhere),
+        "k": meshard.device_put(random.key(0), everywhere),
+    }
+
+
+TEXTS = (
+    "m; c; v; i; b; s; k; w; m m; v v; i i; b b; m m m; v v v; b v v; v i; k v; k s s; "
+    "k n s; s s 3; m 0; i 2; m 0 1; m (1,0); w w 0; m (4,4); v float32; k (3,)"
+)
+
+
+def _calls(has: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    literals = {"0": 0, "1": 1, "2": 2, "3": 3, "float32": "float32"}
+    tuples = {"(1,0)": (1, 0), "(4,4)": (4, 4), "(3,)": (3,)}
+    every = {**literals, **tuples, **has}
+    return [(text, [every[w] for w in text.split()]) for text in TEXTS.split("; ")]
+
+
+MOST = 4
+"""How many calls of a function that succeed in one process are tried in two."""
+
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "numpy.cross": lambda m, **_: mnp.cross(m[:, :3], m[:, 1:]),
+    "linalg.cross": lambda m, **_: mnp.linalg.cross(m[:, :3], m[:, 1:]),
+    "numpy.dsplit": lambda m, **_: mnp.dsplit(m[None], 2),
+    "numpy.full": lambda s, **_: mnp.full((2, 3), s),
+    "numpy.histogram": lambda v, s, i, **_: [
+        mnp.histogram(v, 3, (0, s)),
+        mnp.histogram(v, mnp.sort(i), weights=v),
+        mnp.histogram(mnp.zeros(3), mnp.unique(i), density=True),
+    ],
+    "numpy.array_equal": lambda v, m, **_: [mnp.array_equal(v, m), mnp.array_equal(m, [1])],
+    "numpy.repeat": lambda v, i, **_: mnp.repeat(v, i),
+    "numpy.select": lambda b, v, **_: mnp.select([b, ~b], [v, -v], 0),
+    "numpy.nonzero": lambda c, w, **_: [mnp.nonzero(c), mnp.nonzero(w, size=3)],
+    "Array.nonzero": lambda c, **_: c.nonzero(),
+    "Array.at": lambda w, b, v, **_: [w.at[1:3].add(1), v.at[b].set(0), w[w > 1], v[b], w.T, w.mT],
+    "Array.to_device": lambda m, **_: m.to_device(NamedSharding(mesh(), P("j"))),
+    "linalg.multi_dot": lambda m, **_: mnp.linalg.multi_dot([m, m, m]),
+    "lax.associative_scan": lambda m, **_: lax.associative_scan(lambda x, y: x + y, m),
+    "lax.map": lambda m, **_: lax.map(lambda x: x + 1, m),
+    "lax.split": lambda m, **_: lax.split(m, (1, 3)),
+    "lax.argmax": lambda m, **_: lax.argmax(m, 0, np.int32),
+    "lax.argmin": lambda m, **_: lax.argmin(m, 1, np.int32),
+    "lax.broadcast_in_dim": lambda v, **_: lax.broadcast_in_dim(v, (2, 5), (1,)),
+    "lax.cond": lambda m, **_: lax.cond(m[0, 0] > 0, lambda x: x, lambda x: -x, m),
+    "lax.switch": lambda n, m, **_: lax.switch(n, [lambda x: x, lambda x: -x], m),
+    "lax.dot_general": lambda m, **_: lax.dot_general(m, m, (((1,), (0,)), ((), ()))),
+    "lax.dynamic_slice": lambda m, n, **_: lax.dynamic_slice(m, (n, 0), (1, 2)),
+    "lax.dynamic_update_slice": lambda m, n, **_: lax.dynamic_update_slice(m, m[:1], (n, 0)),
+    "lax.dynamic_update_index_in_dim": lambda m, n, **_: lax.dynamic_update_index_in_dim(
+        m, m[0], n, 0
+    ),
+    "lax.dynamic_update_slice_in_dim": lambda m, n, **_: lax.dynamic_update_slice_in_dim(
+        m, m[:1], n, 0
+    ),
+    "lax.fori_loop": lambda m, **_: lax.fori_loop(0, 2, lambda i, x: x + i, m),
+    "lax.while_loop": lambda m, **_: lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x + 1, m),
+    "lax.scan": lambda m, v, **_: lax.scan(lambda c, x: (c + x, c), v[:4], m),
+    "lax.full": lambda s, **_: lax.full((3,), s),
+    "lax.index_take": lambda m, i, **_: lax.index_take(m, (i,), (0,)),
+    "lax.reduce": lambda v, **_: lax.reduce(v, 0.0, lax.add, (0,)),
+    "lax.reduce_and": lambda b, **_: lax.reduce_and(b, (0,)),
+    "lax.reduce_or": lambda b, **_: lax.reduce_or(b, (0,)),
+    "lax.reduce_xor": lambda i, **_: lax.reduce_xor(i, (0,)),
+    "lax.reduce_precision": lambda v, **_: lax.reduce_precision(v, 5, 10),
+    "lax.slice": lambda m, **_: lax.slice(m, (1, 0), (3, 2)),
+    "lax.squeeze": lambda m, **_: lax.squeeze(m[:1], (0,)),
+    "lax.with_sharding_constraint": lambda m, **_: lax.with_sharding_constraint(
+        m, NamedSharding(mesh(), P("j"))
+    ),
+    "random.ball": lambda k, **_: random.ball(k, 3),
+    "random.fold_in": lambda k, n, **_: random.fold_in(k, n),
+    "random.generalized_normal": lambda k, s, **_: random.generalized_normal(k, s, (2,)),
+    "random.orthogonal": lambda k, **_: random.orthogonal(k, 3),
+    "random.randint": lambda k, n, **_: random.randint(k, (3,), 0, n),
+    "random.multinomial": lambda k, v, **_: random.multinomial(k, 5.0, v / v.sum()),
+    "random.multivariate_normal": lambda k, v, h, **_: random.multivariate_normal(k, v[:4], h),
+    "random.triangular": lambda k, s, **_: random.triangular(k, 0.0, s, 1.0),
+    "random.wrap_key_data": lambda k, **_: random.wrap_key_data(random.key_data(k)),
+    "jit": lambda m, v, **_: meshard.jit(lambda x, y: (x, y, x + 1, 2.0, mnp.zeros(3), y[0]))(m, v),
+}
+
+
+def _arrays(found: Any) -> Iterator[meshard.Array]:
+    if isinstance(found, meshard.Array):
+        yield found
+    elif isinstance(found, dict):
+        for value in found.values():
+            yield from _arrays(value)
+    elif isinstance(found, (list, tuple)):
+        for value in found:
+            yield from _arrays(value)
+
+
+def _names() -> dict[str, Callable[..., Any]]:
+    found = {}
+    apart = {*MADE_OF_NUMBERS.split(), *OF_ONE_DEVICE.split()}
+    for module, members in MODULES.items():
+        names = getattr(members, "__all__", None) or [n for n in dir(members) if n[0] != "_"]
+        for name in names:
+            member, whole_name = getattr(members, name), f"{module}.{name}"
+            if not callable(member) or isinstance(member, type):
+                continue
+            if name not in ALONG_AN_AXIS.split() and whole_name not in apart:
+                found[whole_name] = member
+    return found
+
+
+def _told(x: meshard.Array) -> tuple[Any, dict[int, int]]:
+    """Return the type of an array, and a checksum of each piece that this process holds."""
+    order, sharding = [d.id for d in x.sharding.device_order], x.sharding
+    how = (sharding.spec, sharding.uneven) if isinstance(sharding, NamedSharding) else None
+    sums = {i: zlib.crc32(b.tobytes()) for i, b in enumerate(x._live()) if b is not None}
+    return (x.committed, order, how, x.shape, x.dtype), sums
+
+
+def _results(chosen: frozenset[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
+    """Return for each call, or each chosen one, its results, or how it was refused."""
+    has, found = _operands(), {}
+
+    def called(name: str, text: str, call: Callable[[], Any]) -> None:
+        if chosen is not None and (name, text) not in chosen:
+            return
+        with np.errstate(all="ignore"):
+            try:
+                result = call()
+            except Exception as error:
+                found[name, text] = error
+                return
+        found[name, text] = [_told(x) for x in _arrays(result)]
+
+    for name, case in SPECIAL.items():
+        called(name, "special", lambda case=case: case(**has))
+    for name, function in _names().items():
+        for text, operands in _calls(has):
+            if name in A_RESULT_PER_OPERAND and not set(text) <= set("mvcib "):
+                continue
+            called(name, text, lambda f=function, o=operands: f(*o))
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[tuple[str, str], Any]:
+    return alone(_results)
+
+
+def test_every_function_is_called(results: dict[tuple[str, str], Any]) -> None:
+    ran = {name for (name, _), found in results.items() if not isinstance(found, Exception)}
+    assert sorted(_names().keys() - ran) == []
+    refused = {name: f for (name, t), f in results.items() if t == "special" and name not in ran}
+    assert refused == {}
+
+
+def test_results_are_committed_to_the_devices_of_the_operands(
+    results: dict[tuple[str, str], Any],
+) -> None:
+    elsewhere = []
+    for call, found in results.items():
+        for (committed, order, *_), _ in [] if isinstance(found, Exception) else found:
+            if not committed or sorted(order) != list(range(8)):
+                elsewhere.append((*call, committed, order))
+    assert elsewhere == []
+
+
+def test_two_processes_give_what_one_gives(results: dict[tuple[str, str], Any]) -> None:
+    times: Counter[str] = Counter()
+    chosen = set()
+    for (name, text), alike in results.items():
+        if not isinstance(alike, Exception) and times[name] < MOST:
+            times[name] += 1
+            chosen.add((name, text))
+    for process in simulate(2, 4, partial(_results, frozenset(chosen)), deadline=120):
+        others = {}
+        for call, found in process.items():
+            alike = results[call]
+            if isinstance(found, NotAddressableError):
+                continue
+            if isinstance(found, Exception) or not _agree(found, alike):
+                others[call] = found, alike
+        assert others == {}
+
+
+def _agree(found: Any, alike: Any) -> bool:
+    """Whether results of one process are those of the other world, as far as it holds them."""
+    return len(found) == len(alike) and all(
+        own == other and sums.items() <= every.items()
+        for (own, sums), (other, every) in zip(found, alike, strict=True)
+    )
