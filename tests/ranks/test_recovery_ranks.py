@@ -27,18 +27,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("memory", [True, False], ids=["through memory", "as messages"])
 def test_ten_operations_follow_every_failure(memory: bool) -> None:
-    line = [
-        "-m",
-        "meshard",
-        "run",
-        "-n",
-        "3",
-        "--timeout",
-        "60",
-        "--",
-        "-m",
-        "tests.ranks.recovery",
-    ]
+    program = ["--devices-per-process", "1", "--", "-m", "tests.ranks.recovery"]
+    line = ["-m", "meshard", "run", "-n", "3", *program]
     done = subprocess.run(
         [sys.executable, *line],
         cwd=ROOT,
