@@ -218,16 +218,6 @@ def test_messages_of_another_kind_are_noticed():
         simulate(2, 1, program)
 
 
-@pytest.fixture
-def interrupts():
-    """Let SIGINT interrupt, which a shell has made a program ignore that runs in its background."""
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("interrupts come to the main thread only")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_an_interrupt_of_the_caller_ends_the_processes(interrupts):
     said: list[str] = []
     ended = threading.Event()
