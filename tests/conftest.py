@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -71,6 +73,16 @@ def jax() -> ModuleType:
     return pytest.importorskip(
         "jax", reason="no JAX wheel for this Python: what compares with JAX is skipped"
     )
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, also where a shell runs the tests in its background."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("interrupts come to the main thread only")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from meshard.errors import ArgumentError, IndexingError, ShapeError
 
 Ints = npt.NDArray[np.int64]
 FILL = -1
+DRAWN = settings().max_examples
 
 
 def read(by: DimMap, array: Ints) -> Ints:
@@ -123,7 +124,7 @@ def check_form(by: DimMap) -> None:
             assert len(set(both.tolist())) > 1, "two segments that are one"
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=5 * DRAWN)
 @given(st.data(), st.integers(0, 20))
 def test_a_chain_is_one_map_that_does_what_numpy_does(data: st.DataObject, n: int) -> None:
     array = np.arange(100, 100 + n)
@@ -145,7 +146,7 @@ def test_a_chain_is_one_map_that_does_what_numpy_does(data: st.DataObject, n: in
     assert whole.is_identity == (n == len(want) and np.array_equal(want, array))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * DRAWN)
 @given(chains())
 def test_composition_is_associative_and_identity_is_its_unit(chain: list[DimMap]) -> None:
     first, *rest = chain
@@ -162,7 +163,7 @@ def test_composition_is_associative_and_identity_is_its_unit(chain: list[DimMap]
     assert DimMap.identity(left.size).after(left) == left
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * DRAWN)
 @given(maps(), st.data())
 def test_equal_positions_make_equal_maps_however_they_were_segmented(
     by: DimMap, data: st.DataObject
@@ -196,7 +197,7 @@ def greedy(at: list[int]) -> int:
     return count
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * DRAWN)
 @given(st.lists(st.integers(0, 4), max_size=14))
 def test_segments_are_the_fewest(at: list[int]) -> None:
     made = DimMap.take(5, at)
@@ -205,7 +206,7 @@ def test_segments_are_the_fewest(at: list[int]) -> None:
     check_form(made)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * DRAWN)
 @given(maps(), st.data())
 def test_restrict_is_the_map_of_a_range(by: DimMap, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, by.size))
@@ -217,7 +218,7 @@ def test_restrict_is_the_map_of_a_range(by: DimMap, data: st.DataObject) -> None
     assert by.restrict(0, by.size) == by
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=3 * DRAWN)
 @given(maps(), st.data())
 def test_runs_reassemble_the_range_from_the_shards(by: DimMap, data: st.DataObject) -> None:
     cuts = data.draw(cuts_of(by.source_size))
@@ -247,7 +248,7 @@ def test_runs_reassemble_the_range_from_the_shards(by: DimMap, data: st.DataObje
         assert not (same and a.piece == b.piece)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=3 * DRAWN)
 @given(maps(), st.data())
 def test_image_cuts_keep_each_element_in_its_shard(by: DimMap, data: st.DataObject) -> None:
     cuts = data.draw(cuts_of(by.source_size))

@@ -150,13 +150,14 @@ def test_python_scalars_are_weak_and_numpy_scalars_are_not(name):
         scalars = [True, 2, np.int8(1), np.uint16(2)]
     else:
         scalars = [True, 2, 0.5, 1 + 2j, np.int8(3), np.float32(0.5), np.float64(2), np.True_]
-    cases = list(itertools.product([values(d) for d in NUMPYS], scalars))
+    operands = [values(d) for d in NUMPYS]
+    cases = list(itertools.product(operands, scalars))
 
     def body() -> Any:
         function = getattr(mnp, name)
         found = []
-        for x, scalar in cases:
-            array = put(x, None, "i")
+        arrays = [put(x, None, "i") for x in operands]
+        for array, scalar in itertools.product(arrays, scalars):
             found.append((attempt(function, array, scalar), attempt(function, scalar, array)))
         return [(collected(a), collected(b)) for a, b in found]
 

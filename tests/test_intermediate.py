@@ -1,5 +1,6 @@
 import math
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ def messages(hop):
     """The most messages that a device sends, and the most that it receives."""
     jobs = hop.jobs()
     links = {(int(a), int(b)) for a, b in zip(jobs.sender, jobs.receiver, strict=True)}
-    ends = [[link[side] for link in links] for side in (0, 1)]
-    return tuple(max(map(e.count, e), default=0) for e in ends)
+    counts = [Counter(link[side] for link in links) for side in (0, 1)]
+    return tuple(max(count.values(), default=0) for count in counts)
 
 
 def named(routes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -53,7 +54,9 @@ def theirs(jax: Any) -> Any:
 
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
         with jax.enable_x64(True):
-            found = getattr(jax.nn, name)(*args, **kwargs)
+            function = functools.partial(getattr(jax.nn, name), **kwargs)
+            numbers = [i for i, x in enumerate(args) if not isinstance(x, np.ndarray)]
+            found = jax.jit(function, static_argnums=numbers)(*args)
             return tuple(map(np.asarray, found)) if isinstance(found, tuple) else np.asarray(found)
 
     return call

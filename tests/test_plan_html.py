@@ -9,7 +9,7 @@ import pytest
 
 from meshard.plan import flow as flows
 from meshard.plan.flow import Flow, flow_of, stages
-from meshard.plan.html import flow_svg, page, plan_html
+from meshard.plan.html import flow_svg, page
 from meshard.plan.reshard import Leaf, Plan
 from tests.plans import PLANS, SMALL, laid
 
@@ -62,11 +62,12 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name, tmp_path):
     assert drawings
     for drawing in drawings:
         ElementTree.fromstring(drawing)
-    ElementTree.fromstring(plan._repr_html_())
+    element = plan._repr_html_()
+    ElementTree.fromstring(element)
+    assert element in text
     said = " ".join(reader.texts)
     for words in (f"{plan.bytes_moved:,}", "Before and after", "Bytes between devices", "Why so"):
         assert words in said
-    assert plan_html(plan) in page(plan)
 
 
 def test_the_alternatives_are_in_the_page():

@@ -165,24 +165,24 @@ sys.exit(3 if "fail" in sys.argv else 0)
 
 
 @needs_mpi
-@pytest.mark.parametrize("how", ["script", "module"])
-def test_a_program_runs(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "code"), [("script", 0), ("module", 3)])
+def test_a_program_runs(how: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(SCRIPT)
     program = ["told.py"] if how == "script" else ["--", "-m", "told"]
     options = ["-n", "3", "--devices-per-process", "2", "--timeout", "40"]
-    for extra, code in (["-x", "--", "y"], 0), (["fail"], 3):
-        done = subprocess.run(
-            [sys.executable, "-m", "meshard", "run", *options, *program, *extra],
-            cwd=tmp_path,
-            env={n: v for n, v in os.environ.items() if n != "MESHARD_NUM_DEVICES"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        expected = [f"{i} of 3: 2 of 6 {extra} 40" for i in range(3)]
-        assert sorted(x for x in done.stdout.splitlines() if x) == expected
+    given = ["-x", "--", "y", *(["fail"] if code else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "meshard", "run", *options, *program, *given],
+        cwd=tmp_path,
+        env={n: v for n, v in os.environ.items() if n != "MESHARD_NUM_DEVICES"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    expected = [f"{i} of 3: 2 of 6 {given} 40" for i in range(3)]
+    assert sorted(x for x in done.stdout.splitlines() if x) == expected
 
 
 class TestSupervising:

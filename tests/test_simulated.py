@@ -218,9 +218,7 @@ def test_messages_of_another_kind_are_noticed():
         simulate(2, 1, program)
 
 
-def test_an_interrupt_of_the_caller_ends_the_processes():
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("interrupts come to the main thread only")
+def test_an_interrupt_of_the_caller_ends_the_processes(interrupts):
     said: list[str] = []
     ended = threading.Event()
 

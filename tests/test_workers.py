@@ -118,10 +118,7 @@ def test_no_task_runs_after_the_return(workers):
     assert len(later) == count
 
 
-def test_an_interrupt_ends_the_tasks_before_it_is_raised(workers):
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("interrupts come to the main thread only")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def test_an_interrupt_ends_the_tasks_before_it_is_raised(workers, interrupts):
     running = threading.Event()
     ended: list[bool] = []
     mine = threading.get_ident()

@@ -99,10 +99,12 @@ def run(
     """
     start = time.perf_counter()
     example = load_example()
+    devices_per_process = _devices_per_process(devices)
     lines = SENTENCES if sentences is None else _read_sentences(sentences)
     weights_file, tokenizer_file = model_files(weights)
     with Weights(weights_file, expected_tensors(), optional=OPTIONAL) as checked_weights:
-        count, processes = _make_devices(devices), meshard.process_count()
+        settings.update("num_devices", devices_per_process)
+        count, processes = meshard.device_count(), meshard.process_count()
         out = show.console(quiet=meshard.process_index() != 0)
         where = "one process" if processes == 1 else f"{processes} processes"
         detail = f"{count} virtual devices in {where}, NumPy {np.__version__}, meshard "
@@ -127,8 +129,8 @@ def run(
     out.print(f"[bold green]All checks hold[/]  [dim]{time.perf_counter() - start:.1f} s[/]")
 
 
-def _make_devices(devices: int | None) -> int:
-    """Make the devices, each process of a job equally many; return how many there are."""
+def _devices_per_process(devices: int | None) -> int:
+    """Return how many devices each process gets of those asked for, or of the usual number."""
     size, given = job_size() or 1, settings.num_devices_given
     if devices is None:
         devices = DEVICES if DEVICES % size == 0 else size
@@ -139,8 +141,7 @@ def _make_devices(devices: int | None) -> int:
             f"--devices is {devices}, of which {size} processes cannot have equally many; take a "
             f"multiple of {size}"
         )
-    settings.update("num_devices", devices // size)
-    return meshard.device_count()
+    return devices // size
 
 
 def check_vectors(vectors: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

@@ -135,9 +135,7 @@ class Moving:
         if is_key(self.x):
             return self._finish_keys()
         result = made(self.shape, self.target, self.route.places, self.pieces)
-        if self.x.weak_type:
-            result.aval = result.aval.update(weak_type=True)
-        return result
+        return _weakly_typed(result) if self.x.weak_type else result
 
     def _finish_keys(self) -> Any:
         """Return the array of typed keys, which JAX makes of single-device arrays only."""
@@ -172,6 +170,15 @@ def made(
         return jax.make_array_from_callback(
             shape, sharding, lambda index: pieces[places[_ask(index)]]
         )
+
+
+def _weakly_typed(x: Any) -> Any:
+    """Return an array of the same buffers whose dtype gives way to that of another operand.
+
+    No public function of JAX makes one, and newer releases refuse to change the type of an array.
+    """
+    shards = [shard.data for shard in x.addressable_shards]
+    return type(x)(x.aval.update(weak_type=True), x.sharding, shards, committed=True)
 
 
 def _wide(dtype: np.dtype[Any]) -> AbstractContextManager[Any]:

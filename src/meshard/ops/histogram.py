@@ -43,7 +43,8 @@ def _bins_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 def _in_bins(x: Block, edges: Block, *weights: Block, bins: int, weighted: bool) -> Block:
     law = _bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0]
     own = weights[0].astype(law) if weighted else None
-    return np.histogram(x, edges, weights=own)[0].astype(law)
+    found: Block = np.histogram(x, edges, weights=own)[0].astype(law)
+    return found
 
 
 def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -> Block:

@@ -83,6 +83,9 @@ class PlanCache:
         hits, renamed, misses = self._counts
         return CacheStatistics(hits, renamed, misses, len(self._alike), self._limit)
 
+    def __repr__(self) -> str:
+        return f"PlanCache({self.statistics})"
+
     def clear(self) -> None:
         """Forget all plans and counts."""
         self._same.clear()
