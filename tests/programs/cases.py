@@ -1,7 +1,6 @@
 """All cases: importing this fills the table."""
 
-from tests.programs import elementwise as elementwise
-from tests.programs import shapes as shapes
-from tests.programs import reductions as reductions
-from tests.programs import algebra as algebra
-from tests.programs import control as control
+from tests.programs import algebra, control, elementwise, reductions, shapes
+from tests.programs.table import CASES
+
+__all__ = ["CASES", "algebra", "control", "elementwise", "reductions", "shapes"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.programs.draw import Draw, lay_of, letter_of
-from tests.programs.table import Call, case
+from tests.lays import Lay
+from tests.programs.draw import GRIDS, Draw, dtype_named, lay_of
+from tests.programs.table import CASES, Call, case
 
 
 def double(x: Any) -> Any:
@@ -116,7 +117,7 @@ def reduce(d: Draw, name: str) -> Call:
 
 SHAPED = (
     "normal uniform exponential cauchy gumbel laplace logistic maxwell rademacher"
-    " double_sided_maxwell weibull_min generalized_normal"
+    " generalized_normal"
 )
 CONSTANTS: dict[str, tuple[Any, ...]] = {
     "double_sided_maxwell": (0.5, 2.0),
@@ -141,8 +142,14 @@ CONSTANTS: dict[str, tuple[Any, ...]] = {
 }
 PARAMETRIC = (
     "bernoulli beta binomial chisquare f gamma geometric loggamma lognormal pareto poisson"
-    " rayleigh t triangular truncated_normal wald"
+    " rayleigh t triangular truncated_normal wald double_sided_maxwell weibull_min"
 )
+
+
+def seed(d: Draw) -> Any:
+    """Draw the seed of a key; that of a traced key is an operand."""
+    number = d.integer(0, 99)
+    return d.given(np.array(number)) if d.chance(0.4) else number
 
 
 def laid(d: Draw, shape: Any) -> dict[str, Any]:
@@ -151,20 +158,24 @@ def laid(d: Draw, shape: Any) -> dict[str, Any]:
     return {"lay": lay} if lay is not None and lay.grid else {}
 
 
-NO_SHARDING = {"binomial", "geometric_", "double_sided_maxwell", "weibull_min"}
+UNPLACED = {"binomial", "double_sided_maxwell", "weibull_min"}
 
 
 @case(f"random: {SHAPED}")
 def shaped(d: Draw, name: str) -> Call:
     shape = d.shape()
-    where = {} if name in NO_SHARDING else laid(d, shape)
-    return (d.integer(0, 99), *CONSTANTS.get(name, ()), shape), where
+    more = laid(d, shape)
+    if d.chance(0.4) and name != "rademacher":
+        more["dtype"] = dtype_named(d.one_of(["float32", "float16", "bfloat16"]))
+    if name == "uniform" and d.chance(0.4):
+        more["minval"] = d.given(d.rng.uniform(-1, 0, shape))
+    return (seed(d), *CONSTANTS.get(name, ()), shape), more
 
 
 @case("random: bits")
 def bits(d: Draw, name: str) -> Call:
     shape = d.shape()
-    return (d.integer(0, 99), shape, d.one_of(["uint8", "uint32", "uint64"])), laid(d, shape)
+    return (seed(d), shape, d.one_of(["uint8", "uint32", "uint64"])), laid(d, shape)
 
 
 @case("random: randint")
@@ -172,7 +183,7 @@ def randint(d: Draw, name: str) -> Call:
     shape = d.shape()
     high: Any = d.integer(4, 99)
     high = d.given(np.array(high)) if d.chance(0.3) else high
-    return (d.integer(0, 99), shape, -3, high, d.one_of(["int32", "int64"])), laid(d, shape)
+    return (seed(d), shape, -3, high, d.one_of(["int32", "int64"])), laid(d, shape)
 
 
 @case(f"random: {PARAMETRIC}", weight=0.5)
@@ -180,23 +191,25 @@ def parametric(d: Draw, name: str) -> Call:
     constants = CONSTANTS[name]
     shape = d.shape()
     if d.chance(0.5):
-        where = {} if name == "binomial" else laid(d, shape)
-        return (d.integer(0, 99), *constants, shape), where
+        more = {} if name in UNPLACED else laid(d, shape)
+        if name == "truncated_normal" and d.chance(0.5):
+            more["dtype"] = dtype_named(d.one_of(["float32", "float16", "bfloat16"]))
+        return (seed(d), *constants, shape), more
     chosen = d.integer(0, len(constants) - 1)
     args: list[Any] = list(constants)
     if isinstance(args[chosen], int):
         args[chosen] = d.given(np.full(shape, args[chosen]))
     else:
         args[chosen] = d.given(args[chosen] + d.rng.uniform(0, 0.2, shape))
-    return (d.integer(0, 99), *args), {}
+    return (seed(d), *args, *([shape] if name in UNPLACED else [])), {}
 
 
 @case("random: permutation")
 def permutation(d: Draw, name: str) -> Call:
     if d.chance(0.4):
-        return (d.integer(0, 99), d.integer(0, 20)), {}
+        return (seed(d), d.integer(0, 20)), {}
     x = d.array("bifc", shape=d.shape(1, 3))
-    return (d.integer(0, 99), x), {"axis": d.integer(0, d.value(x).ndim - 1)}
+    return (seed(d), x), {"axis": d.integer(0, d.value(x).ndim - 1)}
 
 
 @case("random: choice")
@@ -204,29 +217,29 @@ def choice(d: Draw, name: str) -> Call:
     size = d.integer(3, 9)
     replace = d.chance(0.5)
     more: dict[str, Any] = {"replace": replace}
-    if d.chance(0.4):
+    if d.chance(0.6):
         weights = d.rng.uniform(0.1, 1, size)
         more["p"] = d.given(weights / weights.sum())
     x = d.given(d.rng.permutation(99)[:size]) if d.chance(0.5) else size
-    return (d.integer(0, 99), x, (d.integer(0, 3),)), more
+    return (seed(d), x, (d.integer(0, 3),)), more
 
 
 @case("random: categorical")
 def categorical(d: Draw, name: str) -> Call:
     logits = d.given(d.rng.standard_normal((*d.shape(0, 2, least=1), d.integer(1, 5))))
-    return (d.integer(0, 99), logits), {}
+    return (seed(d), logits), {}
 
 
 @case("random: dirichlet", ulps=16)
 def dirichlet(d: Draw, name: str) -> Call:
     alpha = d.given(d.rng.uniform(0.5, 3, d.integer(1, 5)))
-    return (d.integer(0, 99), alpha, d.shape(0, 2)), {}
+    return (seed(d), alpha, d.shape(0, 2)), {}
 
 
 @case("random: multinomial")
 def multinomial(d: Draw, name: str) -> Call:
     weights = d.rng.uniform(0.1, 1, d.integer(1, 5))
-    return (d.integer(0, 99), d.integer(0, 20), d.given(weights / weights.sum())), {}
+    return (seed(d), d.integer(0, 20), d.given(weights / weights.sum())), {}
 
 
 @case("random: multivariate_normal", ulps=256, sums=True)
@@ -234,13 +247,13 @@ def multivariate_normal(d: Draw, name: str) -> Call:
     n = d.integer(1, 4)
     root = d.rng.standard_normal((n, n))
     mean, covariance = d.given(d.rng.standard_normal(n)), d.given(root @ root.T + np.eye(n))
-    return (d.integer(0, 99), mean, covariance, d.shape(0, 2)), {}
+    return (seed(d), mean, covariance, d.shape(0, 2)), {}
 
 
 @case("random: ball orthogonal", ulps=256, sums=True)
 def solids(d: Draw, name: str) -> Call:
     shape = d.shape(0, 2, most=12)
-    return (d.integer(0, 99), d.integer(1, 4)), {"shape": shape}
+    return (seed(d), d.integer(1, 4)), {"shape": shape}
 
 
 @case("random: split fold_in key_data wrap_key_data clone")
@@ -248,9 +261,13 @@ def keys(d: Draw, name: str) -> Call:
     count: Any = d.integer(0, 5)
     if name == "fold_in" and d.chance(0.5):
         count = d.given(np.array(count))
-    return (d.integer(0, 99), *((count,) if name in ("split", "fold_in") else ())), {}
+    return (seed(d), *((count,) if name in ("split", "fold_in") else ())), {}
 
 
-def is_number(value: Any) -> bool:
-    """Whether an array is one of integers or floats."""
-    return letter_of(value) in "if"
+@case(f"mapped: {SHAPED} {PARAMETRIC} bits randint choice permutation", weight=0.2)
+def mapped(d: Draw, name: str) -> Call:
+    call = CASES[f"random.{name}"].draw(d)
+    assert call is not None
+    args, kwargs = call
+    kwargs.pop("lay", None)
+    return args, {**kwargs, "grid": Lay(d.team, d.one_of(GRIDS[len(d.team)]))}

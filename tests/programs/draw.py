@@ -36,7 +36,10 @@ KINDS = {
 """Dtypes by a letter: narrow integers are ``n``, bfloat16 is ``h``, the 8-bit floats are ``s``."""
 ALL = "binfhsc"
 SIZES = (4, 1, 3, 8, 2, 5, 0, 7, 11)
-TEAMS = ((0, 1, 2, 3, 4, 5, 6, 7), (5, 0, 3, 6, 1, 4, 7, 2), (0, 1, 2, 3), (6, 3, 5, 4), (7, 2))
+TEAMS = ((0, 1, 2, 3, 4, 5, 6, 7), (5, 0, 3, 6, 1, 4, 7, 2), (6, 3, 5, 4), (7, 2))
+"""Sets of devices; in two processes of four, both have some of each."""
+ASIDE = (0, 3, 2, 1)
+"""Devices of one process only, when there are two."""
 GRIDS = {8: [(8,), (4, 2), (2, 4), (2, 2, 2)], 4: [(4,), (2, 2), (1, 4)], 2: [(2,), (2, 1)]}
 
 
@@ -212,11 +215,12 @@ def numbers(rng: np.random.Generator, shape: Sequence[int], name: str, domain: s
 class Draw:
     """Draws one program; what draws a step asks it for operands and choices."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, team: tuple[int, ...] | None = None) -> None:
         self.rng = rng
         self.values: list[np.ndarray] = []
         self.program = Program()
-        self.team = TEAMS[rng.integers(len(TEAMS))] if rng.random() < 0.4 else TEAMS[0]
+        some = TEAMS[rng.integers(len(TEAMS))] if rng.random() < 0.4 else TEAMS[0]
+        self.team = team or some
         self.fresh: list[np.ndarray] = []
 
     def one_of(self, choices: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ def _one(d: Draw, kinds: str, domain: str = "any") -> Call:
 @case(
     "numpy: isnan isinf isfinite logical_not conjugate conj positive negative"
     " square copy real imag isreal iscomplex iscomplexobj isrealobj"
-    " lax: neg square conj is_finite stop_gradient optimization_barrier"
+    " lax: real imag neg square conj is_finite stop_gradient optimization_barrier"
     " nn: identity"
 )
 def anything(d: Draw, name: str) -> Call:

@@ -221,6 +221,14 @@ class _Lax:
         return getattr(NUMPY, name)
 
     @staticmethod
+    def real(x: Any) -> Any:
+        return np.real(x)
+
+    @staticmethod
+    def imag(x: Any) -> Any:
+        return np.imag(x)
+
+    @staticmethod
     def stop_gradient(x: Any) -> Any:
         return x
 
@@ -619,6 +627,8 @@ class _Array:
     def getitem(x: Any, index: Any) -> Any:
         return x[index]
 
+    select = getitem
+
     @staticmethod
     def set(x: Any, index: Any, values: Any) -> Any:
         out = x.copy()
@@ -666,7 +676,8 @@ class _Random:
         self._drawn: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        def draw(*args: Any, lay: Any = None, **kwargs: Any) -> Any:
+        def draw(*args: Any, lay: Any = None, grid: Any = None, **kwargs: Any) -> Any:
+            args = (int(args[0]), *args[1:])
             asked = repr((name, args, kwargs))
             if asked not in self._drawn:
                 self._drawn[asked] = alone(lambda: on_one_device(name, args, kwargs), 1)
@@ -675,7 +686,7 @@ class _Random:
         return draw
 
 
-def random_call(name: str, seed: int, *args: Any, **kwargs: Any) -> Any:
+def random_call(name: str, seed: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function of `meshard.random` with the key of a seed; return plain numbers."""
     key = random.key(seed)
     if name == "wrap_key_data":
@@ -691,3 +702,4 @@ def on_one_device(name: str, args: Any, kwargs: Any) -> Any:
 
 NUMPY = _NumPy()
 MODEL = SimpleNamespace(numpy=NUMPY, lax=_Lax(), nn=_NN(), array=_Array(), random=_Random())
+MODEL.mapped = MODEL.random

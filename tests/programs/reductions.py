@@ -47,7 +47,7 @@ def total(d: Draw, name: str) -> Call:
 
 @case("numpy: prod", ulps=64, sums=True)
 def product(d: Draw, name: str) -> Call:
-    x, axis = reduced(d, "bifc", "small")
+    x, axis = reduced(d, "bifc", d.one_of(["small", "positive"]))
     return (x,), {"axis": axis, "keepdims": d.chance(0.3)}
 
 
@@ -140,7 +140,8 @@ def without_nan(d: Draw, name: str) -> Call:
 
 @case("numpy: average", ulps=32, sums=True)
 def average(d: Draw, name: str) -> Call:
-    x, axis = reduced(d, "f", "finite", empty=False)
+    x = d.array("if", domain="finite", ok=lambda v: v.size > 0)
+    axis = d.axis(d.value(x).ndim) if d.value(x).ndim and d.chance(0.6) else None
     more = {"weights": d.array("f", shape=d.value(x).shape, domain="positive")}
     return (x,), {"axis": axis, "keepdims": d.chance(0.3), **(more if d.chance(0.5) else {})}
 
@@ -158,6 +159,7 @@ def quantile(d: Draw, name: str) -> Call:
     axis = axis if d.value(x).ndim > 1 else None
     top = 1 if name == "quantile" else 100
     q = d.one_of([0.0, 0.25 * top, [0.0, 0.5 * top, top]])
+    q = d.given(np.asarray(q)) if d.chance(0.4) else q
     methods = ["linear", "lower", "higher", "midpoint", "nearest"]
     return (x, q), {"axis": axis, "method": d.one_of(methods), "keepdims": d.chance(0.3)}
 
@@ -257,7 +259,8 @@ def top_k(d: Draw, name: str) -> Call:
     return (x, d.integer(0, value.shape[axis])), {"axis": axis}
 
 
-@case("numpy: searchsorted digitize")
+@case("numpy: searchsorted")
+@case("numpy: digitize", eager=True)
 def search(d: Draw, name: str) -> Call:
     kind = d.one_of("if")
     edges = np.sort(d.value(d.array(kind, shape=(d.integer(1, 9),), domain="small")))
@@ -279,12 +282,14 @@ def isin(d: Draw, name: str) -> Call:
 def unique(d: Draw, name: str) -> Call:
     x = d.array("bifc", domain="tame")
     names = ["return_index", "return_inverse", "return_counts"]
+    if d.chance(0.3) and d.value(x).size:
+        return (x,), {"size": d.integer(1, 9)}
     return (x,), {n: True for n in names if d.chance(0.3)}
 
 
 @case("numpy: unique_all unique_counts unique_inverse unique_values", eager=True, ulps=0)
 def uniques(d: Draw, name: str) -> Call:
-    return (d.array("bif", domain="tame"),), {}
+    return (d.array("bif", domain="finite"),), {}
 
 
 @case("numpy: union1d intersect1d setdiff1d setxor1d", eager=True, ulps=0)

@@ -248,13 +248,11 @@ def take_along(d: Draw, name: str) -> Call:
     return (x, places(d, shape[axis], own)), {"axis": axis}
 
 
-def index(d: Draw, shape: Any, arrays: bool = True) -> tuple[Any, ...]:
+def index(d: Draw, shape: Any, arrays: float = 0.4) -> tuple[Any, ...]:
     """Draw an index: numbers, slices, an ellipsis, new dims, arrays of positions, a mask."""
-    if arrays and shape and d.chance(0.1):
-        return (d.given(d.rng.random(shape) < 0.4),)
     found: list[Any] = []
     own = d.shape(0, 2, most=6)
-    many = arrays and d.chance(0.4)
+    many = d.chance(arrays)
     for n in shape[: d.integer(0, len(shape))]:
         kind = d.integer(0, 4)
         if kind == 0 and n:
@@ -279,13 +277,19 @@ def getitem(d: Draw, name: str) -> Call:
     return (x, index(d, shape)), {}
 
 
-@case("array: set add multiply min max", weight=2, ulps=4, sums=True)
+@case("array: select", eager=True)
+def select(d: Draw, name: str) -> Call:
+    x, shape = _some(d, 1)
+    return (x, d.array("b", shape=shape[: d.integer(1, len(shape))])), {}
+
+
+@case("array: set add multiply min max", weight=3, ulps=4, sums=True)
 def update(d: Draw, name: str) -> Call:
     kinds = {"set": ALL, "add": "if", "multiply": "if", "min": "ifh", "max": "ifh"}[name]
     x, shape = _some(d, kinds=kinds, domain="any" if name == "set" else "tame")
-    where = index(d, shape, arrays=d.chance(0.4) and name != "set")
-    if any(isinstance(i, Ref) and d.value(i).dtype == bool for i in where):
-        return (x, where, d.integer(0, 3)), {}
+    if shape and d.chance(0.1):
+        return (x, d.array("b", shape=shape), 1), {}
+    where = index(d, shape, arrays=0 if name == "set" else 0.7)
     if d.chance(0.3):
         return (x, where, d.integer(0, 2) if letter_of(d.value(x)) != "b" else True), {}
     probe = d.value(x)[tuple(d.value(i) if isinstance(i, Ref) else i for i in where)]
@@ -297,7 +301,8 @@ def update(d: Draw, name: str) -> Call:
     return (x, where, values), {}
 
 
-@case("numpy: choose select")
+@case("numpy: choose", eager=True)
+@case("numpy: select")
 def chosen(d: Draw, name: str) -> Call:
     shape = d.shape(0, 3)
     if name == "choose":
@@ -338,7 +343,8 @@ def compress(d: Draw, name: str) -> Call:
 
 @case("numpy: nonzero flatnonzero argwhere", eager=True)
 def positions(d: Draw, name: str) -> Call:
-    return (_some(d, 1, 3)[0],), {}
+    known = {"size": d.integer(0, 9), "fill_value": d.integer(0, 2)} if d.chance(0.5) else {}
+    return (_some(d, 1, 3)[0],), known
 
 
 @case("lax: slice")

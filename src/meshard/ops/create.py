@@ -391,8 +391,8 @@ def linspace(
     if not hasattr(num, "__index__") or num.__index__() < 0:
         raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
     count = num.__index__()
-    if is_traced(start, stop):
-        values, step = _traced_line(start, stop, count, endpoint, axis)
+    if is_traced(start, stop) or any(isinstance(v, Array) for v in (start, stop)):
+        values, step = _line_between(start, stop, count, endpoint, axis)
         line = array(_whole(values, dtype), device=device)
         return (line, step) if retstep else line
     first, last = _number(start), _number(stop)
@@ -431,14 +431,14 @@ def _whole(values: Any, dtype: Any) -> Any:
     return (bind("floor", values) if wanted.kind in "iu" else values).astype(wanted, copy=False)
 
 
-def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
-    """Return evenly spaced numbers between traced ends, and their distance."""
+def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
+    """Return evenly spaced numbers between ends that are arrays, and their distance."""
     parts = count - 1 if endpoint else count
     first, last = broadcast_arrays(*[bind("multiply", v, 1.0) for v in (start, stop)])
     step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
     rank = first.ndim + 1
     at = axis % rank
-    counted = arange(count).reshape((-1,) + (1,) * (rank - at - 1))
+    counted = arange(count, dtype=step.dtype).reshape((-1,) + (1,) * (rank - at - 1))
     first, last, wide = (expand_dims(v, at) for v in (first, last, step))
     line = (
         counted * wide + first

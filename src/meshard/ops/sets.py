@@ -342,12 +342,13 @@ def setdiff1d(
 
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
     """
-    x, y = _both(ar1, ar2)
+    x, y = ravel(as_array(ar1)), _both(ar1, ar2)[1]
+    missing = lambda v, known: isin(v.astype(y.dtype), known, invert=True)  # noqa: E731
     if size is not None:
         fill = 0 if fill_value is None else fill_value
-        return _sized_set(x, size, fill, lambda v: isin(v, y, invert=True))
+        return _sized_set(x, size, fill, lambda v: missing(v, y))
     values = unique(x)
-    return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
+    return kept(missing(values, _known_set("setdiff1d", y)), values)[0]
 
 
 def setxor1d(
@@ -362,9 +363,9 @@ def setxor1d(
 
     Takes what `union1d` takes.
     """
-    if size is None:
-        return unique(concatenate([setdiff1d(ar1, ar2), setdiff1d(ar2, ar1)]))
     x, y = _both(ar1, ar2)
+    if size is None:
+        return unique(concatenate([setdiff1d(x, y), setdiff1d(y, x)]))
     one = lambda v: bind("not_equal", isin(v, x), isin(v, y))  # noqa: E731
     return _sized_set(concatenate([x, y]), size, fill_value, one)
 

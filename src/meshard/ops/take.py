@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
@@ -13,7 +14,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .concrete import concrete, is_traced
-from .dtypes import same_dtype
+from .dtypes import is_float, same_dtype
 from .index import joined, positions, whole_numbers
 from .reduce import normalised_axes
 from .registry import Bounds, Op, Operand, Params, Partial, RuleText, register
@@ -23,17 +24,18 @@ __all__ = ["gap", "take", "take_along_axis"]
 
 
 def gap(dtype: Any, fill_value: Any) -> Any:
-    """Return what stands where a position lies outside: NaN, or the least integer."""
+    """Return what stands where a position is out of bounds.
+
+    That is NaN, the least signed or the greatest unsigned integer, or True.
+    """
     if fill_value is not None:
         return as_array(fill_value).astype(dtype, copy=False)
-    if dtype.kind in "biu":
-        return np.asarray(True if dtype.kind == "b" else _farthest(dtype), dtype)
-    return np.asarray(np.nan, dtype)
-
-
-def _farthest(dtype: Any) -> int:
-    limits = np.iinfo(dtype)
-    return int(limits.max if dtype.kind == "u" else limits.min)
+    if dtype.kind == "b":
+        return np.asarray(True)
+    if is_float(dtype) or dtype.kind == "c":
+        return np.asarray(np.nan, dtype)
+    limits = ml_dtypes.iinfo(dtype)  # which knows the integers of fewer than 8 bits too
+    return np.asarray(limits.min or limits.max, dtype)
 
 
 def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
