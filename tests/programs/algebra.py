@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from typing import Any
 
@@ -188,7 +189,7 @@ def matrix_power(d: Draw, name: str) -> Call:
 @case("numpy.linalg: multi_dot", **LINEAR)
 def multi_dot(d: Draw, name: str) -> Call:
     sizes = [d.integer(1, 5) for _ in range(d.integer(3, 5))]
-    shapes = zip(sizes[:-1], sizes[1:], strict=True)
+    shapes = itertools.pairwise(sizes)
     return ([d.given(d.rng.standard_normal(s)) for s in shapes],), {}
 
 

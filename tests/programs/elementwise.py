@@ -30,7 +30,7 @@ def _one(d: Draw, kinds: str, domain: str = "any") -> Call:
 )
 def anything(d: Draw, name: str) -> Call:
     kinds = {"positive": "infhsc", "negative": "infhsc", "neg": "infhsc", "conj": "infhsc"}
-    return _one(d, {"square": "ifhsc", "is_finite": "fhsc"}.get(name, kinds.get(name, ALL)))
+    return _one(d, {"square": "infhsc", "is_finite": "fhsc"}.get(name, kinds.get(name, ALL)))
 
 
 @case(
@@ -142,7 +142,13 @@ def pair(d: Draw, kinds: str, domain: str = "any", scalars: bool = True) -> list
     " lax: add sub mul max min eq ne lt le gt ge"
 )
 def binary(d: Draw, name: str) -> Call:
-    kinds = {"subtract": "ifhsc", "sub": "ifhsc", "add": ALL, "multiply": "bifhs", "mul": "bifhs"}
+    kinds = {
+        "subtract": "infhsc",
+        "sub": "infhsc",
+        "add": ALL,
+        "multiply": "binfhs",
+        "mul": "binfhs",
+    }
     return tuple(pair(d, kinds.get(name, ALL))), {}
 
 
@@ -154,13 +160,17 @@ def quotients(d: Draw, name: str) -> Call:
     return tuple(pair(d, "bifhs" if d.chance(0.8) else "c", "finite")), {}
 
 
-@case("numpy: floor_divide remainder mod fmod divmod fmax fmin copysign nextafter heaviside lax: rem nextafter")
+@case(
+    "numpy: floor_divide remainder mod fmod divmod fmax fmin copysign nextafter heaviside lax: rem nextafter"
+)
 def of_reals(d: Draw, name: str) -> Call:
     kinds = {"copysign": "f", "nextafter": "f", "heaviside": "f", "fmax": "bifhc", "fmin": "bifhc"}
     return tuple(pair(d, kinds.get(name, "ifh"))), {}
 
 
-@case("numpy: power pow float_power arctan2 atan2 hypot logaddexp logaddexp2 lax: pow atan2", ulps=8)
+@case(
+    "numpy: power pow float_power arctan2 atan2 hypot logaddexp logaddexp2 lax: pow atan2", ulps=8
+)
 def powers(d: Draw, name: str) -> Call:
     domain = "positive" if "pow" in name else "any"
     kinds = "f" if name in ("float_power", "lax.pow", "logaddexp2") else "fh"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.lays import Lay
-from tests.programs.draw import Program, Ref, Step
+from tests.programs.draw import Program, Ref, Step, dtype_named, letter_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,11 @@ class Known:
 KNOWN = (
     Known(
         "The parts of a complex array without dims have the shape (1,).",
-        ("lax.real", "lax.imag", *(f"numpy.{n}" for n in ("real", "imag", "angle", "iscomplex", "isreal"))),
+        (
+            "lax.real",
+            "lax.imag",
+            *(f"numpy.{n}" for n in ("real", "imag", "angle", "iscomplex", "isreal")),
+        ),
         lambda operands, kwargs: operands[0].ndim == 0 and operands[0].dtype.kind == "c",
         (np.array(1 + 2j), "numpy.real", (), {}),
     ),
@@ -55,6 +59,16 @@ KNOWN = (
         ("numpy.median", "numpy.quantile", "numpy.percentile"),
         lambda operands, kwargs: 0 in operands[0].shape,
         (np.zeros((0, 3)), "numpy.median", (), {"axis": 1}),
+    ),
+    Known(
+        "Integers of fewer than 8 bits become int8.",
+        (
+            *(f"numpy.{n}" for n in ("negative", "absolute", "abs", "sign", "positive", "square")),
+            *(f"numpy.{n}" for n in ("conj", "conjugate")),
+            *(f"lax.{n}" for n in ("neg", "abs", "sign", "square", "conj")),
+        ),
+        lambda operands, kwargs: letter_of(operands[0]) == "n",
+        (np.ones(3, dtype_named("uint4")), "lax.neg", (), {}),
     ),
     Known(
         "A traced histogram has edges of 64 bits.",

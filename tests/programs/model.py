@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import scipy.special
 
@@ -34,6 +35,19 @@ def _weak(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _closed(ufunc: np.ufunc) -> Callable[..., Any]:
+    """Let the integers of fewer than 8 bits stay what they are, as those of 8 bits do."""
+
+    def call(x: Any) -> Any:
+        if LETTERS.get(getattr(x, "dtype", None)) != "n":
+            return _weak(ufunc)(x)
+        limits, found = ml_dtypes.iinfo(x.dtype), ufunc(x.astype(np.int64)) - 0
+        span = limits.max - limits.min + 1
+        return ((found - limits.min) % span + limits.min).astype(np.int8).astype(x.dtype)
+
+    return call
+
+
 class _Linalg:
     """NumPy's linear algebra."""
 
@@ -51,6 +65,14 @@ class _NumPy:
 
     linalg: Any = _Linalg()
     fft: Any = np.fft
+
+    negative, positive, square, absolute, abs, sign, conj, conjugate = (
+        staticmethod(_closed(f))
+        for f in (
+            *(np.negative, np.positive, np.square, np.absolute, np.absolute),
+            *(np.sign, np.conjugate, np.conjugate),
+        )
+    )
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
@@ -156,7 +178,7 @@ def _rounded(x: Any) -> Any:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    if np.result_type(x, y).kind not in "biu":
+    if x.dtype.kind not in "biu" or y.dtype.kind not in "biu":
         return np.divide(x, y)
     down = np.floor_divide(x, y)
     rest = (np.multiply(down, y) != x) & (np.less(x, 0) != np.less(y, 0)) & (y != 0)
@@ -195,13 +217,17 @@ def _bitcast(x: Any, new_dtype: Any) -> Any:
     rows = np.ascontiguousarray(x).reshape(x.shape) if x.ndim else x.reshape(1)
     if x.dtype.itemsize == wanted.itemsize:
         return rows.view(wanted).reshape(x.shape)
-    return rows.reshape(-1).view(wanted).reshape(*x.shape, -1 if x.size else x.dtype.itemsize // wanted.itemsize)
+    return (
+        rows.reshape(-1)
+        .view(wanted)
+        .reshape(*x.shape, -1 if x.size else x.dtype.itemsize // wanted.itemsize)
+    )
 
 
 class _Lax:
     """What jax.lax defines, in NumPy."""
 
-    neg, sub = staticmethod(_weak(np.negative)), staticmethod(_weak(np.subtract))
+    neg, sub = staticmethod(_closed(np.negative)), staticmethod(_weak(np.subtract))
     mul, max = staticmethod(_weak(np.multiply)), staticmethod(_weak(np.maximum))
     min = staticmethod(_weak(np.minimum))
     eq, ne, lt, le = np.equal, np.not_equal, np.less, np.less_equal
@@ -269,7 +295,6 @@ class _Lax:
     @staticmethod
     def clamp(low: Any, x: Any, high: Any) -> Any:
         return np.minimum(np.maximum(x, low), high)
-
 
     @staticmethod
     def reshape(x: Any, sizes: Any) -> Any:
@@ -350,7 +375,9 @@ class _Lax:
 
     def dynamic_slice_in_dim(self, x: Any, start: Any, size: int, axis: int) -> Any:
         starts = [start if i == axis else 0 for i in range(x.ndim)]
-        return self.dynamic_slice(x, starts, [size if i == axis else n for i, n in enumerate(x.shape)])
+        return self.dynamic_slice(
+            x, starts, [size if i == axis else n for i, n in enumerate(x.shape)]
+        )
 
     def dynamic_index_in_dim(self, x: Any, index: Any, axis: int, keepdims: bool) -> Any:
         found = self.dynamic_slice_in_dim(x, index, 1, axis)
@@ -365,8 +392,7 @@ class _Lax:
 
     @staticmethod
     def index_take(x: Any, places: Any, axes: Any) -> Any:
-        found = np.moveaxis(x, axes, range(len(axes)))[tuple(places)]
-        return found
+        return np.moveaxis(x, axes, range(len(axes)))[tuple(places)]
 
     @staticmethod
     def iota(dtype: Any, size: int) -> Any:
@@ -375,7 +401,6 @@ class _Lax:
     @staticmethod
     def broadcasted_iota(dtype: Any, shape: Any, dim: int) -> Any:
         return np.indices(shape)[dim].astype(dtype)
-
 
     @staticmethod
     def argmax(x: Any, axis: int, dtype: Any) -> Any:
@@ -411,7 +436,6 @@ class _Lax:
     @staticmethod
     def cumlogsumexp(x: Any, axis: int, reverse: bool) -> Any:
         return _running(np.logaddexp, x, axis, reverse)
-
 
     @staticmethod
     def cond(pred: Any, yes: Any, no: Any, x: Any) -> Any:
@@ -468,9 +492,7 @@ for _name, _ufunc in (
     setattr(
         _Lax,
         _name,
-        staticmethod(
-            lambda x, axis, reverse, ufunc=_ufunc: _running(ufunc, x, axis, reverse)
-        ),
+        staticmethod(lambda x, axis, reverse, ufunc=_ufunc: _running(ufunc, x, axis, reverse)),
     )
 for _name, _ufunc in (
     ("sum", np.add),
@@ -579,7 +601,6 @@ class _NN:
     def log1mexp(x: Any) -> Any:
         return np.where(x < math.log(2), np.log(-np.expm1(-x)), np.log1p(-np.exp(-x)))
 
-
     @staticmethod
     def softmax(x: Any, axis: int) -> Any:
         return scipy.special.softmax(x, axis)
@@ -634,7 +655,6 @@ class _Array:
         out = x.copy()
         out[index] = values
         return out
-
 
     @staticmethod
     def eigh(x: Any) -> Any:

@@ -205,7 +205,7 @@ def trapezoid(d: Draw, name: str) -> Call:
 @case("numpy: cov corrcoef", ulps=256, sums=True)
 def covariances(d: Draw, name: str) -> Call:
     x = d.given(d.rng.standard_normal((d.integer(1, 5), d.integer(3, 9))))
-    return (x,), {"rowvar": d.chance(0.5) and d.value(x).shape[0] > 2 or name == "cov"}
+    return (x,), {"rowvar": (d.chance(0.5) and d.value(x).shape[0] > 2) or name == "cov"}
 
 
 # sorts

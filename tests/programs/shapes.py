@@ -168,9 +168,7 @@ def joined(d: Draw, low: int, high: int = 3, same: bool = False) -> tuple[list[R
     for _ in range(d.integer(0, 3)):
         size = d.integer(0, 4)
         wanted = shape if same else tuple(size if i == axis else n for i, n in enumerate(shape))
-        arrays.append(
-            d.array(kinds, shape=wanted, ok=lambda v: len(kinds) > 1 or v.dtype == own)
-        )
+        arrays.append(d.array(kinds, shape=wanted, ok=lambda v: len(kinds) > 1 or v.dtype == own))
     return arrays, axis
 
 
@@ -447,7 +445,9 @@ def full_like(d: Draw, name: str) -> Call:
 @case("numpy: arange")
 def arange(d: Draw, name: str) -> Call:
     start = d.integer(-3, 3)
-    return (start, start + d.integer(0, 20), d.integer(1, 3)), {"dtype": d.one_of([int, np.float32])}
+    return (start, start + d.integer(0, 20), d.integer(1, 3)), {
+        "dtype": d.one_of([int, np.float32])
+    }
 
 
 @case("numpy: linspace", ulps=4, sums=True)
