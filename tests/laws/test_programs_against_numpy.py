@@ -264,7 +264,8 @@ WITHOUT_EFFECT = [
     ("flat", "two elements change places"),  # its map says the size alone
     ("reshape", "a cell is one element off"),  # a cell's parameters are its shape alone
     ("broadcast_to", "a cell is one element off"),
-    ("interpolate_at", "another dtype"),  # what it gives is converted
+    ("interpolate", "another dtype"),  # what it gives is converted
+    ("interpolate_at", "another dtype"),
 ]
 
 

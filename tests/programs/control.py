@@ -155,7 +155,7 @@ def seed(d: Draw) -> Any:
 def laid(d: Draw, shape: Any) -> dict[str, Any]:
     """Draw where random numbers are laid out."""
     lay = lay_of(d.rng, shape, d.team)
-    return {"lay": lay} if lay is not None and lay.grid else {}
+    return {"lay": lay} if lay is not None and (lay.grid or lay.boxes) else {}
 
 
 UNPLACED = {"binomial", "double_sided_maxwell", "weibull_min"}

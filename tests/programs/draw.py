@@ -103,7 +103,8 @@ class Program:
 
     def __str__(self) -> str:
         lines = [
-            f"v{i} = np.array({v.tolist()!r}, {v.dtype.name!r}).reshape({v.shape})  # {self.lays[i]}"
+            f"v{i} = np.array({v.tolist()!r}, {v.dtype.name!r}).reshape({v.shape})  "
+            f"  # {self.lays[i]}"
             for i, v in self.inputs.items()
         ]
         return "\n".join([*lines, *map(repr, self.steps)])
@@ -148,6 +149,8 @@ def lay_of(rng: np.random.Generator, shape: Sequence[int], team: Sequence[int]) 
         return None
     if kind < 0.12:
         return Lay()
+    if kind < 0.2:
+        return Lay(boxes=boxes_of(rng, shape, team))
     grid = GRIDS[len(team)][rng.integers(len(GRIDS[len(team)]))]
     dims: list[list[str]] = [[] for _ in shape]
     shards = [1] * len(shape)
@@ -167,6 +170,22 @@ def lay_of(rng: np.random.Generator, shape: Sequence[int], team: Sequence[int]) 
     else:
         rule = str(rule)
     return Lay(tuple(team), grid, tuple(tuple(d) if d else None for d in dims), rule)
+
+
+def boxes_of(
+    rng: np.random.Generator, shape: Sequence[int], team: Sequence[int]
+) -> tuple[tuple[int, tuple[slice, ...]], ...]:
+    """Draw a box for each device: cut up at random, some with all of it."""
+    boxes = [tuple(slice(0, n) for n in shape)]
+    while len(boxes) < len(team) and shape and rng.random() < 0.8:
+        box = boxes.pop(int(rng.integers(len(boxes))))
+        dim = int(rng.integers(len(shape)))
+        at = int(rng.integers(box[dim].start, box[dim].stop + 1))
+        for part in (slice(box[dim].start, at), slice(at, box[dim].stop)):
+            boxes.append((*box[:dim], part, *box[dim + 1 :]))
+    whole = tuple(slice(0, n) for n in shape)
+    boxes += [whole] * (len(team) - len(boxes))
+    return tuple((int(team[i]), boxes[n]) for n, i in enumerate(rng.permutation(len(team))))
 
 
 def numbers(rng: np.random.Generator, shape: Sequence[int], name: str, domain: str) -> np.ndarray:

@@ -161,7 +161,8 @@ def quotients(d: Draw, name: str) -> Call:
 
 
 @case(
-    "numpy: floor_divide remainder mod fmod divmod fmax fmin copysign nextafter heaviside lax: rem nextafter"
+    "numpy: floor_divide remainder mod fmod divmod fmax fmin copysign nextafter heaviside"
+    " lax: rem nextafter"
 )
 def of_reals(d: Draw, name: str) -> Call:
     kinds = {"copysign": "f", "nextafter": "f", "heaviside": "f", "fmax": "bifhc", "fmin": "bifhc"}

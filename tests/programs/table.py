@@ -1,4 +1,4 @@
-"""The table of cases: for each public function how a call of it is drawn, and how it is compared."""
+"""The table of cases: how a call of each public function is drawn, and how it is compared."""
 
 from __future__ import annotations
 
