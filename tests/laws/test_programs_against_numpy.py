@@ -31,6 +31,7 @@ from tests.programs.draw import ASIDE, Program
 from tests.programs.known import KNOWN
 from tests.worlds import alone
 
+pytestmark = pytest.mark.timeout(900)  # of busy machines; thorough runs take longer still
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 NAMES = sorted(CASES)
 WEIGHTS = np.array([CASES[n].weight for n in NAMES])
