@@ -343,7 +343,10 @@ def setdiff1d(
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
     """
     x, y = ravel(as_array(ar1)), _both(ar1, ar2)[1]
-    missing = lambda v, known: isin(v.astype(y.dtype), known, invert=True)  # noqa: E731
+
+    def missing(v: Any, known: Any) -> Any:
+        return isin(v.astype(y.dtype), known, invert=True)
+
     if size is not None:
         fill = 0 if fill_value is None else fill_value
         return _sized_set(x, size, fill, lambda v: missing(v, y))

@@ -34,7 +34,8 @@ def gap(dtype: Any, fill_value: Any) -> Any:
         return np.asarray(True)
     if is_float(dtype) or dtype.kind == "c":
         return np.asarray(np.nan, dtype)
-    limits = ml_dtypes.iinfo(dtype)  # which knows the integers of fewer than 8 bits too
+    describe: Any = ml_dtypes.iinfo  # which knows the integers of fewer than 8 bits too
+    limits = describe(dtype)
     return np.asarray(limits.min or limits.max, dtype)
 
 
