@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,7 +87,8 @@ def reduce(
     if known is not None and len(arrays) == 1:
         return computation(begin[0], known(arrays[0], dims))
     kept = [n for d, n in enumerate(shape) if d not in dims]
-    lines = [reshape(moveaxis(x, dims, range(len(dims))), (-1, *kept)) for x in arrays]
+    count = math.prod(shape[d] for d in dims)  # -1 would not be enough where a dim is empty
+    lines = [reshape(moveaxis(x, dims, range(len(dims))), (count, *kept)) for x in arrays]
     combine = _on_leaves("reduce", computation, structure)
     while lines[0].shape[0] > 1:
         n = lines[0].shape[0]

@@ -136,5 +136,7 @@ def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
             )
         w = w.transpose([order.index(d) for d in dims])
         w = w.reshape(tuple(n if d in dims else 1 for d, n in enumerate(x.shape)))
+    if not is_float(x.dtype) and x.dtype.kind != "c":
+        x = x.astype(default_float())  # products of small integers would wrap
     weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
-    return weighted / sum(w, axis, keepdims=keepdims)
+    return weighted / sum(w, axis, weighted.dtype, keepdims)

@@ -81,7 +81,8 @@ def register_transform(
 
     _DRAWS[name] = draws
     register_sampler(name, sampler)
-    elementwise_row(f"{name}_of", function, draws + parameters)
+    if parameters:  # which may be arrays
+        elementwise_row(f"{name}_of", function, draws + parameters)
 
 
 def parameter(what: str, name: str, given: Any) -> Any:

@@ -401,8 +401,11 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
     [1, 3]
     """
-    x = concrete(a, "flatnonzero", GIVE_SIZE) if size is None else as_array(a)
-    return nonzero(ravel(x), size=size, fill_value=fill_value)[0]
+    if size is not None:
+        return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
+    x = concrete(a, "flatnonzero", GIVE_SIZE)
+    mask = regular(mask_of(ravel(x)))
+    return kept(mask, bind("positions", mask))[0]
 
 
 def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:

@@ -24,7 +24,10 @@ __all__ = ["gap", "take", "take_along_axis"]
 
 
 def gap(dtype: Any, fill_value: Any) -> Any:
-    """Return what stands where a position lies outside: NaN, or the least integer."""
+    """Return what stands where a position is out of bounds.
+
+    That is NaN, the least signed or the greatest unsigned integer, or True.
+    """
     if fill_value is not None:
         return as_array(fill_value).astype(dtype, copy=False)
     if is_whole(dtype):

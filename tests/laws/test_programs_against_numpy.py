@@ -1,0 +1,386 @@
+"""Programs made at random give what the same programs give in NumPy.
+
+Every public function is drawn, with operands of every dtype, shape and layout; eager and jitted,
+in one process and in two. Every row of the registry is exercised, and a fault that is planted in
+any one of them, or in the engine, is noticed. `HYPOTHESIS_PROFILE=thorough` runs far more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshard
+from meshard.algebra.dimmap import DimMap
+from meshard.ops import eager, exchange, reduce, sampling
+from meshard.ops.dtypes import is_float
+from meshard.ops.registry import REGISTRY, MoveOp, Op
+from meshard.runtime.types import KEY
+from meshard.runtime.world import RuntimeWorld
+from tests.programs.cases import CASES
+from tests.programs.check import Disagreement, check, drawn, jitted, outside, verify
+from tests.programs.draw import ASIDE, Program
+from tests.programs.known import KNOWN
+from tests.worlds import alone
+
+pytestmark = pytest.mark.timeout(900)  # of busy machines; thorough runs take longer still
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+NAMES = sorted(CASES)
+WEIGHTS = np.array([CASES[n].weight for n in NAMES])
+WEIGHTS /= WEIGHTS.sum()
+MODULES = ("numpy", "numpy.linalg", "numpy.fft", "lax", "nn", "random")
+PLACES = {
+    "axis_index", "axis_size", "all_gather", "all_gather_invariant", "all_to_all", "pbroadcast",
+    "pcast", "pmax", "pmean", "pmin", "ppermute", "pshuffle", "psum", "psum_scatter", "pswapaxes",
+    "pvary", "ragged_all_to_all",
+}  # fmt: skip
+WITHOUT_A_MODEL = {
+    "collectives, which test_shard_map_against_jax draws": {f"lax.{n}" for n in PLACES},
+    "functions of dtypes and shapes, without arrays": {
+        *("numpy.broadcast_shapes", "numpy.can_cast", "numpy.finfo", "numpy.iinfo"),
+        *("numpy.isdtype", "numpy.issubdtype", "numpy.promote_types", "numpy.result_type"),
+        *("lax.broadcast_shapes", "random.key_dtype", "random.key_impl"),
+    },
+    "what they return has no values of its own": {
+        *("numpy.empty", "numpy.empty_like", "numpy.from_dlpack", "random.key", "random.PRNGKey"),
+        "lax.with_sharding_constraint",
+    },
+    "drawn by what their results make": {f"numpy.linalg.{n}" for n in ("eig", "eigh", "eigvals")},
+}
+
+
+def module_of(name: str) -> ModuleType:
+    found: Any = meshard
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def test_every_public_function_has_a_model():
+    public = {
+        f"{module}.{name}"
+        for module in MODULES
+        for name, value in vars(module_of(module)).items()
+        if not name.startswith("_") and callable(value) and not isinstance(value, type)
+    }
+    excused = set().union(*WITHOUT_A_MODEL.values())
+    assert public - set(CASES) - excused == set()
+    assert not excused & set(CASES)
+    assert excused <= public
+
+
+# every row
+
+MANIFOLD = ("random.", "lax.reduce_", "numpy.linalg.qr", "numpy.quantile", "numpy.percentile")
+"""Functions that run quite different rows, as their arguments are: more calls are drawn."""
+Row = Op | MoveOp
+Ways = dict[str, Callable[[Program], Any]]
+WAYS: Ways = {"eager": outside, "jit": jitted}
+
+
+@contextmanager
+def planted(rows: dict[str, Row], samplers: dict[str, Any] | None = None) -> Iterator[None]:
+    """Let the registry have other rows, and other samplers of random numbers."""
+    before, drawing = dict(REGISTRY), dict(sampling._SAMPLERS)
+    REGISTRY.update(rows)
+    sampling._SAMPLERS.update(samplers or {})
+    try:
+        yield
+    finally:
+        REGISTRY.update(before)
+        sampling._SAMPLERS.update(drawing)
+
+
+def altered(row: Row, change: Callable[[Any], Any]) -> Row:
+    """Return a row whose kernels, or maps, have their results changed."""
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: change(function(*args, **kwargs))
+
+    if isinstance(row, MoveOp):
+        return replace(row, maps=wrapped(row.maps))
+    partial = row.partial
+    if partial is not None and partial.kernel is not None:
+        partial = replace(partial, kernel=wrapped(partial.kernel))
+    return replace(row, kernel=wrapped(row.kernel), partial=partial)
+
+
+@pytest.fixture(scope="module")
+def exercised() -> dict[str, list[tuple[Program, str]]]:
+    """Return for each row, and each sampler, programs that run it, and in which way they do."""
+    found: dict[str, list[tuple[Program, str]]] = defaultdict(list)
+    now: list[Any] = [None]
+
+    def noting(name: str) -> Callable[[Any], Any]:
+        def note(result: Any) -> Any:
+            if now[0] is not None and (not found[name] or found[name][-1] is not now[0]):
+                found[name].append(now[0])
+            return result
+
+        return note
+
+    def noted(name: str, sampler: Any) -> Any:
+        return lambda *args: noting(f"sampler {name}")(sampler(*args))
+
+    for module in MODULES:  # which register their rows
+        module_of(module)
+    rows = {name: altered(row, noting(name)) for name, row in REGISTRY.items()}
+    samplers = {name: noted(name, s) for name, s in sampling._SAMPLERS.items()}
+    with planted(rows, samplers):
+        for number, name in enumerate(NAMES):
+            count = 14 if name.startswith(MANIFOLD) else 6
+            for seed in range(count):
+                way = "jit" if seed in (1, 3) else "eager"
+                now[0] = None
+                program = drawn(1000 * seed + number, [name])
+                now[0] = program, way
+                verify(program, alone(lambda way=way, program=program: WAYS[way](program)), way)
+    return dict(found)
+
+
+def test_every_row_is_exercised(exercised):
+    wanted = {*REGISTRY, *(f"sampler {name}" for name in sampling._SAMPLERS)}
+    assert wanted - set(exercised) == set()
+
+
+# planted faults
+
+
+def changed_block(block: Any) -> Any:
+    """Return a block whose last element is another."""
+    found = np.array(block)
+    if found.size:
+        flat = found.reshape(-1)
+        if flat.dtype.kind in "fc" or is_float(flat.dtype):
+            with np.errstate(all="ignore"):
+                last = np.asarray(-3 * flat[-1] - 1, flat.dtype)[()]
+                flat[-1] = last if np.isfinite(last) and last != flat[-1] else 1
+        elif flat.dtype.kind == "b" or flat.dtype == KEY:
+            flat[-1:].view(np.uint8)[-1] ^= 1
+        else:
+            flat[-1] = ~flat[-1]
+    return found
+
+
+def on_results(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda found: tuple(map(change, found)) if isinstance(found, tuple) else change(found)
+
+
+def changed_maps(maps: Any) -> Any:
+    """Return maps that read the last two positions in the other order, or the last one twice."""
+
+    def change(m: DimMap) -> DimMap:
+        at = m.positions()
+        if len(at) < 2 or min(at) < 0:
+            return m
+        last = at[-2:][::-1] if at[-1] != at[-2] else [(at[-1] + 1) % m.source_size] * 2
+        return DimMap.take(m.source_size, [*at[:-2].tolist(), *map(int, last)])
+
+    return tuple(tuple(map(change, dims)) for dims in maps)
+
+
+def other_dtype(dtype: Any) -> Any:
+    return np.dtype(np.float32 if dtype == np.float64 else np.float64)
+
+
+def real_part(block: Any) -> Any:
+    found = np.asarray(block)
+    return found.real.astype(found.dtype) if found.dtype.kind == "c" else found
+
+
+def shifted(local: Any) -> Any:
+    """Return what makes a cell believe that it starts one element later than it does."""
+
+    def cell(params: Any, bounds: Any, shape: Any) -> Any:
+        moved = {k: (a + i, b + i) for i, (k, (a, b)) in enumerate(bounds.items(), 1)}
+        return local(params, moved, shape)
+
+    return cell
+
+
+def first_only(parts: Any) -> Any:
+    return tuple(parts[0])
+
+
+def faults_of(row: Row) -> dict[str, Row]:
+    """Return the row with each of the faults that can be planted in it."""
+    if isinstance(row, MoveOp):
+        return {"two elements change places": altered(row, changed_maps)}
+    found = {"the last element of a cell is wrong": altered(row, on_results(changed_block))}
+    if row.dtypes is None:
+        widen = on_results(lambda b: np.asarray(b).astype(other_dtype(np.asarray(b).dtype)))
+        found["another dtype"] = altered(row, widen)
+    elif not row.name.startswith("random_"):
+        law = row.dtypes
+        found["another dtype"] = replace(
+            row, dtypes=lambda operands, params: tuple(map(other_dtype, law(operands, params)))
+        )
+    if row.local is not None:
+        found["a cell is one element off"] = replace(row, local=shifted(row.local))
+    if row.partial is not None:
+        found["the first part is taken for the whole"] = replace(
+            row, partial=replace(row.partial, combine=first_only)
+        )
+    return found
+
+
+def noticed(programs: list[tuple[Program, str]]) -> bool:
+    """Whether one of these programs gives another result than NumPy, or fails."""
+    for program, way in programs:
+        try:
+            verify(program, alone(lambda way=way, program=program: WAYS[way](program)))
+        except Exception:  # of any kind: a planted fault may break anything
+            return True
+    return False
+
+
+def test_a_fault_in_any_row_is_noticed(exercised):
+    missed = []
+    for name, row in REGISTRY.items():
+        for fault, wrong in faults_of(row).items():
+            with planted({name: wrong}):
+                if not noticed(exercised.get(name, [])):
+                    missed.append((name, fault))
+    for name, sampler in sampling._SAMPLERS.items():
+
+        def wrong_sampler(draw: Any, out: Any, *constants: Any, sampler: Any = sampler) -> None:
+            sampler(draw, out, *constants)
+            out[...] = changed_block(out)
+
+        with planted({}, {name: wrong_sampler}):
+            if not noticed(exercised.get(f"sampler {name}", [])):
+                missed.append((name, "the last element of a tile is wrong"))
+    assert [m for m in missed if m not in WITHOUT_EFFECT] == []
+
+
+WITHOUT_EFFECT = [
+    ("flat", "two elements change places"),  # its map says the size alone
+    ("reshape", "a cell is one element off"),  # a cell's parameters are its shape alone
+    ("broadcast_to", "a cell is one element off"),
+    ("interpolate", "another dtype"),  # what it gives is converted
+    ("interpolate_at", "another dtype"),
+]
+
+
+# random programs
+
+RUNS = int(os.environ.get("MESHARD_PROGRAMS", 2000 if THOROUGH else 30))
+FIRST = int(os.environ.get("MESHARD_PROGRAMS_FROM", 0))
+LOOKS = ("dynamic", "take", "array.", "cond", "switch", "while", "random", "mapped", "quantile")
+
+
+def program_of(seed: int) -> Program:
+    """Draw a program of 3 to 10 calls; every third makes the same few calls again and again."""
+    rng = np.random.default_rng([seed, 1])
+    length = int(rng.integers(3, 11))
+    if seed % 3:
+        return drawn(seed, NAMES, WEIGHTS, length)
+    return drawn(seed, [str(n) for n in rng.choice(NAMES, 2)], None, length)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_programs(part):
+    for seed in range(FIRST + part, FIRST + RUNS, 4):
+        check(program_of(seed))
+
+
+def test_arrays_of_another_process():
+    """A process that has nothing of the arrays runs the same program, if no value is looked at."""
+    names = [n for n in NAMES if not CASES[n].eager and not any(word in n for word in LOOKS)]
+    for seed in range(RUNS // 3):
+        check(drawn(seed, names, None, 5, ASIDE))
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda k: k.why)
+def test_what_is_known_to_be_wrong_still_is(known):
+    """An exception from the law that is no longer needed must go."""
+    program = known.program()
+    with pytest.raises(Disagreement):
+        verify(program, alone(lambda: WAYS[known.way or "eager"](program)))
+
+
+class Stale(dict[Any, Any]):
+    """Decisions that are found again whatever the parameters of an operation are."""
+
+    @staticmethod
+    def short(key: Any) -> Any:
+        return (key[0], *key[2:]) if type(key) is tuple and key[0] in REGISTRY else key
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self.short(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(self.short(key), value)
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    begin = RuntimeWorld.__init__
+
+    def init(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        self.decisions = Stale()
+
+    patch.setattr(RuntimeWorld, "__init__", init)
+
+
+def dropped(patch: pytest.MonkeyPatch) -> None:
+    runs = DimMap.runs
+
+    def short(self: Any, *args: Any) -> Any:
+        found = runs(self, *args)
+        if len(found) > 1 and found[-1].length > 1:
+            found[-1] = found[-1]._replace(length=found[-1].length - 1)
+        return found
+
+    patch.setattr(DimMap, "runs", short)
+
+
+def beside(patch: pytest.MonkeyPatch) -> None:
+    runs = DimMap.runs
+
+    def off(self: Any, start: int, stop: int, cuts: Any) -> Any:
+        inner = [min(c + 1, cuts[-1]) for c in cuts[1:-1]]
+        return runs(self, start, stop, (cuts[0], *inner, cuts[-1]) if len(cuts) > 2 else cuts)
+
+    patch.setattr(DimMap, "runs", off)
+
+
+def unmasked(patch: pytest.MonkeyPatch) -> None:
+    for name, ufunc in (("max", np.maximum), ("min", np.minimum)):
+        kernel = reduce._extreme(ufunc, lambda dtype: dtype.type(0))
+        patch.setitem(REGISTRY, name, replace(REGISTRY[name], kernel=kernel))  # type: ignore[arg-type]
+
+
+def wrong_axis(patch: pytest.MonkeyPatch) -> None:
+    axes = reduce.normalised_axes
+
+    def last_first(axis: Any, ndim: int, what: str) -> Any:
+        found = axes(axis, ndim, what)
+        return tuple(ndim - 1 - a for a in found)[::-1] if len(found) == 1 else found
+
+    patch.setattr(reduce, "normalised_axes", last_first)
+
+
+def unordered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(exchange, "combined", lambda world, combine, parts: tuple(parts[-1]))
+    patch.setattr(eager, "combined", lambda world, combine, parts: tuple(parts[-1]))
+
+
+@pytest.mark.parametrize("plant", [stale, dropped, beside, wrong_axis, unordered])
+def test_a_fault_in_the_engine_is_noticed(plant, monkeypatch):
+    plant(monkeypatch)
+    # no more programs than test_random_programs draws
+    assert noticed([(program_of(seed), "eager") for seed in range(30)])
+
+
+def test_an_empty_piece_that_counts_as_zero_is_noticed(exercised, monkeypatch):
+    unmasked(monkeypatch)
+    assert noticed(exercised["max"] + exercised["min"])
