@@ -13,11 +13,12 @@ from typing import Any, NoReturn, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, function_of, shown
 from meshard.algebra.box import Index
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.world import Device
-from meshard.errors import ArgumentError, ShardingError
+from meshard.errors import ArgumentError, IndexingError, ShardingError
 from meshard.runtime.array import Array, Shard
 from meshard.runtime.make import make_array_from_single_device_arrays
 from meshard.runtime.types import dtype_name
@@ -199,7 +200,7 @@ class GlobalDeviceArray:
         """Return the data of one of this process's shards, an array on its device.
 
         Raises:
-            IndexError: if this process holds no such shard.
+            IndexingError: if this process does not hold such a shard.
         """
         return self._data("local_data", index)
 
@@ -207,14 +208,16 @@ class GlobalDeviceArray:
         """Return the data of one of this process's shards: the same as `local_data`.
 
         Raises:
-            IndexError: if this process holds no such shard.
+            IndexingError: if this process does not hold such a shard.
         """
         return self._data("addressable_data", index)
 
     def _data(self, what: str, index: int) -> Array:
-        if not -len(self._buffers) <= index < len(self._buffers):
-            raise IndexError(f"{what}({index}): this process holds {len(self._buffers)} shards.")
-        return self._buffers[index]
+        count = len(self._buffers)
+        place = count_of(index, what, "index", least=None, error=IndexingError)
+        if not -count <= place < count:
+            raise IndexingError(f"{what}({shown(index)}): this process holds {count} shards.")
+        return self._buffers[place]
 
     def block_until_ready(self) -> GlobalDeviceArray:
         """Return the same; its data is complete as soon as it exists.
@@ -265,6 +268,7 @@ class GlobalDeviceArray:
         """
         what = "GlobalDeviceArray.from_callback"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
+        function_of(data_callback, what, "data_callback")
         shards = [partial(data_callback, index) for index in places.local_indices]
         buffers, found = put_shards(what, places, shards, dtype)
         return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
@@ -306,6 +310,7 @@ class GlobalDeviceArray:
         what = "GlobalDeviceArray.from_batched_callback"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
         count = len(places.local_devices)
+        function_of(data_callback, what, "data_callback")
         values = listed(what, data_callback(list(places.local_indices)))
         if len(values) != count:
             raise ShardingError(
@@ -353,6 +358,7 @@ class GlobalDeviceArray:
         """
         what = "GlobalDeviceArray.from_batched_callback_with_devices"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
+        function_of(data_callback, what, "data_callback")
         groups: dict[object, tuple[Index, list[Device]]] = {}
         for device, index in zip(places.local_devices, places.local_indices, strict=True):
             groups.setdefault(index_key(index), (index, []))[1].append(device)

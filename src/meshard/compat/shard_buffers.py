@@ -11,7 +11,7 @@ from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_host, checked_dtype, filled, placed
+from meshard.runtime.place import as_host, dtype_of, filled, placed
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import here
 
@@ -112,7 +112,7 @@ def _put(what: str, held: list[Any], device: Device) -> Array:
 def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
     """Return the dtype that was asked for; None if the first shard decides."""
     if given is not None:
-        return checked_dtype(np.dtype(given), what)
+        return dtype_of(given, what)
     if not places.local_devices:
         raise ArgumentError(
             f"{what}: process {here().process_index} has no device of {places.sharding.mesh!r}, "

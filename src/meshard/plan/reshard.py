@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from meshard.algebra.arguments import path_of
 from meshard.errors import MeshardError
 
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
@@ -149,7 +150,7 @@ class Plan(Planned):
 
     def save_html(self, path: str | Path) -> None:
         """Write the plan as one HTML page that needs nothing else."""
-        Path(path).write_text(page(self), encoding="utf-8")
+        path_of(path, "Plan.save_html").write_text(page(self), encoding="utf-8")
 
     def _repr_html_(self) -> str:
         return plan_html(self)

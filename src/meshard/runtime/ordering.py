@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import optree
 
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
@@ -15,6 +14,7 @@ from meshard.plan.assign import best_device_order as best_layout
 
 from .array import Array
 from .structs import ShapeDtypeStruct
+from .trees import leaves as tree_leaves
 
 __all__ = ["best_device_order"]
 
@@ -49,7 +49,7 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
         )
     leaves: list[Any] = [
         leaf
-        for leaf in optree.tree_leaves(x)
+        for leaf in tree_leaves(x)
         if type(leaf) in (Array, ShapeDtypeStruct) and leaf.sharding is not None
     ]
     if not leaves:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import path_of
 from meshard.plan.record import Record, aligned, labels
 from meshard.plan.simulate import time_text
 
@@ -94,7 +95,7 @@ class Profile:
             Where it was written: of ``trace.json``, with several processes ``trace.0.json``,
             ``trace.1.json``, ...; `join_profiles` makes one of them.
         """
-        target = Path(path)
+        target = path_of(path, "Profile.save")
         if self._several:
             target = target.with_name(f"{target.stem}.{self.process}{target.suffix}")
         target.write_text(self.to_json(), encoding="utf-8")
@@ -236,6 +237,7 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
     >>> [event.name for event in seen.events if event.category == "operation"]
     ['add']
     """
+    target = None if path is None else path_of(path, "profile")
     world = here()
     names = {d.id: f"{d.platform}:{d.id}" for d in world.local_devices}
     found = Profile(world.process_index, names)
@@ -252,8 +254,8 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         world.workers.watch = watch
         world.profiles = tuple(p for p in world.profiles if p is not found)
         world.ledgers = tuple(p for p in world.ledgers if p is not found)
-        if path is not None:
-            found.save(path)
+        if target is not None:
+            found.save(target)
 
 
 _Watch = Callable[[Callable[[], None]], Callable[[], None]]

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import optree
 
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
@@ -39,6 +38,7 @@ from .place import (
 from .profile import timed
 from .same_values import check_same_values
 from .structs import ShapeDtypeStruct
+from .trees import flatten, leaves_with_path, unflatten
 from .types import ArrayType, Blocks, dtype_name
 from .world import RuntimeWorld, here
 
@@ -112,14 +112,12 @@ def reshard(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
-    leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
+    leaves, structure = flatten(x, none_is_leaf=True)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")
     routes = [None] * len(leaves)
-    return optree.tree_unflatten(
-        structure, _moved(leaves, targets, routes, donate, max_bytes, progress)
-    )
+    return unflatten(structure, _moved(leaves, targets, routes, donate, max_bytes, progress))
 
 
 def _moved(
@@ -329,10 +327,10 @@ def plan_reshard(
     >>> plan_reshard(np.arange(4), meshard.devices()[0]).bytes_moved
     0
     """
-    paths, leaves, _ = optree.tree_flatten_with_path(x)
+    pairs = leaves_with_path(x)
     targets = prefix_leaves(sharding, x, "plan_reshard")
     found = []
-    for path, leaf, given in zip(paths, leaves, targets, strict=True):
+    for (path, leaf), given in zip(pairs, targets, strict=True):
         target = as_sharding(given, "plan_reshard")
         name = ".".join(map(str, path)) or "x"
         if target is None:
@@ -386,7 +384,7 @@ def _run(plan: Plan, x: Any) -> Any:
     """Move the arrays of a tree as a plan says."""
     world = here()
     by_id = {d.id: d for d in world.devices}
-    leaves, structure = optree.tree_flatten(x)
+    leaves, structure = flatten(x)
     if len(leaves) != len(plan.leaves):
         raise ArgumentError(
             f"plan.run: the plan is for {len(plan.leaves)} arrays, but the tree has {len(leaves)}."
@@ -418,7 +416,7 @@ def _run(plan: Plan, x: Any) -> Any:
             targets.append(BoxSharding(shape, {by_id[d]: layout.box(i) for d, i in order}))
     routes = [plan.routes[n] for n in plan.choice_of]
     moved = _moved(leaves, targets, routes, plan.donate, plan.max_bytes)
-    return optree.tree_unflatten(structure, moved)
+    return unflatten(structure, moved)
 
 
 install_runner(_run)

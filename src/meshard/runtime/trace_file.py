@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import items_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.record import Record
 from meshard.plan.simulate import time_text
@@ -161,18 +162,23 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
         path: where to write the one.
 
     Raises:
-        ArgumentError: if a file is no trace.
+        ArgumentError: if a file is not a trace, or a path not a path.
         OSError: if a file cannot be read or written.
     """
+    what = "join_profiles"
+    target = path_of(path, what)
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
     events: list[Any] = []
-    for part in paths:
+    for part in items_of(paths, what, "paths", "paths"):
+        text = path_of(part, what, "each of paths").read_bytes()
         try:
-            value = json.loads(Path(part).read_text(encoding="utf-8"))
+            value = json.loads(text)
             events += value["traceEvents"]
         except (ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
-                f"join_profiles: {part} is no trace that meshard.debug.profile has written: it is "
-                f"no JSON object with 'traceEvents' ({error})."
+                f"{what}: {part} is not a trace that meshard.debug.profile has written: it is not "
+                f"a JSON object with 'traceEvents' ({error})."
             ) from error
     joined = {"displayTimeUnit": "ms", "traceEvents": events}
-    Path(path).write_text(json.dumps(joined), encoding="utf-8")
+    target.write_text(json.dumps(joined), encoding="utf-8")

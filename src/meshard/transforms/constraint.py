@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import optree
-
+from meshard.runtime import trees
 from meshard.runtime.make import prefix_leaves
 from meshard.runtime.place import as_sharding, placed
 from meshard.runtime.primitive import innermost
@@ -39,9 +38,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     P('i',)
     """
     what = "with_sharding_constraint"
-    leaves, structure = optree.tree_flatten(x)
+    leaves, structure = trees.flatten(x)
     every = prefix_leaves(shardings, x, what, "shardings")
-    with_none, _ = optree.tree_flatten(x, none_is_leaf=True)
+    with_none, _ = trees.flatten(x, none_is_leaf=True)
     given = [s for s, leaf in zip(every, with_none, strict=True) if leaf is not None]
     body = innermost()
     if not isinstance(body, Body):
@@ -57,4 +56,4 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
             if body.recorder is not None:
                 call = ConstraintCall(target)
                 body.recorder.write(call.name, (), [x], found[-1:], call)
-    return optree.tree_unflatten(structure, found)
+    return trees.unflatten(structure, found)

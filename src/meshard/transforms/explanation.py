@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import path_of
 from meshard.plan.record import aligned
 from meshard.plan.simulate import time_text
 from meshard.plan.table import size_text
@@ -225,9 +226,10 @@ class Explanation:
         Args:
             path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
         """
+        target = None if path is None else path_of(path, "Explanation.to_html")
         text = page(self._headline, self._repr_html_())
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+        if target is not None:
+            target.write_text(text, encoding="utf-8")
         return text
 
     def _repr_html_(self) -> str:

@@ -11,8 +11,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import optree
-
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError
@@ -161,7 +159,7 @@ class Jitted:
         if not self._plain:
             args, kwargs, statics = self._arguments.parted(args, kwargs)
         given: Any = (args, kwargs)
-        leaves, tree = optree.tree_flatten(given)
+        leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
         for number, x in enumerate(leaves):
             kind: Any = type(x)
@@ -226,12 +224,12 @@ class Jitted:
     def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
         """Return a tree of values that lie as a tree of shardings says."""
         given = prefix_leaves(shardings, tree, self._what, name)
-        leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+        leaves, structure = trees.flatten(tree, none_is_leaf=True)
         placed: list[Any] = [
             x if s is None or x is None else with_sharding_constraint(x, s)
             for x, s in zip(leaves, given, strict=True)
         ]
-        return optree.tree_unflatten(structure, placed)
+        return trees.unflatten(structure, placed)
 
     # ahead of time
 

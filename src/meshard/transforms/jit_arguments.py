@@ -10,9 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import optree
-
 from meshard.errors import ArgumentError
+from meshard.runtime.trees import leaves
 
 __all__ = ["Arguments", "Statics"]
 
@@ -204,9 +203,9 @@ class Arguments:
         wanted = {n if n >= 0 else n + total for n in self.donate_nums}
         found: list[bool] = []
         for place, x in zip(places, args, strict=True):
-            found += [place in wanted] * len(optree.tree_leaves(x))
+            found += [place in wanted] * len(leaves(x))
         for key in sorted(kwargs):
-            found += [key in self.donate_names] * len(optree.tree_leaves(kwargs[key]))
+            found += [key in self.donate_names] * len(leaves(kwargs[key]))
         return tuple(found)
 
     def told(self, path: Sequence[Any], statics: Statics | None) -> str:

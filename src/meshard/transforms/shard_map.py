@@ -384,7 +384,9 @@ class _Mapped:
         shape = trees.structure(values)
         bare = trees.unflatten(shape, [_LEAF] * shape.num_leaves)  # errors print what they find
         try:
-            found: list[Any] = optree.broadcast_prefix(specs, bare, is_leaf=_is_spec)
+            found = trees.broadcast_leaves(specs, bare, _is_spec)
+        except TreeError:
+            raise
         except ValueError as error:
             why = str(error).split("; ")[0].rstrip(".")
             told = "the tuple of arguments" if name == "in_specs" else "the result of the body"
@@ -461,8 +463,7 @@ class _Mapped:
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    leaves, structure = optree.tree_flatten(tree)
-    return leaves, structure
+    return trees.flatten(tree)
 
 
 def _result(result: Any, number: int) -> str:
