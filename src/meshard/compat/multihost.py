@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import flag_of, refusal, shown
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
@@ -188,10 +189,11 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     """
     what, world = "process_allgather", here()
     peers = range(world.process_count)
-    brought = surveyed(world, what, in_tree, peers, said=bool(tiled))
+    tiled = flag_of(tiled, what, "tiled")
+    brought = surveyed(world, what, in_tree, peers, said=tiled)
     _check_said(what, "tiled", peers, brought.answers)
     results = [
-        _fetched(world, leaf.value, what) if whole else _stacked(world, leaf, bool(tiled), what)
+        _fetched(world, leaf.value, what) if whole else _stacked(world, leaf, tiled, what)
         for leaf, whole in zip(brought.leaves, brought.whole, strict=True)
     ]
     return unflatten(brought.structure, results)
@@ -220,7 +222,9 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     """
     what, world = "broadcast_one_to_all", here()
     peers = range(world.process_count)
-    chosen = world.process_index == 0 if is_source is None else bool(is_source)
+    chosen = world.process_index == 0
+    if is_source is not None:
+        chosen = flag_of(is_source, what, "is_source")
     brought = surveyed(world, what, in_tree, peers, said=chosen)
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         if whole:
@@ -279,7 +283,7 @@ def gather(x: Any, root: int = 0) -> Any:
     _check_said(what, "root", peers, brought.answers)
     if not 0 <= target < world.process_count:
         raise ArgumentError(
-            f"{what}: root={root!r} is not the number of a process; there are "
+            f"{what}: root={shown(root)} is not the number of a process; there are "
             f"{world.process_count}, from 0 to {world.process_count - 1}."
         )
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
@@ -305,9 +309,7 @@ def gather(x: Any, root: int = 0) -> Any:
 def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
     """Return this process's part of a mesh, if every process has a block of it."""
     if not isinstance(mesh, Mesh):
-        raise ArgumentError(
-            f"{what}: global_mesh is {mesh!r} of type {type(mesh).__name__}, not a Mesh."
-        )
+        raise ArgumentError(refusal(what, "global_mesh", "a Mesh", mesh))
     check_devices_exist(world, NamedSharding(mesh, PartitionSpec()), what)
     if world.process_index not in mesh.processes:
         raise ShardingError(
@@ -337,7 +339,7 @@ def _specs(pspecs: Any, tree: Any, mesh: Mesh, what: str) -> list[PartitionSpec]
             )
         if not isinstance(spec, PartitionSpec):
             raise ArgumentError(
-                f"{what}: pspecs holds {spec!r} of type {type(spec).__name__}, not a "
+                f"{what}: pspecs holds {shown(spec)} of type {type(spec).__name__}, not a "
                 "PartitionSpec. Write P(...)."
             )
         NamedSharding(mesh, spec)  # refuses unknown and repeated axes

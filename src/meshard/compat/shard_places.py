@@ -99,8 +99,8 @@ def places_of(
         advice = f" Write P({mesh_axes!r})." if isinstance(mesh_axes, str) else ""
         raise ArgumentError(
             f"{what}: mesh_axes is {shown(mesh_axes)} of type {type(mesh_axes).__name__}; it must "
-            "be a PartitionSpec, or a list or tuple with an axis name, a tuple of names or None for "
-            f"each dim; P() splits none.{advice}"
+            "be a PartitionSpec, or a list or tuple with an axis name, a tuple of names or None "
+            f"for each dim; P() splits none.{advice}"
         )
     shape = shape_of(global_shape, what, "global_shape")
     world = here()
@@ -116,8 +116,8 @@ def places_of(
         if isinstance(error, IndivisibleError):
             note = " The shards of a GlobalDeviceArray have one shape; an Array's may be uneven."
         raise type(error)(
-            f"{what}: mesh_axes {shown(mesh_axes)} cannot lay out global_shape {shape} over global_mesh "
-            f"{global_mesh!r}. {error}{note}"
+            f"{what}: mesh_axes {shown(mesh_axes)} cannot lay out global_shape {shape} over "
+            f"global_mesh {global_mesh!r}. {error}{note}"
         ) from None
     return found
 

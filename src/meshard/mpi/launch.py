@@ -13,6 +13,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.world import Device, World, config, current, install_world_factory, known_world
 from meshard.errors import ConfigError
 from meshard.runtime.lookout import Lookout
@@ -194,9 +195,10 @@ def initialize(
         ("num_processes", num_processes, world.process_count),
         ("process_id", process_id, world.process_index),
     ):
-        if given is not None and given != found:
+        told: object = given
+        if told is not None and not (isinstance(told, int) and told == found):
             raise ConfigError(
-                f"distributed.initialize: {name}={given}, but it is {found}. Processes are started "
+                f"distributed.initialize: {name}={shown(told)}, but it is {found}. Processes are started "
                 "by mpiexec, as in `meshard run -n 4 script.py`."
             )
 

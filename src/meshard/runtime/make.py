@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshard.algebra.arguments import function_of
+from meshard.algebra.arguments import flag_of, function_of
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
@@ -79,7 +79,11 @@ def device_put(
     leaves, structure = flatten(x, none_is_leaf=True)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
     given_up = prefix_leaves(donate, x, what, "donate")
-    for gone, shared in zip(given_up, prefix_leaves(may_alias, x, what, "may_alias"), strict=True):
+    given_up = [flag_of(gone, what, "donate") for gone in given_up]
+    aliased = prefix_leaves(may_alias, x, what, "may_alias")
+    for gone, shared in zip(
+        given_up, (a is not None and flag_of(a, what, "may_alias") for a in aliased), strict=True
+    ):
         if gone and shared:
             raise ArgumentError(
                 f"{what}: donate and may_alias are both True; a donated array is deleted, so that "

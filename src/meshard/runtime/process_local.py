@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shape_of
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import CoverageError
@@ -75,7 +76,7 @@ def _is_shape(given: object) -> bool:
 
 def _leaf(shape: Any) -> Any:
     """Return a shape as what is no container, so that it is a leaf of its tree."""
-    return None if shape is None else np.asarray(shape, np.int64)
+    return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 
 def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
