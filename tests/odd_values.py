@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import traceback
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,6 +22,8 @@ from meshard.errors import MeshardError
 from meshard.sharding import Mesh, NamedSharding, P
 
 ROOT = str(Path(meshard.__file__).parent)
+# What Python says of a function of the caller's that does not take what it must be called with.
+ARITY = re.compile(r"\(\) (takes|missing) \d+ (required )?positional argument")
 TESTS = str(Path(__file__).parent)
 
 
@@ -141,7 +144,8 @@ def complaint(call: Callable[[], Any], allowed: tuple[type[BaseException], ...] 
         # Raised where the call is written, by Python (an argument too many), or by the tests' own
         # function that meshard has called: it is the caller's.
         last = traceback.extract_tb(error.__traceback__)[-1].filename
-        return None if last.startswith(TESTS) else _told(error)
+        arity = isinstance(error, TypeError) and ARITY.search(str(error))
+        return None if last.startswith(TESTS) or arity else _told(error)
     return None
 
 
@@ -156,7 +160,7 @@ def _bad_message(error: BaseException) -> str | None:
 
 def _told(error: BaseException) -> str:
     where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOT)]
-    place = f" at {where[-1].filename[len(ROOT) + 1:]}:{where[-1].lineno}" if where else ""
+    place = f" at {where[-1].filename[len(ROOT) + 1 :]}:{where[-1].lineno}" if where else ""
     with contextlib.suppress(RecursionError):
         return f"{type(error).__name__}: {str(error)[:150]!r}{place}"
     return f"{type(error).__name__}{place}"

@@ -133,9 +133,19 @@ def test_another_uneven_is_refused(uneven):
     ("arguments", "options", "kind", "message"),
     [
         ((DEVICES, P()), {}, ShardingError, "mesh must be a Mesh, but got .* of type list"),
-        ((MESH, ("x",)), {}, ShardingError, r"spec must be a PartitionSpec, but got \(.x.,\) of type tuple.*P\("),
+        (
+            (MESH, ("x",)),
+            {},
+            ShardingError,
+            r"spec must be a PartitionSpec, but got \(.x.,\) of type tuple.*P\(",
+        ),
         ((P("x"), MESH), {}, ShardingError, r"mesh and spec are swapped.*NamedSharding\(mesh, P"),
-        ((MESH, None), {}, ShardingError, "spec must be a PartitionSpec, but got None of type NoneType"),
+        (
+            (MESH, None),
+            {},
+            ShardingError,
+            "spec must be a PartitionSpec, but got None of type NoneType",
+        ),
         (
             (MESH, P("q")),
             {},

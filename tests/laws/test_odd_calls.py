@@ -15,6 +15,7 @@ import inspect
 import io
 import threading
 import types
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -82,6 +83,8 @@ ELSEWHERE = {
 
 # What files and paths may answer.
 OS_ERRORS = {"path", "paths"}
+# The files that valid arguments name, and odd values that are good names of files.
+FILES = {"written", "profile.json", "topology.toml", "x", "no such name"}
 
 SEARCH = settings(
     max_examples=1,
@@ -128,10 +131,6 @@ def array() -> meshard.Array:
     return found
 
 
-def line() -> NamedSharding:
-    return NamedSharding(meshard.make_mesh((8,), ("x",)), P("x"))
-
-
 def buffers() -> list[meshard.Array]:
     return [meshard.device_put(np.ones((2, 4)), d) for d in mesh().local_devices]
 
@@ -141,7 +140,17 @@ def global_device_array() -> meshard.gda.GlobalDeviceArray:
 
 
 def new_class() -> type:
-    return type("Pair", (), {"tree_flatten": lambda p: ((), None), "tree_unflatten": classmethod(lambda c, a, b: c())})
+    """Return a class that nothing knows yet."""
+
+    class Pair:
+        def tree_flatten(self) -> Any:
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, kept: Any, children: Any) -> Pair:
+            return cls()
+
+    return Pair
 
 
 def new_dataclass() -> type:
@@ -265,11 +274,15 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
         "data_callback": lambda: lambda indices: [np.ones((2, 4)) for _ in indices],
     },
     "meshard.gda.GlobalDeviceArray.from_batched_callback_with_devices": {
-        "data_callback": lambda: lambda groups: [
-            meshard.device_put(np.ones((2, 4)), d) for _, group in groups for d in group
-        ],
+        "data_callback": lambda: (
+            lambda groups: [
+                meshard.device_put(np.ones((2, 4)), d) for _, group in groups for d in group
+            ]
+        ),
     },
     "meshard.jit": {"f": lambda: lambda x: x + 1},
+    "meshard.plan_reshard": {"sharding": columns},
+    "meshard.reshard": {"sharding": columns},
     "meshard.make_array_from_single_device_arrays": {"arrays": buffers},
     "meshard.multihost_utils.sync_global_devices": {"name": lambda: "here"},
     "meshard.resharding.Level": {"name": lambda: "host"},
@@ -453,9 +466,9 @@ def methods(kind: type) -> list[tuple[str, Any]]:
     found = []
     for name in dir(kind):
         value = inspect.getattr_static(kind, name)
-        if not name.startswith("_") and not inspect.isclass(value):
-            if callable(value) or isinstance(value, (classmethod, staticmethod)):
-                found.append((name, value))
+        method = callable(value) or isinstance(value, (classmethod, staticmethod))
+        if method and not name.startswith("_") and not inspect.isclass(value):
+            found.append((name, value))
     return found
 
 
@@ -478,7 +491,46 @@ def instance_calls(name: str, method: str, value: Any) -> Iterator[Call]:
     yield dataclasses.replace(plain, run=run)
 
 
-CALLS = {c.name: c for c in public_calls()}
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+def mapped() -> Any:
+    return meshard.shard_map(plus_one, mesh=mesh(), in_specs=P("x"), out_specs=P("x"))
+
+
+# What the results of public functions do, and operators.
+MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "jit(f)(x)": (lambda x: meshard.jit(plus_one)(x), array),
+    "jit(f, static_argnums=0)(x)": (
+        lambda x: meshard.jit(lambda x: 1, static_argnums=0)(x),
+        lambda: 3,
+    ),
+    "jit(f).lower(x)": (lambda x: meshard.jit(plus_one).lower(x), array),
+    "jit(f).lower(a).compile()(x)": (
+        lambda x: meshard.jit(plus_one).lower(array()).compile()(x),
+        array,
+    ),
+    "jit(f).trace(x)": (lambda x: meshard.jit(plus_one).trace(x), array),
+    "jit(f).eval_shape(x)": (lambda x: meshard.jit(plus_one).eval_shape(x), array),
+    "shard_map(f)(x)": (lambda x: mapped()(x), array),
+    "jit(shard_map(f))(x)": (lambda x: meshard.jit(mapped())(x), array),
+    "jit(f)() of a result": (lambda x: meshard.jit(lambda: x)(), array),
+    "shard_map(f)() of a result": (
+        lambda x: meshard.shard_map(lambda _: x, mesh=mesh(), in_specs=P(), out_specs=P())(1.0),
+        lambda: 2.0,
+    ),
+    "P[i]": (lambda i: P("x", None)[i], lambda: 1),
+    "P + entries": (lambda other: P("x") + other, lambda: ("y",)),
+    "entries + P": (lambda other: other + P("x"), lambda: ("y",)),
+    "x in P": (lambda entry: entry in P("x"), lambda: "x"),
+}
+
+CALLS = {c.name: c for c in public_calls()} | {
+    name: Call(name, run, ("value",), frozenset({"value"}), frozenset())
+    for name, (run, _) in MORE.items()
+}
+SPECIAL |= {name: {"value": value} for name, (_, value) in MORE.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -488,10 +540,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     before = dict(config._values)
     yield
     config._values.update(before)
-
-
-def in_a_world(body: Callable[[], Any]) -> Any:
-    return alone(body)
 
 
 def arrays_in(arguments: dict[str, Any]) -> list[tuple[str, meshard.Array, Any]]:
@@ -535,19 +583,38 @@ def test_a_call_takes_valid_arguments(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_with_an_odd_value_succeeds_or_is_refused_by_name(name: str) -> None:
+    threads = set(threading.enumerate())
     wrong = alone(lambda: complaints(CALLS[name]))
+    wrong += [f"a thread was left: {t}" for t in set(threading.enumerate()) - threads]
+    wrong += [f"a file was left: {p}" for p in Path.cwd().iterdir() if p.name not in FILES]
     assert not wrong, f"{len(wrong)} odd calls of {name}:\n" + "\n".join(wrong)
+
+
+ALWAYS = ("None", "nan", "10**30", "-1", "'x'", "{}", "object()", "list of itself", "Array")
+THOROUGH = settings().max_examples > 1000
+
+
+def chosen(argument: str) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the odd values that an argument is given: some always, of the others a third.
+
+    Which third depends on the argument, so that each value meets many functions. With Hypothesis's
+    profile "thorough" they are all.
+    """
+    return [
+        (odd, make)
+        for odd, make in ODD.items()
+        if THOROUGH or odd in ALWAYS or zlib.crc32(f"{argument} {odd}".encode()) % 3 == 0
+    ]
 
 
 def complaints(tried: Call) -> list[str]:
     """Return what is wrong with the odd calls of one public call."""
     wrong: list[str] = []
-    threads = set(threading.enumerate())
     for parameter in tried.parameters:
         if (tried.name, parameter) in ELSEWHERE:
             continue
         allowed = (OSError,) if parameter in OS_ERRORS else ()
-        for odd, make in ODD.items():
+        for odd, make in chosen(f"{tried.name} {parameter}"):
             arguments = tried.arguments()
             before = arrays_in({k: v for k, v in arguments.items() if k != parameter})
             refused: list[bool] = []
@@ -568,5 +635,27 @@ def complaints(tried: Call) -> list[str]:
                     if x.is_deleted() or not np.array_equal(np.asarray(x), value)
                 ]
     ten_operations()
-    left = [t.name for t in threading.enumerate() if t not in threads and "meshard" in t.name]
-    return wrong + [f"a thread was left: {n}" for n in left]
+    return wrong
+
+
+# Odd values that decide themselves what `==` with them means.
+REFUSES_EQUALITY = {"meshard.gda.GlobalDeviceArray"}  # and says what to write
+COMPARES = {"Array", "Array of no dims", "Array that was deleted"}
+
+
+@pytest.mark.parametrize("name", [name for name in INSTANCES if name not in REFUSES_EQUALITY])
+def test_anything_may_be_compared_with_a_value_of_meshard(name: str) -> None:
+    def body() -> None:
+        value = INSTANCES[name]()
+        for odd, make in ODD.items():
+            if odd in COMPARES:
+                continue
+            other = make()
+            for equal in (value == other, other == value):
+                assert equal is not True or type(other) is type(value), f"{name} == {odd}"
+            assert (value != other) is not False or type(other) is type(value), f"{name} != {odd}"
+        assert value == value
+        with contextlib.suppress(TypeError):  # some are records that can change
+            assert hash(value) == hash(value)
+
+    alone(body)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from meshard.errors import ArgumentError, ShardingError
 
-from .arguments import count_of, instance_of, shape_of, shown
+from .arguments import count_of, instance_of, is_text, shape_of, shown
 from .box import Box, Index
 from .layout import Layout, layout_of_boxes
 from .world import Device, current
@@ -21,7 +21,7 @@ def checked_memory_kind(kind: str | None) -> str:
     """Return the kind of memory that is meant; refuse one that the devices do not have."""
     if kind is None:
         return "device"
-    if not isinstance(kind, str) or kind not in MEMORY_KINDS:
+    if not is_text(kind, *MEMORY_KINDS):
         raise ArgumentError(
             f"memory_kind={shown(kind)} is not one that cpu devices can address: "
             f"{', '.join(MEMORY_KINDS)}."

@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshard.errors import ArgumentError, MeshardError, ShapeError
 
@@ -21,6 +21,7 @@ __all__ = [
     "flag_of",
     "function_of",
     "instance_of",
+    "is_text",
     "items_of",
     "names_of",
     "number_of",
@@ -32,7 +33,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., object])
 Refusal = type[MeshardError]
 
 
@@ -81,11 +81,16 @@ def instance_of(
     raise error(refusal(what, name, f"{article} {kind.__name__}", value, advice))
 
 
-def function_of(value: F, what: str, name: str, advice: str = "") -> F:
+def function_of(value: object, what: str, name: str, advice: str = "") -> Callable[..., Any]:
     """Return a value that can be called."""
     if callable(value):
         return value
     raise ArgumentError(refusal(what, name, "a function", value, advice))
+
+
+def is_text(value: object, *texts: str) -> bool:
+    """Return whether a value is one of some strings; arrays are not asked, which would compare."""
+    return isinstance(value, str) and value in texts
 
 
 def text_of(value: object, what: str, name: str, error: Refusal = ArgumentError) -> str:

@@ -8,7 +8,7 @@ from typing import final
 from meshard.errors import ShapeError, ShardingError
 
 from .abstract import Sharding, box_of
-from .arguments import items_of, refusal, shape_of, shown
+from .arguments import instance_of, items_of, shape_of, shown
 from .box import Box, Index
 from .world import Device
 
@@ -39,9 +39,9 @@ class BoxSharding(Sharding):
         self, global_shape: Sequence[int], boxes: Mapping[Device, Box | Sequence[slice]]
     ) -> None:
         shape = shape_of(global_shape, "BoxSharding", "global_shape")
-        if not isinstance(boxes, Mapping):
-            allowed = "a mapping from each device to its box"
-            raise ShardingError(refusal("BoxSharding", "boxes", allowed, boxes))
+        advice = "It maps each device to its box."
+        what = "BoxSharding"
+        instance_of(boxes, Mapping, what, "boxes", advice=advice, error=ShardingError)  # type: ignore[type-abstract]
         if not boxes:
             raise ShardingError("BoxSharding: no boxes were given.")
         self.global_shape = shape

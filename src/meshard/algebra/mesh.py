@@ -17,6 +17,7 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 
 from .arguments import count_of, items_of, names_of, refusal, shape_of, shown
+from .device_arguments import devices_of
 from .frozen import Frozen
 from .world import Device, current
 
@@ -27,7 +28,6 @@ __all__ = [
     "AxisType",
     "Mesh",
     "ambient_mesh",
-    "devices_of",
     "entered_mesh",
     "make_mesh",
     "set_mesh",
@@ -303,23 +303,6 @@ def set_mesh(mesh: Mesh) -> _SetMesh:
     if not isinstance(mesh, Mesh):
         raise ArgumentError(refusal("set_mesh", "mesh", "a Mesh", mesh))
     return _SetMesh(mesh)
-
-
-def devices_of(given: object, what: str, name: str = "devices") -> tuple[Device, ...]:
-    """Return a list of devices as a tuple.
-
-    Raises:
-        ArgumentError: if it is not one.
-    """
-    found: list[Device] = []
-    for device in items_of(given, what, name, "devices"):
-        if not isinstance(device, Device):
-            raise ArgumentError(
-                f"{what}: {name} holds {shown(device)} of type {type(device).__name__}, which is "
-                "not a Device. Give a list such as meshard.devices()."
-            )
-        found.append(device)
-    return tuple(found)
 
 
 def make_mesh(

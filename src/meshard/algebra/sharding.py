@@ -89,8 +89,7 @@ class NamedSharding(Frozen, Sharding):
         memory_kind: str | None = None,
         uneven: Uneven = None,
     ) -> None:
-        if not isinstance(mesh, Mesh) or not isinstance(spec, PartitionSpec):
-            raise ShardingError(_not_mesh_and_spec(mesh, spec))
+        _check_mesh_and_spec(mesh, spec)
         seen: set[str] = set()
         for name in (a for dim in spec.axes(len(spec)) for a in dim):
             if name not in mesh.axis_names:
@@ -284,17 +283,20 @@ def spec_of(given: object, what: str, name: str) -> PartitionSpec:
     return PartitionSpec(*items_of(given, what, name, "the spec's entries", error=SpecError))
 
 
-def _not_mesh_and_spec(mesh: object, spec: object) -> str:
-    """Return what is wrong with the first two arguments of a NamedSharding."""
+def _check_mesh_and_spec(mesh: object, spec: object) -> None:
+    """Refuse other first arguments of a NamedSharding."""
     what = "NamedSharding"
     if isinstance(mesh, PartitionSpec) and isinstance(spec, Mesh):
-        return (
+        raise ShardingError(
             f"{what}: mesh and spec are swapped: the first argument is the spec {mesh!r}, the "
             f"second the mesh {spec!r}. Write NamedSharding(mesh, {mesh!r})."
         )
     if not isinstance(mesh, Mesh):
-        return refusal(what, "mesh", "a Mesh", mesh, "Make one with meshard.make_mesh.")
-    return refusal(what, "spec", "a PartitionSpec", spec, "Write P(...) around its entries.")
+        advice = "Make one with meshard.make_mesh."
+        raise ShardingError(refusal(what, "mesh", "a Mesh", mesh, advice))
+    if not isinstance(spec, PartitionSpec):
+        advice = "Write P(...) around its entries."
+        raise ShardingError(refusal(what, "spec", "a PartitionSpec", spec, advice))
 
 
 def _named(mesh: Mesh, spec: PartitionSpec, memory_kind: str, uneven: Uneven) -> NamedSharding:

@@ -17,7 +17,7 @@ from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
 
-from .arguments import count_of, text_of
+from .arguments import count_of, is_text, shown, text_of
 
 __all__ = [
     "Config",
@@ -232,9 +232,11 @@ class Config:
             ConfigError: if there is no such setting, or ``num_devices`` comes after first use.
             ArgumentError: if the value is not one that the setting can have.
         """
-        if name not in _READERS:
+        if not is_text(name, *_READERS):
             known = ", ".join(sorted(_READERS))
-            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
+            raise ConfigError(
+                f"config: there is no setting {shown(name)}; the settings are {known}."
+            )
         value = _READERS[name](value)
         if name == "num_devices" and _process.world is not None and value != self._values[name]:
             raise ConfigError(
@@ -251,9 +253,11 @@ class Config:
         Raises:
             ConfigError: if there is no such setting.
         """
-        if name not in _READERS:
+        if not is_text(name, *_READERS):
             known = ", ".join(sorted(_READERS))
-            raise ConfigError(f"config: there is no setting {name!r}; the settings are {known}.")
+            raise ConfigError(
+                f"config: there is no setting {shown(name)}; the settings are {known}."
+            )
         return getattr(self, name)
 
     @property

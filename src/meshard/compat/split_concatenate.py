@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import flag_of, shown
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
@@ -72,6 +73,7 @@ def split_by_mesh_axis(
     True
     """
     what = "split_by_mesh_axis"
+    donate = flag_of(donate, what, "donate")
     leaves, structure = flatten_with_path(arrays)
     if not leaves:
         return []
@@ -130,6 +132,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
     (True, True)
     """
     what = "concatenate_by_mesh_axis"
+    donate = flag_of(donate, what, "donate")
     if not isinstance(arrays, (list, tuple)):
         raise ArgumentError(
             f"{what}: arrays is of type {type(arrays).__name__}; give a list or tuple of trees."
@@ -209,7 +212,7 @@ def _place(mesh: Mesh, mesh_axis: object, what: str) -> int:
     """Return the place of an axis among a mesh's."""
     if not isinstance(mesh_axis, str) or mesh_axis not in mesh.axis_names:
         raise SpecError(
-            f"{what}: mesh_axis {mesh_axis!r} is not found in mesh {mesh!r}; its axes are "
+            f"{what}: mesh_axis {shown(mesh_axis)} is not found in mesh {mesh!r}; its axes are "
             f"{mesh.axis_names}."
         )
     return mesh.axis_names.index(mesh_axis)
@@ -224,7 +227,7 @@ def _stops(given: object, mesh_axis: str, size: int, what: str) -> tuple[int, ..
         cuts = tuple([_position(c, what, given) for c in given])
         if not all(a < b for a, b in pairwise((0, *cuts, size))):
             raise ArgumentError(
-                f"{what}: indices_or_sections {given!r} must be strictly increasing numbers "
+                f"{what}: indices_or_sections {shown(given)} must be strictly increasing numbers "
                 f"between 0 and {size}, both excluded, to cut {axis} without an empty part."
             )
         return (*cuts, size)
@@ -245,8 +248,8 @@ def _position(value: Any, what: str, given: object) -> int:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{what}: indices_or_sections {given!r} is not None, a whole number or a list or tuple "
-            f"of whole numbers; {value!r} is of type {type(value).__name__}."
+            f"{what}: indices_or_sections {shown(given)} is not None, an integer, or a list or "
+            f"tuple of integers; {shown(value)} is of type {type(value).__name__}."
         ) from None
 
 

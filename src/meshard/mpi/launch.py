@@ -198,8 +198,8 @@ def initialize(
         told: object = given
         if told is not None and not (isinstance(told, int) and told == found):
             raise ConfigError(
-                f"distributed.initialize: {name}={shown(told)}, but it is {found}. Processes are started "
-                "by mpiexec, as in `meshard run -n 4 script.py`."
+                f"distributed.initialize: {name}={shown(told)}, but it is {found}. Processes are "
+                "started by mpiexec, as in `meshard run -n 4 script.py`."
             )
 
 

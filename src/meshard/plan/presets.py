@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshard.algebra.arguments import is_text, shown
 from meshard.errors import ArgumentError
 
 from .topology import Level, Topology
@@ -82,9 +83,9 @@ def topology(name: str) -> Topology:
     ['host', 'rack', 'row']
     """
     for preset in _PRESETS:
-        if preset.name == name:
+        if is_text(name, preset.name):
             return preset
     raise ArgumentError(
-        f"There is no topology named {name!r}; there are {', '.join(map(repr, presets()))}, and "
-        f"Topology.load reads others from a file."
+        f"There is no topology named {shown(name)}; there are "
+        f"{', '.join(map(repr, presets()))}, and Topology.load reads others from a file."
     )

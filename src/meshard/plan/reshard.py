@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from meshard.algebra.arguments import path_of
+from meshard.algebra.arguments import flag_of, instance_of, path_of
 from meshard.errors import MeshardError
 
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
@@ -23,9 +23,7 @@ from .planned import Planned, Transfer
 from .replay import Report, check_route
 from .simulate import Simulation, simulate_many
 from .table import plan_table
-
-if TYPE_CHECKING:
-    from .topology import Topology
+from .topology import Topology
 
 __all__ = [
     "Candidate",
@@ -103,7 +101,13 @@ class Plan(Planned):
         return sum(map(check_route, dict.fromkeys(self.routes)), Report())
 
     def simulate(self, topology: Topology) -> Simulation:
-        """Return the time and the traffic of each level that a topology predicts."""
+        """Return the time and the traffic of each level that a topology predicts.
+
+        Raises:
+            ArgumentError: if ``topology`` is not a Topology, or a device has no place in it.
+        """
+        advice = "meshard.resharding.topology(name) returns one by its name."
+        instance_of(topology, Topology, "Plan.simulate", "topology", advice=advice)
         pairs = zip(self.choices, self.groups, strict=True)
         return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
 
@@ -127,7 +131,7 @@ class Plan(Planned):
             transfers: list every box with its sender and receiver too, so that another program
                 can do what the plan says; there may be many.
         """
-        return json_text(self, transfers=transfers)
+        return json_text(self, transfers=flag_of(transfers, "Plan.to_json", "transfers"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

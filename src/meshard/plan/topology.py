@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, items_of, path_of, refusal, shown
 from meshard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Level:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A level's name is a word such as 'host', not {self.name!r}.")
+            raise ArgumentError(f"A level's name is a word such as 'host', not {shown(self.name)}.")
         if len(self.name) > _WIDEST_NAME:
             raise ArgumentError(
                 f"A level's name has at most {_WIDEST_NAME} characters so that tables stay "
@@ -84,7 +85,8 @@ class Level:
             )
         if self.size is not None and (type(self.size) is not int or self.size < 1):
             raise ArgumentError(
-                f"The size of level {self.name!r} is a whole number from 1 on, not {self.size!r}."
+                f"The size of level {self.name!r} is an integer of at least 1, not "
+                f"{shown(self.size)}."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", self._grouped(self.groups))
@@ -93,7 +95,7 @@ class Level:
         wanted = "0 or more" if least else "more than 0"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is a number, {wanted}, not {value!r}."
+                f"The {key} of level {self.name!r} is a number, {wanted}, not {shown(value)}."
             )
         if not math.isfinite(value) or value < 0 or (value == 0 and not least):
             raise ArgumentError(f"The {key} of level {self.name!r} is {wanted}, not {value}.")
@@ -102,14 +104,19 @@ class Level:
     def _grouped(self, groups: object) -> Groups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
-            raise ArgumentError(f"{told}, one list for each group, not {groups!r}.")
+            raise ArgumentError(f"{told}, one list for each group, not {shown(groups)}.")
         of: dict[int, int] = {}
         for number, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
-                raise ArgumentError(f"{told}, each with one id or more; group {number} is {group}.")
+                raise ArgumentError(
+                    f"{told}, each with one id or more; group {number} is {shown(group)}."
+                )
             for device in group:
                 if type(device) is not int or device < 0:
-                    raise ArgumentError(f"{told} from 0 on; group {number} has {device!r}.")
+                    raise ArgumentError(
+                        f"{told}, which are non-negative integers; group {number} has "
+                        f"{shown(device)}."
+                    )
                 if device in of:
                     raise ArgumentError(
                         f"Device {device} is in groups {of[device]} and {number} of level "
@@ -144,9 +151,16 @@ class Topology:
     levels: tuple[Level, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", tuple(self.levels))
         if not _is_line(self.name):
-            raise ArgumentError(f"A topology's name is a text of one line, not {self.name!r}.")
+            raise ArgumentError(f"A topology's name is a text of one line, not {shown(self.name)}.")
+        levels = items_of(self.levels, f"Topology {self.name!r}", "levels", "Level")
+        for given in levels:
+            if not isinstance(given, Level):
+                raise ArgumentError(
+                    f"Topology {self.name!r}: levels holds {shown(given)} of type "
+                    f"{type(given).__name__}, which is not a Level."
+                )
+        object.__setattr__(self, "levels", levels)
         if not self.levels:
             raise ArgumentError(
                 f"Topology {self.name!r} has no levels; it needs one at least, which holds all "
@@ -237,11 +251,13 @@ class Topology:
         Raises:
             ArgumentError: if a device is in no group.
         """
-        found: Ints = np.asarray(ids, np.int64)
+        what = "Topology.group"
+        given = found = _ids(ids, what, "ids")
+        last = count_of(level, what, "level", most=len(self.levels) - 1)
         self._check_ids(found)
-        for own, table in zip(self.levels[: level + 1], self._tables, strict=False):
+        for own, table in zip(self.levels[: last + 1], self._tables, strict=False):
             if table is not None:
-                found = table[1][np.searchsorted(table[0], np.asarray(ids, np.int64))]
+                found = table[1][np.searchsorted(table[0], given)]
             elif own.size is None:
                 found = np.zeros_like(found)
             else:
@@ -273,7 +289,14 @@ class Topology:
         Raises:
             ArgumentError: if a device has no place in the topology.
         """
-        one, other = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
+        first, second = _ids(a, "Topology.level", "a"), _ids(b, "Topology.level", "b")
+        try:
+            one, other = np.broadcast_arrays(first, second)
+        except ValueError as error:
+            raise ArgumentError(
+                f"Topology.level: a has shape {first.shape} and b has shape {second.shape}, which "
+                "cannot be broadcast together. Give as many ids in both, or one in either."
+            ) from error
         found = np.where(one == other, -1, len(self.levels) - 1)
         for number in range(len(self.levels) - 2, -1, -1):
             met = self.group(number, one) == self.group(number, other)
@@ -290,8 +313,9 @@ class Topology:
             ArgumentError: if the file's text is not TOML, or not a topology.
             OSError: if the file cannot be read.
         """
+        path = path_of(path, "Topology.load")
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ArgumentError(f"{path} is not a topology file: it is not UTF-8 text.") from error
         return cls.from_toml(text)
@@ -341,6 +365,23 @@ class Topology:
             if level.capacity is not None:
                 lines.append(f"capacity = {level.capacity!r}")
         return "\n".join(lines) + "\n"
+
+
+def _ids(given: object, what: str, name: str) -> Ints:
+    """Return device ids as an array of integers.
+
+    Raises:
+        ArgumentError: if they are something else.
+    """
+    try:
+        found = np.asarray(given)
+        if found.size == 0:
+            found = found.astype(np.int64)
+        if found.dtype.kind in "iu" and (found <= np.iinfo(np.int64).max).all():
+            return found.astype(np.int64)
+    except (ValueError, TypeError, OverflowError, RecursionError):  # not an array at all
+        pass
+    raise ArgumentError(refusal(what, name, "device ids: an integer, or an array of them", given))
 
 
 def _is_line(text: object) -> bool:

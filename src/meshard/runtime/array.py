@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device
@@ -446,7 +446,7 @@ def live_arrays(platform: str | None = None) -> list[Array]:
     Raises:
         ConfigError: if ``platform`` is another than ``"cpu"``.
     """
-    if platform is not None and not (isinstance(platform, str) and platform == "cpu"):
+    if platform is not None and not is_text(platform, "cpu"):
         raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; it is 'cpu'.")
     mark = here().mark
     return [

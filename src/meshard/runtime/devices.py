@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshard.algebra.arguments import count_of, shape_of, shown
-from meshard.algebra.mesh import devices_of
+from meshard.algebra.arguments import count_of, is_text, shape_of, shown
+from meshard.algebra.device_arguments import devices_of
 from meshard.algebra.world import Device, count_processes, current
 from meshard.errors import ArgumentError, ConfigError
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _platform(backend: str | None, what: str) -> None:
-    if backend is not None and not (isinstance(backend, str) and backend == "cpu"):
+    if backend is not None and not is_text(backend, "cpu"):
         raise ConfigError(f"{what}: there is no backend {shown(backend)}; it is 'cpu'.")
 
 

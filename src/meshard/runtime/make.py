@@ -18,7 +18,7 @@ from .place import as_host, as_sharding, check_devices_exist, dtype_of, filled, 
 from .same_values import check_same_values
 from .structs import checked_shape
 from .traced import Traced
-from .trees import broadcast_leaves, flatten, mismatch, unflatten
+from .trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
 from .types import Block
 from .world import here
 
@@ -76,7 +76,7 @@ def device_put(
         target = as_sharding(device, what)
         check_same_values(x, [x], [target], what)
         return placed(x, target)
-    leaves, structure = flatten(x, none_is_leaf=True)
+    leaves, structure = flatten_with_none(x)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
     given_up = prefix_leaves(donate, x, what, "donate")
     given_up = [flag_of(gone, what, "donate") for gone in given_up]

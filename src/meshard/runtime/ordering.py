@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError
@@ -44,8 +45,8 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     """
     if not isinstance(sharding, NamedSharding):
         raise ArgumentError(
-            f"best_device_order: sharding is a NamedSharding, got {sharding!r} of type "
-            f"{type(sharding).__name__}; others have no order of devices that is free."
+            f"best_device_order: sharding must be a NamedSharding, got {shown(sharding)} of type "
+            f"{type(sharding).__name__}; in others the order of the devices is not free."
         )
     leaves: list[Any] = [
         leaf
@@ -53,7 +54,7 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
         if type(leaf) in (Array, ShapeDtypeStruct) and leaf.sharding is not None
     ]
     if not leaves:
-        raise ArgumentError("best_device_order: no array of x has a sharding, so none is best.")
+        raise ArgumentError("best_device_order: x holds no array that has a sharding.")
     most = max(leaves, key=lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize)
     shape = tuple(most.shape)
     mesh = sharding.mesh

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshard.algebra.arguments import refusal, shown
+from meshard.algebra.arguments import is_text, refusal, shown
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
@@ -81,7 +81,7 @@ def default_device(device: Device | str | None) -> AbstractContextManager[None]:
     True
     """
     local = here().local_devices
-    chosen = local[0] if isinstance(device, str) and device == "cpu" else device
+    chosen = local[0] if is_text(device, "cpu") else device
     if chosen is not None and (not isinstance(chosen, Device) or chosen not in local):
         raise ArgumentError(
             f"default_device: {shown(device)} is not a device of this process, which has "

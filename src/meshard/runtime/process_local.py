@@ -20,7 +20,7 @@ from .array import Array
 from .make import needed_sharding, prefix_leaves
 from .place import as_host, filled
 from .structs import checked_shape
-from .trees import flatten, unflatten
+from .trees import flatten_with_none, unflatten
 from .types import Block
 from .world import here
 
@@ -57,9 +57,9 @@ def make_array_from_process_local_data(
     >>> x.shape
     (3,)
     """
-    leaves, structure = flatten(local_data, none_is_leaf=True)
+    leaves, structure = flatten_with_none(local_data)
     shardings = prefix_leaves(sharding, local_data, _WHAT, "shardings")
-    given, prefix = flatten(global_shape, _is_shape, none_is_leaf=True)
+    given, prefix = flatten_with_none(global_shape, _is_shape)
     wanted = unflatten(prefix, map(_leaf, given))
     shapes = prefix_leaves(wanted, local_data, _WHAT, "global shapes")
     made = [

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, flag_of, function_of
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.device_arguments import device_ids_of
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.errors import ArgumentError, ShapeError
 from meshard.plan.assemble import Source, assemble
@@ -38,7 +40,7 @@ from .place import (
 from .profile import timed
 from .same_values import check_same_values
 from .structs import ShapeDtypeStruct
-from .trees import flatten, leaves_with_path, unflatten
+from .trees import flatten, flatten_with_none, leaves_with_path, unflatten
 from .types import ArrayType, Blocks, dtype_name
 from .world import RuntimeWorld, here
 
@@ -107,12 +109,19 @@ def reshard(
     >>> x.committed
     True
     """
+    donate = flag_of(donate, "reshard", "donate")
+    may_alias = may_alias is not None and flag_of(may_alias, "reshard", "may_alias")
+    flag_of(cache_resharding_plans, "reshard", "cache_resharding_plans")
+    if max_bytes is not None:
+        max_bytes = count_of(max_bytes, "reshard", "max_bytes", least=1)
+    if progress is not None and not isinstance(progress, bool):
+        function_of(progress, "reshard", "progress", "True shows a bar.")
     if donate and may_alias:
         raise ArgumentError(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
-    leaves, structure = flatten(x, none_is_leaf=True)
+    leaves, structure = flatten_with_none(x)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")
@@ -264,8 +273,6 @@ def _check_window(
     world: RuntimeWorld, parts: Sequence[Any], types: Sequence[Any], window: int
 ) -> None:
     """Refuse a window that does not hold one row of every box that is sent or received."""
-    if window < 1:
-        raise ArgumentError(f"reshard: max_bytes is a number of bytes from 1 on, not {window}.")
     quota = window // (2 * max(1, world.process_count - 1))
     for part, (_, kind) in zip(parts, types, strict=True):
         for message in (*part.sends, *part.receives):
@@ -327,6 +334,12 @@ def plan_reshard(
     >>> plan_reshard(np.arange(4), meshard.devices()[0]).bytes_moved
     0
     """
+    donate, split = (
+        flag_of(donate, "plan_reshard", "donate"),
+        flag_of(split, "plan_reshard", "split"),
+    )
+    if max_bytes is not None:
+        max_bytes = count_of(max_bytes, "plan_reshard", "max_bytes", least=1)
     pairs = leaves_with_path(x)
     targets = prefix_leaves(sharding, x, "plan_reshard")
     found = []
@@ -348,7 +361,7 @@ def plan_reshard(
                 target,
             )
         )
-    living = None if alive is None else sorted({d if isinstance(d, int) else d.id for d in alive})
+    living = None if alive is None else device_ids_of(alive, "plan_reshard", "alive")
     return make_plan(
         found,
         cache=plan_cache(),

@@ -10,12 +10,12 @@ import builtins
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import optree
 
-from meshard.algebra.arguments import function_of, instance_of, items_of
+from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
 from meshard.errors import TreeError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "broadcast",
     "broadcast_leaves",
     "flatten",
+    "flatten_with_none",
     "flatten_with_path",
     "leaves",
     "leaves_with_path",
@@ -105,25 +106,36 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     return flatten(tree, is_leaf)[0]
 
 
-def flatten(
-    tree: Any, is_leaf: IsLeaf = None, *, none_is_leaf: bool = False
-) -> tuple[list[Any], optree.PyTreeSpec]:
+def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
     """Return the leaves in order, and the structure.
 
     Args:
         tree: the tree.
-        is_leaf: called with each container; where it returns True, that is a leaf.
-        none_is_leaf: whether None is a leaf too, and not a tree without leaves.
+        is_leaf: called with each node; where it returns True, that is a leaf.
 
     Raises:
         TreeError: if the tree contains itself.
     """
     if is_leaf is not None:
-        function_of(is_leaf, "tree", "is_leaf")
+        is_leaf = _asked(is_leaf)
     try:
-        return optree.tree_flatten(tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+        return optree.tree_flatten(tree, is_leaf=is_leaf)
     except RecursionError as error:
         raise endless() from error
+
+
+def flatten_with_none(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the leaves in order, each None among them, and the structure."""
+    try:
+        return optree.tree_flatten(tree, is_leaf=is_leaf, none_is_leaf=True)
+    except RecursionError as error:
+        raise endless() from error
+
+
+def _asked(is_leaf: Any) -> IsLeaf:
+    """Return a function that asks another one, which must answer True or False."""
+    function_of(is_leaf, "tree", "is_leaf")
+    return lambda node: flag_of(is_leaf(node), "tree", "what is_leaf returns")
 
 
 def flatten_with_path(
@@ -137,7 +149,7 @@ def flatten_with_path(
     [(('x', 0), 3), (('x', 1), 4)]
     """
     if is_leaf is not None:
-        function_of(is_leaf, "tree", "is_leaf")
+        is_leaf = _asked(is_leaf)
     try:
         paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     except RecursionError as error:
@@ -160,7 +172,7 @@ def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
     {'x': [1, 1], 'y': 2}
     """
     if is_leaf is not None:
-        function_of(is_leaf, "tree.broadcast", "is_leaf")
+        is_leaf = _asked(is_leaf)
     with _refusing("the one must be a prefix of the other"):
         return optree.tree_broadcast_prefix(prefix_tree, full_tree, is_leaf=is_leaf)
 
@@ -193,10 +205,10 @@ def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
         return optree.tree_unflatten(treedef, given)
 
 
-def _listed(leaves: Any) -> Iterable[Any]:
+def _listed(leaves: Any) -> list[Any]:
     if isinstance(leaves, (str, dict)):
         return list(leaves)
-    return items_of(leaves, "tree.unflatten", "leaves", "leaves")
+    return list(items_of(leaves, "tree.unflatten", "leaves", "leaves"))
 
 
 def _structure(given: Any, what: str, name: str) -> None:
@@ -230,8 +242,22 @@ def reduce(
 
 
 def all(tree: Any, *, is_leaf: IsLeaf = None) -> bool:
-    """Return whether all leaves are true."""
-    return builtins.all(leaves(tree, is_leaf))
+    """Return whether all leaves are true.
+
+    Raises:
+        TreeError: if a leaf is neither true nor false, such as an array of several elements.
+    """
+    return builtins.all(builtins.map(_is_true, leaves(tree, is_leaf)))
+
+
+def _is_true(leaf: Any) -> bool:
+    try:
+        return bool(leaf)
+    except (ValueError, TypeError) as error:
+        raise TreeError(
+            f"tree.all: the leaf {shown(leaf)} is neither true nor false: {error} Map the leaves "
+            "to single values first, as in tree.all(tree.map(lambda x: x.all(), tree))."
+        ) from error
 
 
 def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: Any) -> Any:

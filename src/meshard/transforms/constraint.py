@@ -40,7 +40,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     what = "with_sharding_constraint"
     leaves, structure = trees.flatten(x)
     every = prefix_leaves(shardings, x, what, "shardings")
-    with_none, _ = trees.flatten(x, none_is_leaf=True)
+    with_none, _ = trees.flatten_with_none(x)
     given = [s for s, leaf in zip(every, with_none, strict=True) if leaf is not None]
     body = innermost()
     if not isinstance(body, Body):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError
 from meshard.plan import presets
@@ -52,7 +53,7 @@ def as_topology(given: Topology | str | None) -> Topology:
     if not isinstance(given, Topology):
         raise ArgumentError(
             f"explain: topology is a Topology, the name of one ("
-            f"{', '.join(map(repr, presets.presets()))}) or None, got {given!r} of type "
+            f"{', '.join(map(repr, presets.presets()))}) or None, got {shown(given)} of type "
             f"{type(given).__name__}. An argument of the function that has this name is passed by "
             "position."
         )

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError
@@ -127,7 +128,8 @@ class Jitted:
         keep_unused: bool = False,
     ) -> None:
         if not callable(f):
-            raise ArgumentError(f"jit: expected a callable, got {f!r} of type {type(f).__name__}.")
+            raise ArgumentError(refusal("jit", "f", "a function", f))
+        flag_of(keep_unused, "jit", "keep_unused")
         functools.update_wrapper(self, f)
         self._f = f
         self._name = getattr(f, "__name__", None) or type(f).__name__
@@ -224,7 +226,7 @@ class Jitted:
     def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
         """Return a tree of values that lie as a tree of shardings says."""
         given = prefix_leaves(shardings, tree, self._what, name)
-        leaves, structure = trees.flatten(tree, none_is_leaf=True)
+        leaves, structure = trees.flatten_with_none(tree)
         placed: list[Any] = [
             x if s is None or x is None else with_sharding_constraint(x, s)
             for x, s in zip(leaves, given, strict=True)

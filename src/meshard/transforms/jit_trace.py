@@ -207,7 +207,7 @@ def _wanted(what: str, name: str, given: Any, tree: Any) -> tuple[Sharding | Non
     if given is None:
         return (None,) * len(trees.leaves(tree))
     every = prefix_leaves(given, tree, what, name)
-    with_none, _ = trees.flatten(tree, none_is_leaf=True)
+    with_none, _ = trees.flatten_with_none(tree)
     chosen = [s for s, x in zip(every, with_none, strict=True) if x is not None]
     return tuple([as_sharding(s, f"{what}: {name}") for s in chosen])
 
