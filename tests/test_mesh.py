@@ -313,10 +313,10 @@ def test_make_mesh_takes_the_first_devices():
         (
             (-1, 8),
             ("x", "y"),
-            r"axis_shapes must be a tuple of non-negative integers.*got \(-1, 8\)",
+            r"axis_shapes: \(-1, 8\) is not a shape",
         ),
         (8, ("x",), r"axis_shapes is 8; give a tuple, with one size per axis, such as \(8,\)"),
-        ("8", ("x",), "axis_shapes must be a tuple of .* but got '8'"),
+        ("8", ("x",), "axis_shapes: '8' is not a shape"),
         ((3, 3), ("x", "y"), r"\(3, 3\) needs 9 devices, but there are 8.*MESHARD_NUM_DEVICES=9"),
         ((2, 2), ("x", "x"), "'x' appears twice"),
         ((2,), ("x",), "axis_types has 2 entries"),

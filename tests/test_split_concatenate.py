@@ -423,7 +423,7 @@ def test_cuts_must_rise_inside_the_axis(cuts: Any):
 @pytest.mark.parametrize("given", [2.0, "2", True, [1.5], [True], {1, 2}, np.array([1, 2]), [[1]]])
 def test_sections_are_whole_numbers(given: Any):
     message = refusal(ArgumentError, split_by_mesh_axis, put(GRID, "i"), "i", given)
-    assert "is not None, a whole number or a list or tuple of whole numbers" in message
+    assert "is not None, an integer, or a list or tuple of integers" in message
 
 
 @in_worlds

@@ -67,7 +67,7 @@ def test_fields_are_named_in_paths_and_chosen() -> None:
 
 def test_refusals() -> None:
     Pair = tree.register_pytree_node_class(pair())
-    with pytest.raises(ArgumentError, match="Pair is registered already"):
+    with pytest.raises(ArgumentError, match="Pair is already registered"):
         tree.register_pytree_node_class(Pair)
     with pytest.raises(ArgumentError, match="int has no method tree_flatten"):
         tree.register_pytree_node_class(int)

@@ -214,12 +214,11 @@ def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
     """
     if type(value) is tuple and all(type(n) is int and 0 <= n < 1 << 63 for n in value):
         return value
-    given, whole = value, True
+    whole = True
     try:
         if not isinstance(value, (str, bytes, bytearray, Mapping)):
             single = not isinstance(value, Iterable) or getattr(value, "shape", None) == ()
             items: Iterable[object] = (value,) if single else value  # type: ignore[assignment]
-            given = items = tuple(items)
             sizes = tuple([operator.index(n) for n in items])  # type: ignore[arg-type]
             if all(0 <= n < 1 << 63 for n in sizes):
                 return sizes
@@ -227,8 +226,9 @@ def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
                 whole = False
     except Exception:  # what an array-like of the caller's own raises is no better
         pass
-    least = "non-negative integers" if whole else "integers below 2**63"
-    raise ShapeError(refusal(what, name, f"a tuple of {least}, one size for each dim", given))
+    sizes_are = "non-negative integers" if whole else "integers below 2**63"
+    whose = f"{what}: {shown(value)}" if name == "shape" else f"{what}: {name}: {shown(value)}"
+    raise ShapeError(f"{whose} is not a shape: sizes are {sizes_are}, one for each dim.")
 
 
 def path_of(value: object, what: str, name: str = "path") -> Path:

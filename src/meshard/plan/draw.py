@@ -117,7 +117,7 @@ def _style(
     min_width: object,
     max_width: object,
     rulers: object,
-    use_color: object = True,
+    use_color: object = False,
 ) -> Style:
     """Return how to draw, from the arguments of a function.
 
