@@ -24,8 +24,11 @@ The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAU
 """
 
 from meshard.algebra.world import config as _config
+from meshard.errors import suggesting as _suggesting
 
 update = _config.update
 read = _config.read
 
 __all__ = ["read", "update"]
+
+__getattr__ = _suggesting(__name__, __all__)
