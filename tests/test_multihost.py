@@ -421,7 +421,7 @@ def test_an_array_that_lies_beyond_the_mesh_is_refused():
         return str(error.value)
 
     first, second = run(2, body)
-    assert "also lies on process 1, which has no device of Mesh('x': 4)" in first
+    assert "is also on process 1, which has no device of Mesh('x': 4)" in first
     assert "process 1 has no part of Mesh('x': 4)" in second
 
 

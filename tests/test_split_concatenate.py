@@ -436,11 +436,11 @@ def test_leaves_must_be_arrays_with_named_shardings_on_one_mesh():
         assert f"but arrays[1].w is of type {type(bad).__name__}" in message
     alone = meshard.device_put(GRID, SingleDeviceSharding(meshard.devices()[0]))
     message = refusal(ShardingError, split_by_mesh_axis, alone, "i")
-    assert "but arrays lies as SingleDeviceSharding" in message
+    assert "but arrays has SingleDeviceSharding" in message
     assert "Move it with meshard.reshard(x, NamedSharding(mesh, spec))" in message
     other = put(GRID, "i", on=mesh((2, 4)))
     message = refusal(ShardingError, split_by_mesh_axis, [x, other], "i")
-    assert "one mesh, but arrays.0 lies on Mesh('i': 4, 'j': 2) of devices [0, 1, 2, 3" in message
+    assert "one mesh, but arrays.0 is on Mesh('i': 4, 'j': 2) of devices [0, 1, 2, 3" in message
     assert "and arrays.1 on Mesh('i': 2, 'j': 4) of devices" in message
     message = refusal(ShardingError, concatenate_by_mesh_axis, [[x, other]], "i")
     assert "one mesh, but arrays[0].0 lies on" in message

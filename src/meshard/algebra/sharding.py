@@ -104,7 +104,9 @@ class NamedSharding(Frozen, Sharding):
                 )
             seen.add(name)
         if any(isinstance(e, UnconstrainedType) for e in spec):
-            raise SpecError(f"NamedSharding: {spec} leaves a dim unconstrained; say how it lies.")
+            raise SpecError(
+                f"NamedSharding: {spec} leaves a dim unconstrained; say how it is split."
+            )
         kind, shares = checked_memory_kind(memory_kind), _uneven(uneven)
         vars(self).update(
             mesh=mesh,

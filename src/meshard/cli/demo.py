@@ -136,8 +136,8 @@ def _make_devices(devices: int | None) -> int:
             devices = given * size
     if devices % size:
         raise DemoError(
-            f"--devices is {devices}, of which {size} processes cannot have equally many; take a "
-            f"multiple of {size}"
+            f"--devices is {devices}, which {size} processes cannot share equally; use a multiple "
+            f"of {size}"
         )
     settings.update("num_devices", devices // size)
     return meshard.device_count()

@@ -105,8 +105,8 @@ class GlobalDeviceArray:
             )
         order = (
             "the `global_mesh.local_devices` and `device_buffers` device order doesn't match. Put "
-            "the buffers on the devices of global_mesh.local_devices, in that order; that of "
-            "meshard.local_devices() may be another"
+            "the buffers on the devices of global_mesh.local_devices, in that order; the order of "
+            "meshard.local_devices() may differ"
         )
         known = dict(zip(places.local_devices, device_buffers, strict=True))
         found = checked_buffers(what, "device_buffers[{}]", places, known, dtype, order)
@@ -428,7 +428,7 @@ class GlobalDeviceArray:
         sharding = x.sharding
         if not isinstance(sharding, NamedSharding):
             raise ShardingError(
-                f"{what}: a GlobalDeviceArray lies on a mesh, but the array's sharding is "
+                f"{what}: a GlobalDeviceArray needs a mesh, but the array's sharding is "
                 f"{sharding!r}. Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
             )
         places = places_of(what, x.shape, sharding.mesh, sharding.spec)
@@ -462,13 +462,13 @@ class GlobalDeviceArray:
 
     def __hash__(self) -> int:
         raise TypeError(
-            "GlobalDeviceArrays are unhashable, since they cannot be compared. As a key take id(x)."
+            "GlobalDeviceArrays are unhashable, since they cannot be compared. Use id(x) as a key."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise ArgumentError(
-            f"{self} is not taken for an array: that would gather the shards silently. Write "
-            "x.to_array(), which copies nothing, or take x.local_data(i)."
+            f"{self} is not converted to a NumPy array: that would gather the shards silently. "
+            "Write x.to_array(), which copies nothing, or use x.local_data(i)."
         )
 
     def __copy__(self) -> GlobalDeviceArray:

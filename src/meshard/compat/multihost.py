@@ -129,7 +129,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         outside = sorted(set(leaf.processes) - set(peers))
         if outside:
             raise ShardingError(
-                f"{what}: {leaf.name}, {leaf.kind}, also lies on process {outside[0]}, which has "
+                f"{what}: {leaf.name}, {leaf.kind}, is also on process {outside[0]}, which has "
                 f"no device of {global_mesh!r}. Move it onto the mesh first, with meshard.reshard "
                 "on all processes."
             )
@@ -314,14 +314,14 @@ def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
     if world.process_index not in mesh.processes:
         raise ShardingError(
             f"{what}: process {world.process_index} has no part of {mesh!r}, whose devices belong "
-            f"to processes {list(mesh.processes)}. Only those may call it; or make the mesh of the "
-            "devices of all processes."
+            f"to processes {list(mesh.processes)}. Only those processes may call it. Or "
+            "make a mesh of the devices of all processes."
         )
     try:
         return [mesh.part_of(p) for p in mesh.processes][mesh.processes.index(world.process_index)]
     except ShardingError as error:
         raise ShardingError(
-            f"{what}: {error} Order the devices so that those of a process lie together, or use "
+            f"{what}: {error} Order the devices so that those of each process are adjacent, or use "
             "meshard.make_array_from_process_local_data, which takes any mesh."
         ) from None
 

@@ -92,7 +92,7 @@ def find_intermediate_sharding(
         dim, s, d = uneven[0]
         raise NoIntermediateShardingError(
             _asked(in_sharding, out_sharding, before, after)
-            + f"dim {dim} is a candidate, but its {s} shards are no multiple of {d}: "
+            + f"dim {dim} is a candidate, but its {s} shards are not a multiple of {d}: "
             f"{s // d} replicas of {d} shards are not {s} devices, and the source's devices "
             "cannot be reshaped so. Use reshard, which needs no intermediate."
         )

@@ -45,13 +45,13 @@ def checked_buffers(
             )
         if not isinstance(buffer.device, Device):
             raise ShardingError(
-                f"{what}: {name} lies on {buffer.sharding.num_devices} devices; it must lie on "
+                f"{what}: {name} is on {buffer.sharding.num_devices} devices; it must be on "
                 f"one, {device!r}. Take the data of x.addressable_shards, or give the whole Array "
                 "to GlobalDeviceArray.from_array."
             )
         if buffer.device != device:
             raise ShardingError(
-                f"{what}: {name} lies on {buffer.device!r}, where {device!r} is expected: {order}."
+                f"{what}: {name} is on {buffer.device!r}, where {device!r} is expected: {order}."
             )
         buffer._live()
         wanted = _checked(what, name, places, device, buffer, wanted)
@@ -116,7 +116,7 @@ def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
     if not places.local_devices:
         raise ArgumentError(
             f"{what}: process {here().process_index} has no device of {places.sharding.mesh!r}, "
-            "and so no shard that says the dtype; give dtype=."
+            "so no shard tells it the dtype; give dtype=."
         )
     return None
 

@@ -188,15 +188,15 @@ def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
         sharding = leaf.sharding
         if not isinstance(sharding, NamedSharding):
             raise ShardingError(
-                f"{what}: every leaf must have a NamedSharding, but {whose} lies as {sharding!r}. "
+                f"{what}: every leaf must have a NamedSharding, but {whose} has {sharding!r}. "
                 "Move it with meshard.reshard(x, NamedSharding(mesh, spec))."
             )
         if first is None:
             first = sharding.mesh
         elif sharding.mesh != first:
             raise ShardingError(
-                f"{what}: all leaves of a tree must lie on one mesh, but "
-                f"{_named(leaves[0][0], name)} lies on {_mesh(first)}, and {whose} on "
+                f"{what}: all leaves of a tree must be on one mesh, but "
+                f"{_named(leaves[0][0], name)} is on {_mesh(first)}, and {whose} on "
                 f"{_mesh(sharding.mesh)}. Reshard them to one mesh."
             )
     assert first is not None
@@ -425,8 +425,9 @@ def _check_dim(dim: int, cuts: Cuts, other: Cuts, i: int, mesh_axis: str, leaf: 
         )
     if cuts != other:
         raise CoverageError(
-            f"{what}: dim {dim} of {leaf} is not split over {mesh_axis!r} and must be cut alike, "
-            f"but its cut points are {cuts} in arrays[0] and {other} in arrays[{i}]. Reshard one."
+            f"{what}: dim {dim} of {leaf} is not split over {mesh_axis!r} and must be cut the same "
+            f"way, but its cut points are {cuts} in arrays[0] and {other} in arrays[{i}]. Reshard "
+            "one."
         )
 
 

@@ -152,7 +152,9 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A topology's name is a text of one line, not {shown(self.name)}.")
+            raise ArgumentError(
+                f"A topology's name must be a string of one line, not {shown(self.name)}."
+            )
         levels = items_of(self.levels, f"Topology {self.name!r}", "levels", "Level")
         for given in levels:
             if not isinstance(given, Level):
@@ -176,7 +178,7 @@ class Topology:
             if level.size is None and level.groups is None:
                 raise ArgumentError(
                     f"Level {level.name!r} of topology {self.name!r} needs a size or groups; only "
-                    f"the last level, {names[-1]!r}, may go without: it holds all devices."
+                    f"the last level, {names[-1]!r}, may omit both, since it holds all devices."
                 )
         self._check_nesting()
 
