@@ -389,7 +389,7 @@ def test_methods_refuse_what_does_not_fit() -> None:
         DimMap.pad(3, -2, -2)
     with pytest.raises(ShapeError, match=r"3 elements at 4 reach over 4:7, outside 0:6\."):
         DimMap.place(3, 6, 4)
-    with pytest.raises(ShapeError, match=r"at -1: -1:2 of 0:6"):
+    with pytest.raises(ShapeError, match=r"at -1 reach over -1:2, outside 0:6"):
         DimMap.place(3, 6, -1)
     with pytest.raises(IndexingError, match=r"positions\[2\] is 5, outside the source 0:5\."):
         DimMap.take(5, [1, 0, 5, -1])

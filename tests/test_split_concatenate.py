@@ -443,7 +443,7 @@ def test_leaves_must_be_arrays_with_named_shardings_on_one_mesh():
     assert "one mesh, but arrays.0 is on Mesh('i': 4, 'j': 2) of devices [0, 1, 2, 3" in message
     assert "and arrays.1 on Mesh('i': 2, 'j': 4) of devices" in message
     message = refusal(ShardingError, concatenate_by_mesh_axis, [[x, other]], "i")
-    assert "one mesh, but arrays[0].0 lies on" in message
+    assert "one mesh, but arrays[0].0 is on" in message
 
 
 @in_worlds
