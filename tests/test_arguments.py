@@ -143,6 +143,31 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ShapeError,
         r"source lays out an array of shape \(8,\), destination one of shape \(4,\)",
     ),
+    "hosts by another name": (
+        lambda: resharding.bounds_of(ROWS.layout((8,)), ROWS.layout((8,)), {0: "a"}),
+        ArgumentError,
+        "each host in hosts must be a non-negative integer, but got 'a'",
+    ),
+    "hosts of another shape": (
+        lambda: resharding.bounds_of(ROWS.layout((8,)), ROWS.layout((8,)), lambda ids: [[0], 1]),
+        ArgumentError,
+        "hosts must return the hosts of an array of device ids",
+    ),
+    "ids that do not fit": (
+        lambda: resharding.topology("8-gpu hosts").level([0, 1], [0, 1, 2]),
+        ArgumentError,
+        r"a has shape \(2,\) and b has shape \(3,\), which cannot be broadcast together",
+    ),
+    "a box of texts": (
+        lambda: BoxSharding((8,), {meshard.devices()[0]: (slice("a", "b"),)}),
+        ShardingError,
+        "holds a slice whose ends are not integers",
+    ),
+    "devices that are none": (
+        lambda: Mesh([[[]], [1]], "x"),
+        ShardingError,
+        "Mesh: devices",
+    ),
     "virtual devices": (lambda: virtual_devices(10**30), ArgumentError, "integer from 1 to 16777"),
     "a huge drawing": (
         lambda: debug.drawing_text(ROWS.layout((8,)), scale=10**30),
