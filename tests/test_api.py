@@ -194,3 +194,31 @@ def test_what_is_not_here_says_what_to_do_instead(name: str, advice: str) -> Non
     with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{advice}"):
         getattr(meshard, name)
     assert not hasattr(meshard, name)
+
+
+@pytest.mark.parametrize("module", [m.__name__ for m in public_modules()])
+def test_a_misspelt_name_suggests_the_nearest(module: str) -> None:
+    found = importlib.import_module(module)
+    if "__getattr__" not in vars(found):
+        pytest.xfail(f"{module} suggests nothing yet")
+    for name in found.__all__:
+        if name.startswith("_") or len(name) < 4:
+            continue
+        misspelt = name[:-2] + name[-1] + name[-2] if name[-1] != name[-2] else name[:-1]
+        if misspelt in found.__all__ or hasattr(found, misspelt):
+            continue
+        with pytest.raises(AttributeError, match=f"no attribute '{misspelt}'") as refused:
+            getattr(found, misspelt)
+        assert "Did you mean" in str(refused.value)
+        nearest = str(refused.value).rpartition(".")[2].rstrip("?")
+        assert nearest in found.__all__
+        assert nearest[:2].lower() == name[:2].lower()
+
+
+def test_a_name_of_another_door_says_where_it_is() -> None:
+    meshard = importlib.import_module("meshard")
+    for name, place in (("zeros", "numpy"), ("psum", "lax"), ("PartitionSpec", "sharding")):
+        with pytest.raises(AttributeError, match=f"it is meshard.{place}.{name}$"):
+            getattr(meshard, name)
+    with pytest.raises(AttributeError, match=r"no attribute '__nothing__'$"):
+        meshard.__nothing__

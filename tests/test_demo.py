@@ -305,7 +305,7 @@ class TestDemo:
         job = ("run", "-n", "2", "--", "-m", "meshard", "demo", "--devices", "3")
         result = run_command(*job)
         assert result.returncode == 1
-        assert "--devices is 3, of which 2 processes cannot have equally many" in result.stderr
+        assert "--devices is 3, which 2 processes cannot share equally" in result.stderr
 
     def test_a_check_that_fails_in_one_process_ends_the_job(
         self, real: tuple[Path, Path], tmp_path: Path

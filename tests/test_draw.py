@@ -488,9 +488,11 @@ def test_an_array_is_drawn_with_its_dtype(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_lies_on_no_devices_is_refused() -> None:
     for draw in (visualize_sharding, sharding_svg):
-        with pytest.raises(ArgumentError, match=f"{draw.__name__}: expected a sharding, got 'x'"):
+        with pytest.raises(
+            ArgumentError, match=f"{draw.__name__}: sharding must be a Sharding, but got 'x'"
+        ):
             draw((8,), "x")
-    with pytest.raises(ArgumentError, match="arr is a ndarray, which lies on no devices"):
+    with pytest.raises(ArgumentError, match="arr is a ndarray, which is not laid out over devices"):
         visualize_array_sharding(np.zeros(3))  # type: ignore[arg-type]
 
 

@@ -223,6 +223,8 @@ def is_door_statement(node: ast.stmt) -> bool:
             return True
         case ast.Expr(value=ast.Constant(value=str())):
             return True
+        case ast.Assign(targets=[ast.Name(id="__getattr__")], value=ast.Call()):
+            return True  # what a missing name says
         case ast.Assign(value=value) | ast.AnnAssign(value=value) | ast.AugAssign(value=value):
             return is_plain(value)
         case ast.FunctionDef(name="__getattr__"):

@@ -440,7 +440,7 @@ def test_other_platforms_are_refused() -> None:
         is_fully_addressable = True
         device_set = (Accelerator(),)
 
-    with pytest.raises(errors.ShardingError, match=r"cuda:0 is no CPU device\. Use"):
+    with pytest.raises(errors.ShardingError, match=r"cuda:0 is not a CPU device\. Use"):
         Route("reshard: float32[4]", (4,), There(), alone(0))
 
 

@@ -441,10 +441,10 @@ def test_sizes_are_read(text, size):
 
 @pytest.mark.parametrize("given_size", [-1, 1.5, True, "10 apples", "MB", "-3 MB", ["1"]])
 def test_sizes_that_mean_nothing_are_refused(given_size):
-    with pytest.raises(ArgumentError, match="limit is a whole number of bytes from 0 on") as caught:
+    with pytest.raises(ArgumentError, match="limit must be a number of bytes") as caught:
         budget(given_size).__enter__()
     assert repr(given_size) in str(caught.value)
-    with pytest.raises(ArgumentError, match="per_device is a whole number"):
+    with pytest.raises(ArgumentError, match="per_device must be a number of bytes"):
         budget(per_device=given_size).__enter__()
 
 

@@ -101,13 +101,16 @@ def test_axis_types_are_kept():
     ("arguments", "message"),
     [
         ((DEVICES, ("x", "y")), r"devices has 1 dims \(8,\), but axis_names \('x', 'y'\) names 2"),
-        (([DEVICES], ("x", "x")), r"the axis name 'x' stands twice in \('x', 'x'\)"),
-        ((DEVICES, (None,)), "axis names are strings, but None is not"),
-        ((DEVICES, (3,)), "axis names are strings, but 3 is not"),
-        (([0, 1], "x"), "devices holds 0, which is not a Device"),
-        (([DEVICES[:1], DEVICES[:2]], "x"), r"devices holds \[.*\], which is not a Device"),
-        (([*DEVICES, DEVICES[3]], "x"), r"VirtualDevice\(id=3\) stands twice among the devices"),
-        (([Device(0, 0), Device(0, 1)], "x"), "stands twice among the devices"),
+        (([DEVICES], ("x", "x")), r"the axis name 'x' appears twice in \('x', 'x'\)"),
+        ((DEVICES, (None,)), r"must hold axis names, which are strings, but \(None,\) holds None"),
+        ((DEVICES, (3,)), r"must hold axis names, which are strings, but \(3,\) holds 3"),
+        (([0, 1], "x"), "devices holds 0 of type int, which is not a Device"),
+        (
+            ([DEVICES[:1], DEVICES[:2]], "x"),
+            r"devices holds \[.*\] of type list, which is not a Device",
+        ),
+        (([*DEVICES, DEVICES[3]], "x"), r"VirtualDevice\(id=3\) appears twice among the devices"),
+        (([Device(0, 0), Device(0, 1)], "x"), "appears twice among the devices"),
         ((DEVICES, "x", ("Auto",)), "axis_types holds 'Auto', which is not an AxisType"),
         (
             (DEVICES, "x", (AxisType.Auto, AxisType.Auto)),
@@ -225,7 +228,9 @@ def test_set_mesh_as_statement():
 
 
 def test_set_mesh_takes_a_mesh_only():
-    with pytest.raises(ArgumentError, match="set_mesh: expected a Mesh, got str"):
+    with pytest.raises(
+        ArgumentError, match="set_mesh: mesh must be a Mesh, but got 'x' of type str"
+    ):
         set_mesh("x")
 
 
@@ -304,12 +309,16 @@ def test_make_mesh_takes_the_first_devices():
     ("sizes", "names", "message"),
     [
         ((2,), ("x", "y"), r"axis_shapes \(2,\) has 1 entries, axis_names \('x', 'y'\) has 2"),
-        ((0,), ("x",), r"axis_shapes \(0,\) must be whole numbers from 1 on"),
-        ((-1, 8), ("x", "y"), r"axis_shapes \(-1, 8\) must be whole numbers from 1 on"),
+        ((0,), ("x",), r"axis_shapes \(0,\) must be integers of at least 1"),
+        (
+            (-1, 8),
+            ("x", "y"),
+            r"axis_shapes: \(-1, 8\) is not a shape",
+        ),
         (8, ("x",), r"axis_shapes is 8; give a tuple, with one size per axis, such as \(8,\)"),
-        ("8", ("x",), "axis_shapes is '8'; give a tuple"),
+        ("8", ("x",), "axis_shapes: '8' is not a shape"),
         ((3, 3), ("x", "y"), r"\(3, 3\) needs 9 devices, but there are 8.*MESHARD_NUM_DEVICES=9"),
-        ((2, 2), ("x", "x"), "'x' stands twice"),
+        ((2, 2), ("x", "x"), "'x' appears twice"),
         ((2,), ("x",), "axis_types has 2 entries"),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_spec_and_the_devices_stay(spec) -> None:
 @in_worlds
 def test_refusals() -> None:
     x = put(GRID, "i")
-    with pytest.raises(ArgumentError, match="is a NamedSharding"):
+    with pytest.raises(ArgumentError, match="must be a NamedSharding"):
         best_device_order(x, SingleDeviceSharding(meshard.devices()[0]))
-    with pytest.raises(ArgumentError, match="no array of x has a sharding"):
+    with pytest.raises(ArgumentError, match="x holds no array that has a sharding"):
         best_device_order([1.0], NamedSharding(mesh(), P()))

@@ -103,7 +103,7 @@ def test_any_job_that_is_done_twice_is_found(name):
     for row in range(len(jobs)):
         by_box, by_element = checks(hop, doubled(jobs, row))
         receiver = jobs.receiver[row]
-        assert f"is doubled: it reaches device {receiver} again" in by_box
+        assert f"arrives twice: it reaches device {receiver} again" in by_box
         assert f"reaches device {receiver} 2 times" in by_element
 
 
@@ -137,7 +137,7 @@ def test_a_box_to_one_who_needs_it_not():
     receiver[0] = 3
     by_box, by_element = checks(hop, jobs_like(jobs, receiver=receiver))
     assert "is sent to device 3, which does not need it" in by_box
-    assert "one of them has no part in it" in by_element
+    assert "one of the two takes no part in the move" in by_element
 
 
 def test_a_box_to_one_who_has_it():
@@ -145,7 +145,7 @@ def test_a_box_to_one_who_has_it():
     jobs = hop.jobs()
     own = Jobs(*(np.array([n]) for n in (0, 0, 0, 0, 0, 2, 2)))
     by_box, by_element = checks(hop, jobs.beside(own))
-    assert "device 0 holds it already" in by_box
+    assert "device 0 already holds it" in by_box
     assert "reaches device 0 2 times" in by_element
 
 

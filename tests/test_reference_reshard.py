@@ -213,7 +213,7 @@ def test_a_candidate_is_split_by_one_axis():
 def test_a_candidate_that_the_target_does_not_divide_is_refused_clearly():
     message = refused(on((3, 4), "ab", "a", "b"), on((2,), "x", "x", None))
     assert "with (3, 4) shards along the dims" in message
-    assert "its 3 shards are no multiple of 2: 1 replicas of 2 shards are not 3 devices" in message
+    assert "3 shards are not a multiple of 2: 1 replicas of 2 shards are not 3 devices" in message
 
 
 def test_an_axis_with_the_intermediates_name_is_refused():

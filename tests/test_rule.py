@@ -94,21 +94,21 @@ def test_what_is_written_is_read(inputs, outputs):
         ("i j", "there is no arrow '->'.", 3),
         ("", "there is no arrow '->'.", 0),
         ("i -> j -> k", "there is a second arrow.", 7),
-        ("i % -> j", "'%' begins no factor.", 2),
-        ("i\t%", "'%' begins no factor.", 2),
-        ("i ! -> i", "'!' begins no factor.", 2),
-        ("i 2 -> i", "'2' begins no factor.", 2),
-        ("i .. -> i", "'.' begins no factor.", 2),
-        ("i i -> i", "'i' stands twice in one operand.", 2),
-        ("i (j i) -> i", "'i' stands twice in one operand.", 5),
-        ("(k k) ->", "'k' stands twice in one operand.", 3),
-        ("i -> j j", "'j' stands twice in one operand.", 7),
+        ("i % -> j", "'%' cannot begin the name of a factor.", 2),
+        ("i\t%", "'%' cannot begin the name of a factor.", 2),
+        ("i ! -> i", "'!' cannot begin the name of a factor.", 2),
+        ("i 2 -> i", "'2' cannot begin the name of a factor.", 2),
+        ("i .. -> i", "'.' cannot begin the name of a factor.", 2),
+        ("i i -> i", "'i' appears twice in one operand.", 2),
+        ("i (j i) -> i", "'i' appears twice in one operand.", 5),
+        ("(k k) ->", "'k' appears twice in one operand.", 3),
+        ("i -> j j", "'j' appears twice in one operand.", 7),
         ("... i ... -> i", "an operand has a second '...'.", 6),
-        ("(a b -> c", "'->' cannot stand inside parentheses.", 5),
-        ("(a, b) -> c", "',' cannot stand inside parentheses.", 2),
-        ("(a (b)) -> c", "'(' cannot stand inside parentheses.", 3),
-        ("(a 1) -> c", "'1' cannot stand inside parentheses.", 3),
-        ("(... a) -> c", "'...' cannot stand inside parentheses.", 1),
+        ("(a b -> c", "'->' is not allowed inside parentheses.", 5),
+        ("(a, b) -> c", "',' is not allowed inside parentheses.", 2),
+        ("(a (b)) -> c", "'(' is not allowed inside parentheses.", 3),
+        ("(a 1) -> c", "'1' is not allowed inside parentheses.", 3),
+        ("(... a) -> c", "'...' is not allowed inside parentheses.", 1),
         ("a) -> c", "this parenthesis was never opened.", 1),
         ("a -> (c", "a parenthesis is not closed.", 7),
         ("a -> (c  ", "a parenthesis is not closed.", 7),
@@ -145,11 +145,11 @@ def test_a_merged_dim_needs_sizes():
     rule = parse("(a b) c -> a (b c)")
     bound = rule.bind([(6, 5)], {"a": 2, "b": 3})
     assert bound.output_shape(0) == (2, 15)
-    with pytest.raises(RuleError, match=r"split: no plain dim shows how long 'a', 'b' of the rule"):
+    with pytest.raises(RuleError, match=r"split: the shapes do not tell the size of 'a', 'b' in"):
         rule.bind([(6, 5)], op="split")
-    with pytest.raises(RuleError, match=r"no plain dim shows how long 'b' of .* Give it in sizes="):
+    with pytest.raises(RuleError, match=r"do not tell the size of 'b' in .* Give it in sizes="):
         rule.bind([(6, 5)], {"a": 2})
-    with pytest.raises(RuleError, match="how long 'z'"):
+    with pytest.raises(RuleError, match="the size of 'z'"):
         parse("a -> a z").bind([(6,)])
     with pytest.raises(ShapeError, match="dim 0 of operand 0 is 7, where the others have 6"):
         rule.bind([(7, 5)], {"a": 2, "b": 3})

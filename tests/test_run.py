@@ -100,7 +100,8 @@ class TestMpiexec:
         assert find_mpiexec() == other
         other.unlink()
         with pytest.raises(
-            RunError, match=r'(?s)no mpiexec is beside .*pip install "meshard\[mpi\]"'
+            RunError,
+            match=r'(?s)mpiexec, which .* not found beside .*pip install "meshard\[mpi\]"',
         ):
             find_mpiexec()
 
@@ -131,7 +132,7 @@ def test_mpi4py_is_needed(
     monkeypatch.setattr(run, "find_spec", lambda name: None)
     assert main(["run", "-n", "2", "--", "-c", "pass"]) == 1
     message = capsys.readouterr().err
-    assert "mpi4py joins the processes" in message
+    assert "mpi4py, which joins the processes, is not installed" in message
     assert 'pip install "meshard[mpi]"' in message
 
 

@@ -132,9 +132,20 @@ def test_another_uneven_is_refused(uneven):
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "message"),
     [
-        ((DEVICES, P()), {}, ShardingError, "mesh is a list, not a Mesh"),
-        ((MESH, ("x",)), {}, ShardingError, r"\('x',\) of type tuple, not a PartitionSpec.*P\("),
-        ((MESH, None), {}, ShardingError, "spec is None of type NoneType"),
+        ((DEVICES, P()), {}, ShardingError, "mesh must be a Mesh, but got .* of type list"),
+        (
+            (MESH, ("x",)),
+            {},
+            ShardingError,
+            r"spec must be a PartitionSpec, but got \(.x.,\) of type tuple.*P\(",
+        ),
+        ((P("x"), MESH), {}, ShardingError, r"mesh and spec are swapped.*NamedSharding\(mesh, P"),
+        (
+            (MESH, None),
+            {},
+            ShardingError,
+            "spec must be a PartitionSpec, but got None of type NoneType",
+        ),
         (
             (MESH, P("q")),
             {},

@@ -66,7 +66,9 @@ def test_the_callers_context_holds_in_every_process():
 
 @pytest.mark.parametrize(("processes", "devices"), [(0, 4), (2, 0), (-1, 1)])
 def test_there_is_at_least_one_process_and_device(processes, devices):
-    with pytest.raises(ArgumentError, match=f"at least one.*got {processes} and {devices}"):
+    with pytest.raises(
+        ArgumentError, match=rf"must be an integer from 1 .*got {min(processes, devices)}"
+    ):
         simulate(processes, devices, lambda: None)
 
 

@@ -423,7 +423,7 @@ def test_cuts_must_rise_inside_the_axis(cuts: Any):
 @pytest.mark.parametrize("given", [2.0, "2", True, [1.5], [True], {1, 2}, np.array([1, 2]), [[1]]])
 def test_sections_are_whole_numbers(given: Any):
     message = refusal(ArgumentError, split_by_mesh_axis, put(GRID, "i"), "i", given)
-    assert "is not None, a whole number or a list or tuple of whole numbers" in message
+    assert "is not None, an integer, or a list or tuple of integers" in message
 
 
 @in_worlds
@@ -436,14 +436,14 @@ def test_leaves_must_be_arrays_with_named_shardings_on_one_mesh():
         assert f"but arrays[1].w is of type {type(bad).__name__}" in message
     alone = meshard.device_put(GRID, SingleDeviceSharding(meshard.devices()[0]))
     message = refusal(ShardingError, split_by_mesh_axis, alone, "i")
-    assert "but arrays lies as SingleDeviceSharding" in message
+    assert "but arrays has SingleDeviceSharding" in message
     assert "Move it with meshard.reshard(x, NamedSharding(mesh, spec))" in message
     other = put(GRID, "i", on=mesh((2, 4)))
     message = refusal(ShardingError, split_by_mesh_axis, [x, other], "i")
-    assert "one mesh, but arrays.0 lies on Mesh('i': 4, 'j': 2) of devices [0, 1, 2, 3" in message
+    assert "one mesh, but arrays.0 is on Mesh('i': 4, 'j': 2) of devices [0, 1, 2, 3" in message
     assert "and arrays.1 on Mesh('i': 2, 'j': 4) of devices" in message
     message = refusal(ShardingError, concatenate_by_mesh_axis, [[x, other]], "i")
-    assert "one mesh, but arrays[0].0 lies on" in message
+    assert "one mesh, but arrays[0].0 is on" in message
 
 
 @in_worlds

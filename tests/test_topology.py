@@ -174,7 +174,10 @@ HEAD = 'name = "t"\n[[levels]]\nname = "host"\nlatency = 0\nbandwidth = 1\n'
         ('name = "t"\nlevels = []', "Topology 't' has no levels; it needs one at least"),
         ('name = "t"\nlevels = [3]', "The levels of a topology are tables, [[levels]] in TOML"),
         ('name = "t"\nlevels = 3', "The levels of a topology are tables, [[levels]] in TOML"),
-        ('name = 3\nlevels = [{name="a", latency=0, bandwidth=1}]', "name is a text of one line"),
+        (
+            'name = 3\nlevels = [{name="a", latency=0, bandwidth=1}]',
+            "name must be a string of one line",
+        ),
         ("speed = 3\n" + HEAD, "A topology has no key 'speed'; the keys are name, levels."),
         (HEAD + "width = 3", "Level 'host' of a topology has no key 'width'; the keys are name,"),
         ('name = "t"\n[[levels]]\nlatency = 0', "Level 0 of a topology needs the key 'name'."),
@@ -198,7 +201,10 @@ HEAD = 'name = "t"\n[[levels]]\nname = "host"\nlatency = 0\nbandwidth = 1\n'
         (HEAD + "size = 2\ngroups = [[0]]", "Level 'host' has both size = 2 and groups"),
         (HEAD + "groups = 3", "The groups of level 'host' are lists of device ids, one list for"),
         (HEAD + "groups = [[0], []]", "each with one id or more; group 1 is []"),
-        (HEAD + "groups = [[0], [-1]]", "lists of device ids from 0 on; group 1 has -1."),
+        (
+            HEAD + "groups = [[0], [-1]]",
+            "which are non-negative integers; group 1 has -1.",
+        ),
         (HEAD + "groups = [[0], [1, 0]]", "Device 0 is in groups 0 and 1 of level 'host'"),
         (HEAD + "groups = [[0], [1]]", "The last level, 'host', has 2 groups; it must have one"),
     ],
@@ -240,7 +246,7 @@ def test_levels_that_do_not_nest(levels, sentence):
 def test_names_are_words(name):
     with refused("A level's name is a word such as 'host'"):
         level(name=name)
-    with refused("A topology's name is a text of one line"):
+    with refused("A topology's name must be a string of one line"):
         Topology(name, (ROW,))
 
 

@@ -1,7 +1,9 @@
 """Trees: JAX's functions and meanings, over optree."""
 
 import operator
+import re
 from collections import OrderedDict, defaultdict, namedtuple
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -181,3 +183,38 @@ def test_a_refusal_says_what_is_missing_and_not_the_whole_tree(first, other, mes
         tree.map(operator.add, first, other)
     with pytest.raises(TreeError, match=message):
         tree.broadcast(first, other)
+
+
+def test_trees_are_flattened_in_one_place() -> None:
+    """One that contains itself is refused there; elsewhere it would end in a RecursionError."""
+    root = Path(meshard.__file__).parent
+    taking_apart = re.compile(r"optree\.(tree_(flatten|leaves|map|structure|paths|iter)|\w*prefix)")
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "trees.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if taking_apart.search(line)
+    ]
+    assert not found, f"use meshard.runtime.trees instead: {found}"
+
+
+def test_a_tree_that_contains_itself_is_refused() -> None:
+    around: list[object] = [1]
+    around.append({"again": around})
+    calls = (
+        lambda: tree.flatten(around),
+        lambda: tree.map(str, around),
+        lambda: tree.broadcast(around, around),
+        lambda: tree.leaves_with_path(around),
+        lambda: meshard.device_put(around),
+        lambda: meshard.device_get(around),
+        lambda: meshard.block_until_ready(around),
+        lambda: meshard.reshard(around, meshard.devices()[0]),
+        lambda: meshard.jit(lambda x: x)(around),
+        lambda: meshard.jit(lambda: around)(),
+        lambda: meshard.multihost_utils.process_allgather(around),
+    )
+    for call in calls:
+        with pytest.raises(TreeError, match="contains itself, or is nested thousands of levels"):
+            call()

@@ -14,12 +14,12 @@ def test_virtual_devices_are_numbered_from_zero():
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_there_is_at_least_one(count):
-    with pytest.raises(ArgumentError, match=rf"virtual_devices: count is .* not {count}\."):
+    with pytest.raises(ArgumentError, match=rf"virtual_devices: count must be .* got {count} of"):
         virtual_devices(count)
 
 
 def test_a_process_has_at_least_one():
     with pytest.raises(
-        ArgumentError, match="devices_per_process is a whole number from 1 on, not 0"
+        ArgumentError, match="devices_per_process must be an integer of at least 1, but got 0"
     ):
         virtual_devices(4, devices_per_process=0)

@@ -120,6 +120,9 @@ __all__ = [
     "typeof",
 ]
 
+# Where a name is looked for that is not here.
+_DOORS = ("sharding", "numpy", "lax", "random", "nn", "resharding", "debug", "multihost_utils")
+
 # What people look for and will not find, and what to do instead.
 _NO_DERIVATIVES = (
     "there is no automatic differentiation. Write the derivative out, as examples/regression.py "
@@ -143,11 +146,17 @@ _ABSENT: dict[str, str] = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        advice = f": {_ABSENT[name]}" if name in _ABSENT else ""
-        raise AttributeError(f"module 'meshard' has no attribute {name!r}{advice}")
     import importlib
 
+    if name in _ABSENT:
+        raise AttributeError(f"module 'meshard' has no attribute {name!r}: {_ABSENT[name]}")
+    if name not in _LATE:
+        message = errors.no_such_name("meshard", name, __all__)
+        for door in () if name.startswith("_") else _DOORS:
+            if name in importlib.import_module(f"meshard.{door}").__all__:
+                message = f"module 'meshard' has no attribute {name!r}: it is meshard.{door}.{name}"
+                break
+        raise AttributeError(message)
     module, inside = _LATE[name]
     found = importlib.import_module(module)
     if inside is not None:

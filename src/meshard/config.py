@@ -27,8 +27,11 @@ processes. A variable that is almost called so is refused.
 """
 
 from meshard.algebra.world import config as _config
+from meshard.errors import suggesting as _suggesting
 
 update = _config.update
 read = _config.read
 
 __all__ = ["read", "update"]
+
+__getattr__ = _suggesting(__name__, __all__)

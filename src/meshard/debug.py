@@ -1,5 +1,6 @@
 """Seeing what happens: how arrays lie on devices, what moves between them, and when."""
 
+from meshard.errors import suggesting as _suggesting
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg
 from meshard.runtime.ledger import Ledger, budget, ledger
@@ -25,3 +26,5 @@ __all__ = [
     "visualize_array_sharding",
     "visualize_sharding",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

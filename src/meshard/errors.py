@@ -35,7 +35,8 @@ catches ``ValueError`` goes on working::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -189,3 +190,51 @@ class AgreementError(TransportError):
 
 class UnequalError(MeshardError, ValueError, AssertionError):
     """Values that were said to be the same on all processes, and are not."""
+
+
+def no_such_name(module: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that a module does not have.
+
+    Args:
+        module: the module's name, as users import it.
+        name: the name that was asked for.
+        known: the names that there are; the nearest of them is suggested.
+
+    >>> no_such_name("meshard.tree", "falten", ["flatten", "leaves"])
+    "module 'meshard.tree' has no attribute 'falten'. Did you mean meshard.tree.flatten?"
+    """
+    text = f"module {module!r} has no attribute {name!r}"
+    nearest = None if name.startswith("__") else nearest_name(name, known)
+    return text if nearest is None else f"{text}. Did you mean {module}.{nearest}?"
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that is spelt most like another; None if all are too different.
+
+    >>> nearest_name("partitionspec", ["PartitionSpec", "Mesh"])
+    'PartitionSpec'
+    """
+    from difflib import get_close_matches  # errors are rare, and imports are counted
+
+    spelt = {k.lower(): k for k in known}
+    found = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
+    return spelt[found[0]] if found else None
+
+
+def suggesting(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return a ``__getattr__`` for a module, which suggests the nearest of its names.
+
+    Args:
+        module: the module's name.
+        known: its public names.
+    """
+
+    def getattr_(name: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            AttributeError: always; with the nearest name that there is.
+        """
+        raise AttributeError(no_such_name(module, name, known))
+
+    return getattr_

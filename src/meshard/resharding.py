@@ -11,6 +11,7 @@ from meshard.errors import (
     NoIntermediateShardingNeededError,
     PlanError,
 )
+from meshard.errors import suggesting as _suggesting
 from meshard.plan.bounds import Bounds, bounds_of
 from meshard.plan.planner import PlanCache
 from meshard.plan.presets import presets, topology
@@ -44,3 +45,5 @@ __all__ = [
     "split_by_mesh_axis",
     "topology",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

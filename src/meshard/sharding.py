@@ -3,6 +3,7 @@
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import P, PartitionSpec
+from meshard.errors import suggesting as _suggesting
 
 __all__ = [
     "AxisType",
@@ -14,3 +15,5 @@ __all__ = [
     "Sharding",
     "SingleDeviceSharding",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

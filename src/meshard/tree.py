@@ -1,5 +1,6 @@
 """Trees of containers and leaves, by optree: maps, flattening, structures."""
 
+from meshard.errors import suggesting as _suggesting
 from meshard.runtime.tree_nodes import (
     register_dataclass,
     register_pytree_node,
@@ -37,3 +38,5 @@ __all__ = [
     "transpose",
     "unflatten",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

@@ -279,8 +279,8 @@ def test_here_we_are_stricter(jax):
     """JAX makes such meshes, and answers wrongly or with an assertion later."""
     theirs = np.array(jax.devices())
     assert jax.sharding.Mesh(theirs.reshape(4, 2), ("x", "x")).axis_names == ("x", "x")
-    with pytest.raises(ShardingError, match="the axis name 'x' stands twice"):
+    with pytest.raises(ShardingError, match="the axis name 'x' appears twice"):
         Mesh(np.array(DEVICES).reshape(4, 2), ("x", "x"))
     assert jax.sharding.Mesh(theirs[[0, 0]], "x").size == 2
-    with pytest.raises(ShardingError, match="stands twice among the devices"):
+    with pytest.raises(ShardingError, match="appears twice among the devices"):
         Mesh([DEVICES[0], DEVICES[0]], "x")

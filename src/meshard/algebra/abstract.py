@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from meshard.errors import ArgumentError, ShardingError
 
+from .arguments import count_of, instance_of, is_text, shape_of, shown
 from .box import Box, Index
 from .layout import Layout, layout_of_boxes
 from .world import Device, current
@@ -20,9 +21,9 @@ def checked_memory_kind(kind: str | None) -> str:
     """Return the kind of memory that is meant; refuse one that the devices do not have."""
     if kind is None:
         return "device"
-    if kind not in MEMORY_KINDS:
+    if not is_text(kind, *MEMORY_KINDS):
         raise ArgumentError(
-            f"memory_kind={kind!r} is not one that cpu devices can address: "
+            f"memory_kind={shown(kind)} is not one that cpu devices can address: "
             f"{', '.join(MEMORY_KINDS)}."
         )
     return kind
@@ -43,9 +44,15 @@ def box_of(index: Sequence[slice], shape: tuple[int, ...], device: Device, whose
     for s in entries:
         if not isinstance(s, slice) or s.step not in (None, 1):
             raise ShardingError(
-                f"{whose}: the box of {device!r} holds {s!r}, which is not a slice of step 1."
+                f"{whose}: the box of {device!r} holds {shown(s)}, which is not a slice of step 1."
             )
-    return Box.from_index(index, shape)
+    try:
+        return Box.from_index(index, shape)
+    except TypeError:  # a slice of something else than integers
+        raise ShardingError(
+            f"{whose}: the box of {device!r}, {shown(tuple(index))}, holds a slice whose ends are "
+            "not integers."
+        ) from None
 
 
 class Sharding(ABC):
@@ -76,7 +83,7 @@ class Sharding(ABC):
         """
         if checked_memory_kind(kind) == self.memory_kind:
             return self
-        raise ArgumentError(f"{type(self).__name__} does not support memory_kind={kind!r}.")
+        raise ArgumentError(f"{type(self).__name__} does not support memory_kind={shown(kind)}.")
 
     @property
     def device_order(self) -> tuple[Device, ...]:
@@ -113,13 +120,21 @@ class Sharding(ABC):
         """
         known: dict[tuple[int, ...], Layout] = self.__dict__.setdefault("_layouts", {})
         # Simulated processes share shardings: another thread may clear between two lookups.
-        layout = known.get(shape)
+        try:
+            layout = known.get(shape)
+        except TypeError:  # it cannot be hashed
+            shape, layout = self._shape(shape, "layout", "shape"), None
         if layout is None:
+            shape = self._shape(shape, "layout", "shape")
             layout = self._layout(shape)
             if len(known) > 64:
                 known.clear()
             known[shape] = layout
         return layout
+
+    def _shape(self, given: object, method: str, name: str = "global_shape") -> tuple[int, ...]:
+        """Return a shape that was given to a method."""
+        return shape_of(given, f"{type(self).__name__}.{method}", name)
 
     def _layout(self, shape: tuple[int, ...]) -> Layout:
         indices = self.devices_indices_map(shape)
@@ -136,15 +151,19 @@ class Sharding(ABC):
     ) -> Mapping[Device, Index | None]:
         """Return the index of each of this process's devices."""
         me = current().process_index
-        whole = self.devices_indices_map(global_shape)
+        shape = self._shape(global_shape, "addressable_devices_indices_map")
+        whole = self.devices_indices_map(shape)
         return {d: index for d, index in whole.items() if d.process_index == me}
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one shard; of the longest along each dim, where they differ."""
-        return self.layout(tuple(global_shape)).largest_piece
+        return self.layout(self._shape(global_shape, "shard_shape")).largest_piece
 
     def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
         """Return whether both lay out every array of rank ``ndim`` alike, device by device."""
+        what = f"{type(self).__name__}.is_equivalent_to"
+        instance_of(other, Sharding, what, "other")  # type: ignore[type-abstract]
+        ndim = count_of(ndim, what, "ndim", most=64)
         if self == other:
             return True
         if self.device_order != other.device_order or self.memory_kind != other.memory_kind:

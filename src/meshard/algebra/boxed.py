@@ -8,6 +8,7 @@ from typing import final
 from meshard.errors import ShapeError, ShardingError
 
 from .abstract import Sharding, box_of
+from .arguments import instance_of, items_of, shape_of, shown
 from .box import Box, Index
 from .world import Device
 
@@ -37,15 +38,18 @@ class BoxSharding(Sharding):
     def __init__(
         self, global_shape: Sequence[int], boxes: Mapping[Device, Box | Sequence[slice]]
     ) -> None:
-        shape = tuple(global_shape)
+        shape = shape_of(global_shape, "BoxSharding", "global_shape")
+        advice = "It maps each device to its box."
+        what = "BoxSharding"
+        instance_of(boxes, Mapping, what, "boxes", advice=advice, error=ShardingError)  # type: ignore[type-abstract]
         if not boxes:
             raise ShardingError("BoxSharding: no boxes were given.")
         self.global_shape = shape
         self._boxes: dict[Device, Box] = {}
         for device, given in boxes.items():
             if not isinstance(device, Device):
-                raise ShardingError(f"BoxSharding: {device!r} is not a Device.")
-            index = given.slices if isinstance(given, Box) else tuple(given)
+                raise ShardingError(f"BoxSharding: {shown(device)} is not a Device.")
+            index = given.slices if isinstance(given, Box) else _slices(given, device)
             box = box_of(index, shape, device, "BoxSharding")
             # A slice may reach past the end in NumPy; here it means a shape other than this.
             lost = any(
@@ -87,10 +91,11 @@ class BoxSharding(Sharding):
         Raises:
             ShapeError: if the shape is not the one that the boxes were given for.
         """
-        if tuple(global_shape) != self.global_shape:
+        shape = self._shape(global_shape, "devices_indices_map")
+        if shape != self.global_shape:
             raise ShapeError(
                 f"BoxSharding: the boxes are those of an array of shape {self.global_shape}, and "
-                f"cannot lay out one of shape {tuple(global_shape)}."
+                f"cannot lay out one of shape {shape}."
             )
         return {d: b.slices for d, b in self._boxes.items()}
 
@@ -110,3 +115,11 @@ class BoxSharding(Sharding):
         shown = ", ".join(f"{d!r}: {b}" for d, b in list(self._boxes.items())[:4])
         more = f", … {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
         return f"BoxSharding({self.global_shape}, {{{shown}{more}}})"
+
+
+def _slices(given: object, device: Device) -> Index:
+    """Return the index of a device's box; what it holds is checked with the shape."""
+    found: tuple[object, ...] = items_of(
+        given, "BoxSharding", f"the box of {device!r}", "slices", error=ShardingError
+    )
+    return found  # type: ignore[return-value]

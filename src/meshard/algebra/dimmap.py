@@ -128,7 +128,7 @@ def _checked(size: int, source_size: int, segments: Iterable[Piece]) -> list[Pie
         if start + length > begin:
             raise ShapeError(
                 f"DimMap: two segments overlap: they cover destination {start}:{start + length} "
-                f"and {begin}:{begin + span}, but a position reads one source position at most."
+                f"and {begin}:{begin + span}, but a position can read only one source position."
             )
     return pieces
 
@@ -167,7 +167,10 @@ class DimMap:
 
     def _set(self, size: int, source_size: int, segments: tuple[Segment, ...]) -> None:
         if size < 0 or source_size < 0:
-            raise ShapeError(f"DimMap: a size below 0: destination {size}, source {source_size}.")
+            raise ShapeError(
+                f"DimMap: sizes must not be negative, but that of the destination is {size} and "
+                f"that of the source {source_size}."
+            )
         put = object.__setattr__
         put(self, "size", size)
         put(self, "source_size", source_size)
@@ -219,7 +222,10 @@ class DimMap:
         """Return the map that adds ``low`` fills before and ``high`` after; negative ones crop."""
         size = n + low + high
         if size < 0:
-            raise ShapeError(f"DimMap.pad: {n} elements {low:+} before {high:+} after make {size}.")
+            raise ShapeError(
+                f"DimMap.pad: {n} elements with a padding of {low} before and {high} after would "
+                f"have the size {size}, which is negative."
+            )
         start, stop = max(low, 0), min(low + n, size)
         return cls._of(size, n, (start, stop - start, start - low, 1))
 
@@ -237,7 +243,9 @@ class DimMap:
     def place(cls, n: int, size: int, at: int) -> DimMap:
         """Return the map that lands ``n`` elements at ``at`` of ``size``: a concatenate operand."""
         if not 0 <= at <= at + n <= size:
-            raise ShapeError(f"DimMap.place: {n} elements at {at}: {at}:{at + n} of 0:{size}.")
+            raise ShapeError(
+                f"DimMap.place: {n} elements at {at} reach over {at}:{at + n}, outside 0:{size}."
+            )
         return cls._of(size, n, (at, n, 0, 1))
 
     @classmethod

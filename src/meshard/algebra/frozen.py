@@ -22,8 +22,8 @@ class Frozen:
         """
         kind = type(self).__name__
         raise AttributeError(
-            f"{kind}.{name} cannot be set: what lies on devices would seem to have moved. Make "
-            f"another {kind}, and move arrays with meshard.device_put."
+            f"{kind}.{name} cannot be set: arrays share it, and none of them would move. Make "
+            f"a new {kind}, and move arrays with meshard.device_put."
         )
 
     def __delattr__(self, name: str) -> NoReturn:

@@ -6,7 +6,7 @@ import contextlib
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
@@ -14,15 +14,24 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShardingError
+from meshard.errors import ArgumentError, ShapeError, ShardingError
 
+from .arguments import count_of, items_of, names_of, refusal, shape_of, shown
+from .device_arguments import devices_of
 from .frozen import Frozen
 from .world import Device, current
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["AxisType", "Mesh", "ambient_mesh", "entered_mesh", "make_mesh", "set_mesh"]
+__all__ = [
+    "AxisType",
+    "Mesh",
+    "ambient_mesh",
+    "entered_mesh",
+    "make_mesh",
+    "set_mesh",
+]
 
 
 class AxisType(enum.Enum):
@@ -45,16 +54,19 @@ def _axis_types(
     names: tuple[str, ...], given: AxisType | Sequence[AxisType] | None
 ) -> tuple[AxisType, ...]:
     given = AxisType.Auto if given is None else given
-    types = (given,) * len(names) if isinstance(given, AxisType) else tuple(given)
-    for kind in types:
+    if isinstance(given, AxisType):
+        return (given,) * len(names)
+    types: list[AxisType] = []
+    for kind in items_of(given, "Mesh", "axis_types", "AxisType"):
         if not isinstance(kind, AxisType):
-            raise ArgumentError(f"Mesh: axis_types holds {kind!r}, which is not an AxisType.")
+            raise ArgumentError(f"Mesh: axis_types holds {shown(kind)}, which is not an AxisType.")
+        types.append(kind)
     if len(types) != len(names):
         raise ArgumentError(
             f"Mesh: axis_types has {len(types)} entries, but there are {len(names)} axes {names}. "
             "Give one per axis, or none."
         )
-    return types
+    return tuple(types)
 
 
 @final
@@ -70,7 +82,8 @@ class Mesh(Frozen, contextlib.ContextDecorator):
     specs refer to.
 
     Raises:
-        ShardingError: if the names do not match the rank, repeat, or a device stands twice.
+        ShardingError: if the names do not match the rank, are not strings, or repeat; if something
+            else than a device is among the devices, or one is there twice.
         ArgumentError: if ``axis_types`` holds another kind of value, or not one per axis.
 
     >>> mesh = Mesh(np.array([Device(i) for i in range(8)]).reshape(4, 2), ("x", "y"))
@@ -95,27 +108,32 @@ class Mesh(Frozen, contextlib.ContextDecorator):
         axis_names: str | Sequence[str],
         axis_types: AxisType | Sequence[AxisType] | None = None,
     ) -> None:
-        grid = np.array(devices, dtype=object)
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        names = names_of(axis_names, "Mesh", "axis_names", error=ShardingError)
+        try:
+            grid = np.array(devices, dtype=object)
+        except Exception as error:  # what NumPy cannot make an array of, it says in many ways
+            allowed = "an array or nested lists of devices"
+            raise ShardingError(refusal("Mesh", "devices", allowed, devices)) from error
         if grid.ndim != len(names):
             raise ShardingError(
                 f"Mesh: devices has {grid.ndim} dims {grid.shape}, but axis_names {names} names "
                 f"{len(names)} axes. Give one name per dim, or reshape the devices."
             )
         for name in names:
-            if not isinstance(name, str):
-                raise ShardingError(f"Mesh: axis names are strings, but {name!r} is not.")
             if names.count(name) > 1:
-                raise ShardingError(f"Mesh: the axis name {name!r} stands twice in {names}.")
+                raise ShardingError(f"Mesh: the axis name {name!r} appears twice in {names}.")
         flat = tuple(grid.flat)
         for device in flat:
             if not isinstance(device, Device):
-                raise ShardingError(f"Mesh: devices holds {device!r}, which is not a Device.")
+                raise ShardingError(
+                    f"Mesh: devices holds {shown(device)} of type {type(device).__name__}, which "
+                    "is not a Device. Give an array of meshard.devices()."
+                )
         # Layouts know devices by their ids, so two devices of one id would be taken for one.
         if len({d.id for d in flat}) != len(flat):
             ids = [d.id for d in flat]
             twice = next(d for d in flat if ids.count(d.id) > 1)
-            raise ShardingError(f"Mesh: {twice!r} stands twice among the devices.")
+            raise ShardingError(f"Mesh: {twice!r} appears twice among the devices.")
         grid.flags.writeable = False
         numbers = np.array([d.id for d in flat], np.int64).reshape(grid.shape)
         numbers.flags.writeable = False
@@ -181,6 +199,7 @@ class Mesh(Frozen, contextlib.ContextDecorator):
         Raises:
             ShardingError: if those devices do not form a contiguous block of the mesh.
         """
+        process = count_of(process, "Mesh.part_of", "process")
         local = np.array([d.process_index == process for d in self.flat_devices], bool)
         local = local.reshape(self.axis_sizes)
         if local.all():
@@ -282,7 +301,7 @@ def set_mesh(mesh: Mesh) -> _SetMesh:
     Mesh('x': 2)
     """
     if not isinstance(mesh, Mesh):
-        raise ArgumentError(f"set_mesh: expected a Mesh, got {type(mesh).__name__}.")
+        raise ArgumentError(refusal("set_mesh", "mesh", "a Mesh", mesh))
     return _SetMesh(mesh)
 
 
@@ -304,28 +323,28 @@ def make_mesh(
             along the last axes lie on one host.
 
     Raises:
-        ArgumentError: if there are fewer devices than the mesh needs, the lengths differ, or the
-            sizes are none.
+        ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
+        ShapeError: if the sizes are not integers of at least 1.
 
     >>> make_mesh((2, 2), ("x", "y"), devices=[Device(i) for i in range(4)])
     Mesh('x': 2, 'y': 2)
     """
-    given: object = axis_shapes
-    if not isinstance(given, Iterable) or isinstance(given, str):
+    what = "make_mesh"
+    if isinstance(axis_shapes, int):
         raise ArgumentError(
-            f"make_mesh: axis_shapes is {axis_shapes!r}; give a tuple, with one size per axis, "
-            "such as (8,)."
+            f"{what}: axis_shapes is {axis_shapes!r}; give a tuple, with one size per axis, such "
+            f"as ({axis_shapes},)."
         )
-    sizes = tuple(axis_shapes)
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    sizes = shape_of(axis_shapes, what, "axis_shapes")
+    names = names_of(axis_names, what, "axis_names")
     if len(sizes) != len(names):
         raise ArgumentError(
-            f"make_mesh: axis_shapes {sizes} has {len(sizes)} entries, axis_names {names} has "
+            f"{what}: axis_shapes {sizes} has {len(sizes)} entries, axis_names {names} has "
             f"{len(names)}; give one name per size."
         )
-    have = current().devices_by_host if devices is None else tuple(devices)
+    have = current().devices_by_host if devices is None else devices_of(devices, what)
     if any(n < 1 for n in sizes):
-        raise ArgumentError(f"make_mesh: axis_shapes {sizes} must be whole numbers from 1 on.")
+        raise ShapeError(f"{what}: axis_shapes {sizes} must be integers of at least 1.")
     need = math.prod(sizes)
     if need > len(have):
         each = -(-need // max(1, len({d.process_index for d in have})))  # of every process

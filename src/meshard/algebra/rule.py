@@ -104,8 +104,8 @@ class OpRule:
         unknown.pop("...", None)
         if unknown:
             raise RuleError(
-                f"{op}: no plain dim shows how long {', '.join(map(repr, unknown))} of the rule "
-                f"{self.text!r} is. Give it in sizes=."
+                f"{op}: the shapes do not tell the size of {', '.join(map(repr, unknown))} in the "
+                f"rule {self.text!r}. Give it in sizes=."
             )
         for number, (term, shape) in enumerate(zip(inputs, shapes, strict=True)):
             for place, (dim, size) in enumerate(zip(term, shape, strict=True)):
@@ -167,11 +167,11 @@ def _parse(text: str) -> OpRule:
         match = _TOKEN.match(text, at)
         if match is None:
             start = at + len(text[at:]) - len(text[at:].lstrip())
-            raise _caret(text, start, f"{text[start]!r} begins no factor.")
+            raise _caret(text, start, f"{text[start]!r} cannot begin the name of a factor.")
         token, start, at = match[1], match.start(1), match.end()
         term = sides[-1][-1]
         if group is not None and token in ("->", ",", "(", "...", "1"):
-            raise _caret(text, start, f"{token!r} cannot stand inside parentheses.")
+            raise _caret(text, start, f"{token!r} is not allowed inside parentheses.")
         if token == "->":
             if len(sides) == 2:
                 raise _caret(text, start, "there is a second arrow.")
@@ -194,7 +194,7 @@ def _parse(text: str) -> OpRule:
         else:
             name = token.lstrip("!")
             if any(name in dim for dim in term) or name in (group or ()):
-                raise _caret(text, start, f"{name!r} stands twice in one operand.")
+                raise _caret(text, start, f"{name!r} appears twice in one operand.")
             if token[0] == "!":
                 whole.add(name)
             if group is None:

@@ -19,6 +19,8 @@ from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
 
+from .arguments import shown
+
 __all__ = ["INTERNAL", "SETTINGS", "Setting", "Table", "checked", "from_environment", "setting_of"]
 
 MOST_DEVICES = 65_536
@@ -256,20 +258,20 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def setting_of(name: str) -> Setting:
+def setting_of(name: object) -> Setting:
     """Return a setting.
 
     Raises:
         ConfigError: if there is no such setting.
     """
-    found = SETTINGS.get(name)
-    if found is None:
-        near = _nearest(name)
-        raise ConfigError(
-            f"config: there is no setting {name!r}{f'; did you mean {near!r}?' if near else ';'} "
-            f"the settings are {', '.join(sorted(SETTINGS))}."
-        )
-    return found
+    if isinstance(name, str) and name in SETTINGS:
+        return SETTINGS[name]
+    near = _nearest(name) if isinstance(name, str) else None
+    meant = f"; did you mean {near!r}?" if near else ";"
+    raise ConfigError(
+        f"config: there is no setting {shown(name)}{meant} the settings are "
+        f"{', '.join(sorted(SETTINGS))}."
+    )
 
 
 def checked(setting: Setting, value: object) -> object:

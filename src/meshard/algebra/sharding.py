@@ -14,6 +14,7 @@ import numpy as np
 from meshard.errors import IndivisibleError, ShardingError, SpecError
 
 from .abstract import MEMORY_KINDS, Sharding, checked_memory_kind
+from .arguments import items_of, refusal, shown
 from .box import Index
 from .boxed import BoxSharding
 from .frozen import Frozen
@@ -35,6 +36,7 @@ __all__ = [
     "SingleDeviceSharding",
     "Uneven",
     "device_tensor",
+    "spec_of",
 ]
 
 
@@ -88,13 +90,7 @@ class NamedSharding(Frozen, Sharding):
         memory_kind: str | None = None,
         uneven: Uneven = None,
     ) -> None:
-        if not isinstance(mesh, Mesh):
-            raise ShardingError(f"NamedSharding: mesh is a {type(mesh).__name__}, not a Mesh.")
-        if not isinstance(spec, PartitionSpec):
-            raise ShardingError(
-                f"NamedSharding: spec is {spec!r} of type {type(spec).__name__}, not a "
-                f"PartitionSpec. Write P(...) around it."
-            )
+        _check_mesh_and_spec(mesh, spec)
         seen: set[str] = set()
         for name in (a for dim in spec.axes(len(spec)) for a in dim):
             if name not in mesh.axis_names:
@@ -128,7 +124,7 @@ class NamedSharding(Frozen, Sharding):
 
     def with_spec(self, spec: PartitionSpec | Sequence[object]) -> NamedSharding:
         """Return the sharding of another spec on the same mesh."""
-        given = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+        given = spec_of(spec, "NamedSharding.with_spec", "spec")
         keep = self.uneven if isinstance(self.uneven, str) else None
         return NamedSharding(self.mesh, given, memory_kind=self._memory_kind, uneven=keep)
 
@@ -186,6 +182,7 @@ class NamedSharding(Frozen, Sharding):
             IndivisibleError: if a dim does not divide and ``uneven`` does not allow it.
             ShardingError: if explicit cuts do not fit the dim.
         """
+        shape = self._shape(shape, "dim_cuts", "shape")
         if len(self.spec) > len(shape):
             raise SpecError(
                 f"{self!r} is only valid for arrays of rank at least {len(self.spec)}, but the "
@@ -227,12 +224,12 @@ class NamedSharding(Frozen, Sharding):
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one shard; of the longest along each dim, where they differ."""
-        cuts = self.dim_cuts(tuple(global_shape))
+        cuts = self.dim_cuts(self._shape(global_shape, "shard_shape"))
         return tuple([max(b - a for a, b in pairwise(c)) for c in cuts])
 
     def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index]:
         """Return for each device, in mesh order, the tuple of slices that it holds."""
-        shape = tuple(global_shape)
+        shape = self._shape(global_shape, "devices_indices_map")
         layout = self.layout(shape)
         spans = [
             [slice(None)] if len(c) == 2 else [slice(a, b) for a, b in pairwise(c)]
@@ -287,6 +284,33 @@ class NamedSharding(Frozen, Sharding):
         return _named, (self.mesh, self.spec, self._memory_kind, self.uneven)
 
 
+def spec_of(given: object, what: str, name: str) -> PartitionSpec:
+    """Return a spec, given as one or as a sequence of its entries.
+
+    Raises:
+        SpecError: if it is neither.
+    """
+    if isinstance(given, PartitionSpec):
+        return given
+    return PartitionSpec(*items_of(given, what, name, "the spec's entries", error=SpecError))
+
+
+def _check_mesh_and_spec(mesh: object, spec: object) -> None:
+    """Refuse other first arguments of a NamedSharding."""
+    what = "NamedSharding"
+    if isinstance(mesh, PartitionSpec) and isinstance(spec, Mesh):
+        raise ShardingError(
+            f"{what}: mesh and spec are swapped: the first argument is the spec {mesh!r}, the "
+            f"second the mesh {spec!r}. Write NamedSharding(mesh, {mesh!r})."
+        )
+    if not isinstance(mesh, Mesh):
+        advice = "Make one with meshard.make_mesh."
+        raise ShardingError(refusal(what, "mesh", "a Mesh", mesh, advice))
+    if not isinstance(spec, PartitionSpec):
+        advice = "Write P(...) around its entries."
+        raise ShardingError(refusal(what, "spec", "a PartitionSpec", spec, advice))
+
+
 def _named(mesh: Mesh, spec: PartitionSpec, memory_kind: str, uneven: Uneven) -> NamedSharding:
     return NamedSharding(mesh, spec, memory_kind=memory_kind, uneven=uneven)
 
@@ -299,16 +323,16 @@ def _uneven(given: object) -> Uneven:
         return "balanced"
     if isinstance(given, str) and given == "ceil":
         return "ceil"
-    refusal = ShardingError(
-        f"NamedSharding: uneven={given!r} is not None, 'balanced', 'ceil' or a tuple that gives "
-        "for each dim its cut points, whole numbers, or None."
+    wrong = ShardingError(
+        f"NamedSharding: uneven={shown(given)} is not None, 'balanced', 'ceil' or a tuple that "
+        "gives for each dim its cut points, which are integers, or None."
     )
     if not isinstance(given, (tuple, list)):
-        raise refusal
+        raise wrong
     try:
         cuts = tuple(None if c is None else tuple(map(whole_number, c)) for c in given)
-    except TypeError:
-        raise refusal from None
+    except (TypeError, OverflowError):
+        raise wrong from None
     while cuts and cuts[-1] is None:
         cuts = cuts[:-1]
     return cuts or None
@@ -341,7 +365,7 @@ class SingleDeviceSharding(Frozen, Sharding):
 
     def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
         if not isinstance(device, Device):
-            raise ShardingError(f"SingleDeviceSharding: {device!r} is not a Device.")
+            raise ShardingError(f"SingleDeviceSharding: {shown(device)} is not a Device.")
         kind = checked_memory_kind(memory_kind)
         vars(self).update(device=device, _memory_kind=kind, _hash=hash(("single", device, kind)))
 
@@ -366,7 +390,8 @@ class SingleDeviceSharding(Frozen, Sharding):
 
     def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index]:
         """Return the whole index for the one device."""
-        return {self.device: (slice(None),) * len(global_shape)}
+        shape = self._shape(global_shape, "devices_indices_map")
+        return {self.device: (slice(None),) * len(shape)}
 
     def _layout(self, shape: tuple[int, ...]) -> Layout:
         cuts = tuple([(0, n) for n in shape])

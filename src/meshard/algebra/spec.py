@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, final, overload
 
-from meshard.errors import SpecError
+from meshard.errors import IndexingError, SpecError
+
+from .arguments import count_of, refusal, shown
 
 __all__ = ["P", "PartitionSpec", "UnconstrainedType"]
 
@@ -36,14 +38,18 @@ def _entry(given: object) -> Entry:
         for name in given:
             if not isinstance(name, str):
                 raise SpecError(
-                    f"PartitionSpec: a tuple entry holds axis names, but {given!r} holds {name!r}."
+                    f"PartitionSpec: a tuple entry holds axis names, but {shown(given)} holds "
+                    f"{shown(name)}."
                 )
         names = tuple(given)
         return names if len(names) > 1 else (names[0] if names else None)
     raise SpecError(
         f"PartitionSpec: each entry is None, an axis name or a tuple of axis names, "
-        f"but one is {given!r} of type {type(given).__name__}."
+        f"but one is {shown(given)} of type {type(given).__name__}."
     )
+
+
+_MOST_DIMS = 64  # NumPy's
 
 
 @final
@@ -90,7 +96,7 @@ class PartitionSpec:
         """
         wanted = _entry(entry)
         if wanted not in self._entries:
-            raise SpecError(f"PartitionSpec.index: {entry!r} is not an entry of {self!r}.")
+            raise SpecError(f"PartitionSpec.index: {shown(entry)} is not an entry of {self!r}.")
         return self._entries.index(wanted)
 
     def count(self, entry: object) -> int:
@@ -105,6 +111,8 @@ class PartitionSpec:
                 named.append(())
             else:
                 named.append((entry,) if isinstance(entry, str) else entry)
+        if type(ndim) is not int or not 0 <= ndim <= _MOST_DIMS:
+            ndim = count_of(ndim, "PartitionSpec.axes", "ndim", most=_MOST_DIMS)
         return tuple(named) + ((),) * (ndim - len(named))
 
     def __len__(self) -> int:
@@ -120,7 +128,11 @@ class PartitionSpec:
     def __getitem__(self, i: slice) -> tuple[Entry, ...]: ...
 
     def __getitem__(self, i: int | slice) -> Entry | tuple[Entry, ...]:
-        return self._entries[i]
+        try:
+            return self._entries[i]
+        except (IndexError, TypeError, ValueError) as error:
+            allowed = f"an integer or a slice that fits its {len(self._entries)} entries"
+            raise IndexingError(refusal(repr(self), "the index", allowed, i)) from error
 
     def __add__(self, other: PartitionSpec | tuple[object, ...]) -> PartitionSpec:
         if not isinstance(other, (PartitionSpec, tuple)):

@@ -16,6 +16,7 @@ from typing import final
 
 from meshard.errors import ArgumentError, ConfigError
 
+from .arguments import count_of, text_of
 from .settings import SETTINGS, Table, checked, from_environment, setting_of
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 
+_MOST_ID = 2**63 - 1  # layouts hold ids as int64
+
+
 @final
 class Device:
     """One place that holds blocks and computes.
@@ -41,6 +45,9 @@ class Device:
         platform: ``"cpu"`` for devices that exist, ``"virtual"`` for those that only plan.
         device_kind: the hardware's name, as far as it is known.
 
+    Raises:
+        ArgumentError: if a number is not a non-negative integer, or a name not a string.
+
     >>> Device(3)
     CpuDevice(id=3)
     """
@@ -50,11 +57,11 @@ class Device:
     def __init__(
         self, id: int, process_index: int = 0, platform: str = "cpu", device_kind: str = "cpu"
     ) -> None:
-        self.id = id
-        self.process_index = process_index
-        self.platform = platform
-        self.device_kind = device_kind
-        self._hash = hash((platform, id, process_index))
+        self.id = count_of(id, "Device", "id", most=_MOST_ID)
+        self.process_index = count_of(process_index, "Device", "process_index", most=_MOST_ID)
+        self.platform = text_of(platform, "Device", "platform")
+        self.device_kind = text_of(device_kind, "Device", "device_kind")
+        self._hash = hash((self.platform, self.id, self.process_index))
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -138,8 +138,8 @@ def _devices_per_process(devices: int | None) -> int:
             devices = given * size
     if devices % size:
         raise DemoError(
-            f"--devices is {devices}, of which {size} processes cannot have equally many; take a "
-            f"multiple of {size}"
+            f"--devices is {devices}, which {size} processes cannot share equally; use a multiple "
+            f"of {size}"
         )
     return devices // size
 

@@ -54,8 +54,8 @@ def run(
         raise RunError(f"{program[0]}: there is no such file")
     if find_spec("mpi4py") is None:
         raise RunError(
-            f"mpi4py joins the processes, and {sys.executable} does not have it; mpi4py and an "
-            f"MPI library: {_INSTALL}"
+            f"mpi4py, which joins the processes, is not installed for {sys.executable}; it and an "
+            f"MPI library are needed: {_INSTALL}"
         )
     mpiexec = find_mpiexec()
     settings = environment(os.environ, devices_per_process=devices_per_process, timeout=timeout)
@@ -85,8 +85,8 @@ def find_mpiexec() -> Path:
     found = shutil.which("mpiexec")
     if found is None:
         raise RunError(
-            f"no mpiexec is beside {sys.executable} or on the PATH, and it starts the processes; "
-            f"mpi4py and an MPI library that brings it: {_INSTALL}"
+            f"mpiexec, which starts the processes, was not found beside {sys.executable} or on the "
+            f"PATH; mpi4py and an MPI library bring it: {_INSTALL}"
         )
     return Path(found)
 

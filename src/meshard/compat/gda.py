@@ -13,11 +13,12 @@ from typing import Any, NoReturn, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, function_of, shown
 from meshard.algebra.box import Index
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.world import Device
-from meshard.errors import ArgumentError, ShardingError
+from meshard.errors import ArgumentError, IndexingError, ShardingError
 from meshard.runtime.array import Array, Shard
 from meshard.runtime.make import make_array_from_single_device_arrays
 from meshard.runtime.types import dtype_name
@@ -104,8 +105,8 @@ class GlobalDeviceArray:
             )
         order = (
             "the `global_mesh.local_devices` and `device_buffers` device order doesn't match. Put "
-            "the buffers on the devices of global_mesh.local_devices, in that order; that of "
-            "meshard.local_devices() may be another"
+            "the buffers on the devices of global_mesh.local_devices, in that order; the order of "
+            "meshard.local_devices() may differ"
         )
         known = dict(zip(places.local_devices, device_buffers, strict=True))
         found = checked_buffers(what, "device_buffers[{}]", places, known, dtype, order)
@@ -199,7 +200,7 @@ class GlobalDeviceArray:
         """Return the data of one of this process's shards, an array on its device.
 
         Raises:
-            IndexError: if this process holds no such shard.
+            IndexingError: if this process does not hold such a shard.
         """
         return self._data("local_data", index)
 
@@ -207,14 +208,16 @@ class GlobalDeviceArray:
         """Return the data of one of this process's shards: the same as `local_data`.
 
         Raises:
-            IndexError: if this process holds no such shard.
+            IndexingError: if this process does not hold such a shard.
         """
         return self._data("addressable_data", index)
 
     def _data(self, what: str, index: int) -> Array:
-        if not -len(self._buffers) <= index < len(self._buffers):
-            raise IndexError(f"{what}({index}): this process holds {len(self._buffers)} shards.")
-        return self._buffers[index]
+        count = len(self._buffers)
+        place = count_of(index, what, "index", least=None, error=IndexingError)
+        if not -count <= place < count:
+            raise IndexingError(f"{what}({shown(index)}): this process holds {count} shards.")
+        return self._buffers[place]
 
     def block_until_ready(self) -> GlobalDeviceArray:
         """Return the same; its data is complete as soon as it exists.
@@ -265,6 +268,7 @@ class GlobalDeviceArray:
         """
         what = "GlobalDeviceArray.from_callback"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
+        function_of(data_callback, what, "data_callback")
         shards = [partial(data_callback, index) for index in places.local_indices]
         buffers, found = put_shards(what, places, shards, dtype)
         return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
@@ -306,6 +310,7 @@ class GlobalDeviceArray:
         what = "GlobalDeviceArray.from_batched_callback"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
         count = len(places.local_devices)
+        function_of(data_callback, what, "data_callback")
         values = listed(what, data_callback(list(places.local_indices)))
         if len(values) != count:
             raise ShardingError(
@@ -353,6 +358,7 @@ class GlobalDeviceArray:
         """
         what = "GlobalDeviceArray.from_batched_callback_with_devices"
         places = real_places(what, global_shape, global_mesh, mesh_axes)
+        function_of(data_callback, what, "data_callback")
         groups: dict[object, tuple[Index, list[Device]]] = {}
         for device, index in zip(places.local_devices, places.local_indices, strict=True):
             groups.setdefault(index_key(index), (index, []))[1].append(device)
@@ -422,7 +428,7 @@ class GlobalDeviceArray:
         sharding = x.sharding
         if not isinstance(sharding, NamedSharding):
             raise ShardingError(
-                f"{what}: a GlobalDeviceArray lies on a mesh, but the array's sharding is "
+                f"{what}: a GlobalDeviceArray needs a mesh, but the array's sharding is "
                 f"{sharding!r}. Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
             )
         places = places_of(what, x.shape, sharding.mesh, sharding.spec)
@@ -456,13 +462,13 @@ class GlobalDeviceArray:
 
     def __hash__(self) -> int:
         raise TypeError(
-            "GlobalDeviceArrays are unhashable, since they cannot be compared. As a key take id(x)."
+            "GlobalDeviceArrays are unhashable, since they cannot be compared. Use id(x) as a key."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise ArgumentError(
-            f"{self} is not taken for an array: that would gather the shards silently. Write "
-            "x.to_array(), which copies nothing, or take x.local_data(i)."
+            f"{self} is not converted to a NumPy array: that would gather the shards silently. "
+            "Write x.to_array(), which copies nothing, or use x.local_data(i)."
         )
 
     def __copy__(self) -> GlobalDeviceArray:

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshard.algebra.arguments import refusal, shape_of
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding
 from meshard.errors import ArgumentError, ShapeError, ShardingError, SpecError
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.world import here
 
 __all__ = ["global_to_local_shape", "local_to_global_shape"]
@@ -48,7 +48,7 @@ def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tup
     (16, 3)
     """
     what = "local_to_global_shape"
-    place, shape = _checked(sharding, what), checked_shape(local_shape, what)
+    place, shape = _checked(sharding, what), shape_of(local_shape, what, "local_shape")
     if len({d.process_index for d in place.device_order}) == 1:
         return shape
     if isinstance(place, BoxSharding):
@@ -107,7 +107,11 @@ def global_to_local_shape(
     True
     """
     what = "global_to_local_shape"
-    place, shape, me = _checked(sharding, what), checked_shape(global_shape, what), here()
+    place, shape, me = (
+        _checked(sharding, what),
+        shape_of(global_shape, what, "global_shape"),
+        here(),
+    )
     if all(d.process_index != me.process_index for d in place.device_order):
         raise ShardingError(
             f"{what}: process {me.process_index} has no device of {place!r}, and so no local shape."
@@ -124,9 +128,7 @@ def global_to_local_shape(
 
 def _checked(sharding: object, what: str) -> Sharding:
     if not isinstance(sharding, Sharding):
-        raise ArgumentError(
-            f"{what}: sharding is {sharding!r} of type {type(sharding).__name__}, not a Sharding."
-        )
+        raise ArgumentError(refusal(what, "sharding", "a Sharding", sharding))
     return sharding
 
 

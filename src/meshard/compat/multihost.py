@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import flag_of, refusal, shown
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
@@ -128,7 +129,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         outside = sorted(set(leaf.processes) - set(peers))
         if outside:
             raise ShardingError(
-                f"{what}: {leaf.name}, {leaf.kind}, also lies on process {outside[0]}, which has "
+                f"{what}: {leaf.name}, {leaf.kind}, is also on process {outside[0]}, which has "
                 f"no device of {global_mesh!r}. Move it onto the mesh first, with meshard.reshard "
                 "on all processes."
             )
@@ -188,10 +189,11 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     """
     what, world = "process_allgather", here()
     peers = range(world.process_count)
-    brought = surveyed(world, what, in_tree, peers, said=bool(tiled))
+    tiled = flag_of(tiled, what, "tiled")
+    brought = surveyed(world, what, in_tree, peers, said=tiled)
     _check_said(what, "tiled", peers, brought.answers)
     results = [
-        _fetched(world, leaf.value, what) if whole else _stacked(world, leaf, bool(tiled), what)
+        _fetched(world, leaf.value, what) if whole else _stacked(world, leaf, tiled, what)
         for leaf, whole in zip(brought.leaves, brought.whole, strict=True)
     ]
     return unflatten(brought.structure, results)
@@ -220,7 +222,9 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     """
     what, world = "broadcast_one_to_all", here()
     peers = range(world.process_count)
-    chosen = world.process_index == 0 if is_source is None else bool(is_source)
+    chosen = world.process_index == 0
+    if is_source is not None:
+        chosen = flag_of(is_source, what, "is_source")
     brought = surveyed(world, what, in_tree, peers, said=chosen)
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         if whole:
@@ -279,7 +283,7 @@ def gather(x: Any, root: int = 0) -> Any:
     _check_said(what, "root", peers, brought.answers)
     if not 0 <= target < world.process_count:
         raise ArgumentError(
-            f"{what}: root={root!r} is not the number of a process; there are "
+            f"{what}: root={shown(root)} is not the number of a process; there are "
             f"{world.process_count}, from 0 to {world.process_count - 1}."
         )
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
@@ -305,21 +309,19 @@ def gather(x: Any, root: int = 0) -> Any:
 def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
     """Return this process's part of a mesh, if every process has a block of it."""
     if not isinstance(mesh, Mesh):
-        raise ArgumentError(
-            f"{what}: global_mesh is {mesh!r} of type {type(mesh).__name__}, not a Mesh."
-        )
+        raise ArgumentError(refusal(what, "global_mesh", "a Mesh", mesh))
     check_devices_exist(world, NamedSharding(mesh, PartitionSpec()), what)
     if world.process_index not in mesh.processes:
         raise ShardingError(
             f"{what}: process {world.process_index} has no part of {mesh!r}, whose devices belong "
-            f"to processes {list(mesh.processes)}. Only those may call it; or make the mesh of the "
-            "devices of all processes."
+            f"to processes {list(mesh.processes)}. Only those processes may call it. Or "
+            "make a mesh of the devices of all processes."
         )
     try:
         return [mesh.part_of(p) for p in mesh.processes][mesh.processes.index(world.process_index)]
     except ShardingError as error:
         raise ShardingError(
-            f"{what}: {error} Order the devices so that those of a process lie together, or use "
+            f"{what}: {error} Order the devices so that those of each process are adjacent, or use "
             "meshard.make_array_from_process_local_data, which takes any mesh."
         ) from None
 
@@ -337,7 +339,7 @@ def _specs(pspecs: Any, tree: Any, mesh: Mesh, what: str) -> list[PartitionSpec]
             )
         if not isinstance(spec, PartitionSpec):
             raise ArgumentError(
-                f"{what}: pspecs holds {spec!r} of type {type(spec).__name__}, not a "
+                f"{what}: pspecs holds {shown(spec)} of type {type(spec).__name__}, not a "
                 "PartitionSpec. Write P(...)."
             )
         NamedSharding(mesh, spec)  # refuses unknown and repeated axes

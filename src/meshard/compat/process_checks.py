@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, UnequalError
+from meshard.algebra.arguments import text_of
+from meshard.errors import UnequalError
 from meshard.runtime.agreeing import meet
 from meshard.runtime.array import Array, to_numpy
 from meshard.runtime.place import as_host
@@ -42,10 +43,7 @@ def sync_global_devices(name: str) -> None:
 
     >>> sync_global_devices("the data is loaded")
     """
-    if not isinstance(name, str):
-        raise ArgumentError(
-            f"sync_global_devices: name is {name!r} of type {type(name).__name__}, not a string."
-        )
+    text_of(name, "sync_global_devices", "name")
     world = here()
     told = _told(world, "sync_global_devices", ("sync_global_devices", name))
     if len(set(told)) > 1:
@@ -75,6 +73,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     >>> assert_equal({"step": 3, "rates": np.full(2, 0.1)}, "the states have diverged")
     """
     what, world = "assert_equal", here()
+    text_of(fail_message, what, "fail_message")
     peers = range(world.process_count)
     pairs, structure = flatten_with_path(in_tree)
     names = [".".join(map(str, path)) or "the value" for path, _ in pairs]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from meshard.algebra.arguments import flag_of, shown
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, Uneven
 from meshard.algebra.spec import PartitionSpec
@@ -65,9 +66,9 @@ def find_intermediate_sharding(
     if not isinstance(in_sharding, NamedSharding) or not isinstance(out_sharding, NamedSharding):
         raise NoIntermediateShardingError(
             "find_intermediate_sharding: both shardings must be NamedSharding (rule 1), but "
-            f"in_sharding is {in_sharding!r} of type {type(in_sharding).__name__} and "
-            f"out_sharding is {out_sharding!r} of type {type(out_sharding).__name__}. Use reshard, "
-            "which takes any."
+            f"in_sharding is {shown(in_sharding)} of type {type(in_sharding).__name__} and "
+            f"out_sharding is {shown(out_sharding)} of type {type(out_sharding).__name__}. Use "
+            "reshard, which takes any."
         )
     rank = _common_length(in_sharding, out_sharding)
     before, after = in_sharding.shards(rank), out_sharding.shards(rank)
@@ -91,7 +92,7 @@ def find_intermediate_sharding(
         dim, s, d = uneven[0]
         raise NoIntermediateShardingError(
             _asked(in_sharding, out_sharding, before, after)
-            + f"dim {dim} is a candidate, but its {s} shards are no multiple of {d}: "
+            + f"dim {dim} is a candidate, but its {s} shards are not a multiple of {d}: "
             f"{s // d} replicas of {d} shards are not {s} devices, and the source's devices "
             "cannot be reshaped so. Use reshard, which needs no intermediate."
         )
@@ -224,6 +225,7 @@ def reshard_with_intermediate_sharding(
     True
     """
     what = "reshard_with_intermediate_sharding"
+    donate = flag_of(donate, what, "donate")
     leaves, structure = flatten(x, is_leaf=lambda node: node is None)
     froms = [as_sharding(s, what) for s in prefix_leaves(in_sharding, x, what, "in_sharding")]
     targets = [as_sharding(s, what) for s in prefix_leaves(out_sharding, x, what, "out_sharding")]

@@ -11,7 +11,7 @@ from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 from meshard.runtime.array import Array
-from meshard.runtime.place import as_host, checked_dtype, filled, placed
+from meshard.runtime.place import as_host, dtype_of, filled, placed
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import here
 
@@ -45,13 +45,13 @@ def checked_buffers(
             )
         if not isinstance(buffer.device, Device):
             raise ShardingError(
-                f"{what}: {name} lies on {buffer.sharding.num_devices} devices; it must lie on "
+                f"{what}: {name} is on {buffer.sharding.num_devices} devices; it must be on "
                 f"one, {device!r}. Take the data of x.addressable_shards, or give the whole Array "
                 "to GlobalDeviceArray.from_array."
             )
         if buffer.device != device:
             raise ShardingError(
-                f"{what}: {name} lies on {buffer.device!r}, where {device!r} is expected: {order}."
+                f"{what}: {name} is on {buffer.device!r}, where {device!r} is expected: {order}."
             )
         buffer._live()
         wanted = _checked(what, name, places, device, buffer, wanted)
@@ -112,11 +112,11 @@ def _put(what: str, held: list[Any], device: Device) -> Array:
 def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
     """Return the dtype that was asked for; None if the first shard decides."""
     if given is not None:
-        return checked_dtype(np.dtype(given), what)
+        return dtype_of(given, what)
     if not places.local_devices:
         raise ArgumentError(
             f"{what}: process {here().process_index} has no device of {places.sharding.mesh!r}, "
-            "and so no shard that says the dtype; give dtype=."
+            "so no shard tells it the dtype; give dtype=."
         )
     return None
 

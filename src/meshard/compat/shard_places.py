@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import final
 
+from meshard.algebra.arguments import refusal, shape_of, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
@@ -14,7 +15,6 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 from meshard.runtime.place import check_devices_exist
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.world import here
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]
@@ -94,15 +94,15 @@ def places_of(
         IndivisibleError: if a dim does not divide by its axes.
     """
     if not isinstance(global_mesh, Mesh):
-        raise ArgumentError(f"{what}: global_mesh is a {type(global_mesh).__name__}, not a Mesh.")
+        raise ArgumentError(refusal(what, "global_mesh", "a Mesh", global_mesh))
     if not isinstance(mesh_axes, (PartitionSpec, list, tuple)):
         advice = f" Write P({mesh_axes!r})." if isinstance(mesh_axes, str) else ""
         raise ArgumentError(
-            f"{what}: mesh_axes is {mesh_axes!r} of type {type(mesh_axes).__name__}; it must be a "
-            "PartitionSpec, or a list or tuple with an axis name, a tuple of names or None for "
-            f"each dim; P() splits none.{advice}"
+            f"{what}: mesh_axes is {shown(mesh_axes)} of type {type(mesh_axes).__name__}; it must "
+            "be a PartitionSpec, or a list or tuple with an axis name, a tuple of names or None "
+            f"for each dim; P() splits none.{advice}"
         )
-    shape = checked_shape(global_shape, f"{what}: global_shape")
+    shape = shape_of(global_shape, what, "global_shape")
     world = here()
     try:
         spec = mesh_axes if isinstance(mesh_axes, PartitionSpec) else PartitionSpec(*mesh_axes)
@@ -116,8 +116,8 @@ def places_of(
         if isinstance(error, IndivisibleError):
             note = " The shards of a GlobalDeviceArray have one shape; an Array's may be uneven."
         raise type(error)(
-            f"{what}: mesh_axes {mesh_axes!r} cannot lay out global_shape {shape} over global_mesh "
-            f"{global_mesh!r}. {error}{note}"
+            f"{what}: mesh_axes {shown(mesh_axes)} cannot lay out global_shape {shape} over "
+            f"global_mesh {global_mesh!r}. {error}{note}"
         ) from None
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import flag_of, shown
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
@@ -72,6 +73,7 @@ def split_by_mesh_axis(
     True
     """
     what = "split_by_mesh_axis"
+    donate = flag_of(donate, what, "donate")
     leaves, structure = flatten_with_path(arrays)
     if not leaves:
         return []
@@ -130,6 +132,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
     (True, True)
     """
     what = "concatenate_by_mesh_axis"
+    donate = flag_of(donate, what, "donate")
     if not isinstance(arrays, (list, tuple)):
         raise ArgumentError(
             f"{what}: arrays is of type {type(arrays).__name__}; give a list or tuple of trees."
@@ -185,15 +188,15 @@ def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
         sharding = leaf.sharding
         if not isinstance(sharding, NamedSharding):
             raise ShardingError(
-                f"{what}: every leaf must have a NamedSharding, but {whose} lies as {sharding!r}. "
+                f"{what}: every leaf must have a NamedSharding, but {whose} has {sharding!r}. "
                 "Move it with meshard.reshard(x, NamedSharding(mesh, spec))."
             )
         if first is None:
             first = sharding.mesh
         elif sharding.mesh != first:
             raise ShardingError(
-                f"{what}: all leaves of a tree must lie on one mesh, but "
-                f"{_named(leaves[0][0], name)} lies on {_mesh(first)}, and {whose} on "
+                f"{what}: all leaves of a tree must be on one mesh, but "
+                f"{_named(leaves[0][0], name)} is on {_mesh(first)}, and {whose} on "
                 f"{_mesh(sharding.mesh)}. Reshard them to one mesh."
             )
     assert first is not None
@@ -209,7 +212,7 @@ def _place(mesh: Mesh, mesh_axis: object, what: str) -> int:
     """Return the place of an axis among a mesh's."""
     if not isinstance(mesh_axis, str) or mesh_axis not in mesh.axis_names:
         raise SpecError(
-            f"{what}: mesh_axis {mesh_axis!r} is not found in mesh {mesh!r}; its axes are "
+            f"{what}: mesh_axis {shown(mesh_axis)} is not found in mesh {mesh!r}; its axes are "
             f"{mesh.axis_names}."
         )
     return mesh.axis_names.index(mesh_axis)
@@ -224,7 +227,7 @@ def _stops(given: object, mesh_axis: str, size: int, what: str) -> tuple[int, ..
         cuts = tuple([_position(c, what, given) for c in given])
         if not all(a < b for a, b in pairwise((0, *cuts, size))):
             raise ArgumentError(
-                f"{what}: indices_or_sections {given!r} must be strictly increasing numbers "
+                f"{what}: indices_or_sections {shown(given)} must be strictly increasing numbers "
                 f"between 0 and {size}, both excluded, to cut {axis} without an empty part."
             )
         return (*cuts, size)
@@ -245,8 +248,8 @@ def _position(value: Any, what: str, given: object) -> int:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{what}: indices_or_sections {given!r} is not None, a whole number or a list or tuple "
-            f"of whole numbers; {value!r} is of type {type(value).__name__}."
+            f"{what}: indices_or_sections {shown(given)} is not None, an integer, or a list or "
+            f"tuple of integers; {shown(value)} is of type {type(value).__name__}."
         ) from None
 
 
@@ -422,8 +425,9 @@ def _check_dim(dim: int, cuts: Cuts, other: Cuts, i: int, mesh_axis: str, leaf: 
         )
     if cuts != other:
         raise CoverageError(
-            f"{what}: dim {dim} of {leaf} is not split over {mesh_axis!r} and must be cut alike, "
-            f"but its cut points are {cuts} in arrays[0] and {other} in arrays[{i}]. Reshard one."
+            f"{what}: dim {dim} of {leaf} is not split over {mesh_axis!r} and must be cut the same "
+            f"way, but its cut points are {cuts} in arrays[0] and {other} in arrays[{i}]. Reshard "
+            "one."
         )
 
 

@@ -6,6 +6,7 @@ from meshard.compat.shard_places import (
     get_shard_indices_replica_ids,
     get_shard_shape,
 )
+from meshard.errors import suggesting as _suggesting
 from meshard.runtime.array import Shard
 
 __all__ = [
@@ -15,3 +16,5 @@ __all__ = [
     "get_shard_indices_replica_ids",
     "get_shard_shape",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

@@ -9,6 +9,7 @@ from meshard.compat.multihost import (
     process_allgather,
 )
 from meshard.compat.process_checks import assert_equal, sync_global_devices
+from meshard.errors import suggesting as _suggesting
 
 __all__ = [
     "assert_equal",
@@ -21,3 +22,5 @@ __all__ = [
     "process_allgather",
     "sync_global_devices",
 ]
+
+__getattr__ = _suggesting(__name__, __all__)

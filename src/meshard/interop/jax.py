@@ -174,7 +174,7 @@ def from_jax(x: Any) -> Array:
     if missing:
         count = max(d.id for d in sharding.device_set) + 1
         raise ShardingError(
-            f"{what}: {x.aval.str_short()} lies on JAX's device {missing[0]}, and meshard has no "
+            f"{what}: {x.aval.str_short()} is on JAX's device {missing[0]}, and meshard has no "
             f"device of that id among its {len(world.devices)}. Set MESHARD_NUM_DEVICES={count}, "
             f"or meshard.config.update('num_devices', {count}) before the first use of meshard, or "
             "move the array to other devices with meshard.interop.jax.reshard."

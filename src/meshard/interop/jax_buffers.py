@@ -68,7 +68,7 @@ class Route:
                 if device.platform != "cpu":
                     raise ShardingError(
                         f"{name} cannot be moved from {origin!r} to {target!r}: buffers are read "
-                        f"and filled in the host's memory, and {device} is no CPU device. Use "
+                        f"and filled in the host's memory, and {device} is not a CPU device. Use "
                         "jax.device_put for it; plan_reshard says what that has to move."
                     )
         self.source, self.destination = layout_of(origin, shape), layout_of(target, shape)
@@ -258,7 +258,7 @@ def check_local(sharding: Any, name: str) -> None:
     if not sharding.is_fully_addressable:
         mine = sum(1 for _ in sharding.addressable_devices)
         raise NotAddressableError(
-            f"{name} lies on {sharding.num_devices} devices, of which this process has {mine}; "
+            f"{name} is on {sharding.num_devices} devices, of which this process has {mine}; "
             "buffers of other processes cannot be reached. Convert x.addressable_shards one by "
             "one, or reshard with jax.jit(..., out_shardings=...)."
         )

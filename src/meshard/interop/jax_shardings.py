@@ -62,7 +62,7 @@ def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
         return _named(sharding)
     if shape is None:
         raise ArgumentError(
-            f"to_meshard: {sharding!r} is a {type(sharding).__name__}, made of no mesh and spec; "
+            f"to_meshard: {sharding!r} is a {type(sharding).__name__}, which has no mesh and spec; "
             "what it means depends on the shape. Pass shape=, the shape of the arrays."
         )
     whole = tuple(shape)
@@ -176,7 +176,7 @@ def _named(sharding: Any) -> NamedSharding:
     if partial:
         raise ShardingError(
             f"to_meshard: {sharding!r} leaves values unreduced over {', '.join(partial)}: each "
-            "device holds a part of a sum, and a layout says nothing of that. Reduce it first, "
+            "device holds a part of a sum, and a layout cannot express that. Reduce it first, "
             "with jax.sharding.reshard to a spec without unreduced axes."
         )
     devices = np.empty(given.devices.shape, object)

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.world import (
     Device,
     World,
@@ -256,10 +257,11 @@ def initialize(
         ("num_processes", num_processes, world.process_count),
         ("process_id", process_id, world.process_index),
     ):
-        if given is not None and given != found:
+        told: object = given
+        if told is not None and not (isinstance(told, int) and told == found):
             raise ConfigError(
-                f"distributed.initialize: {name}={given}, but it is {found}. Processes are started "
-                "by mpiexec, as in `meshard run -n 4 script.py`."
+                f"distributed.initialize: {name}={shown(told)}, but it is {found}. Processes are "
+                "started by mpiexec, as in `meshard run -n 4 script.py`."
             )
 
 

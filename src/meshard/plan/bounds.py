@@ -16,14 +16,17 @@ never compared. All amounts are elements; the caller multiplies by the size of o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, flag_of, function_of, instance_of, number_of, shown
+from meshard.algebra.device_arguments import device_ids_of
 from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError, ShapeError
 
 from .exact import products, total
 from .grid import Grid, Units
@@ -174,6 +177,7 @@ def bounds_of(
 
     Raises:
         DataLoss: if no device that is alive holds some part of the array.
+        ArgumentError, ShapeError: if an argument is of another kind, or the shapes differ.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> ids = np.arange(4)
@@ -183,7 +187,46 @@ def bounds_of(
     >>> found.moved, found.kept, found.receive, found.send, found.hosts.total
     (24, 8, 6, 6, 8)
     """
-    return hop_bounds(Hop(source, destination, alive=alive), hosts)
+    what = "bounds_of"
+    advice = "A sharding makes one: sharding.layout(shape)."
+    instance_of(source, Layout, what, "source", advice=advice)
+    instance_of(destination, Layout, what, "destination", advice=advice)
+    if source.shape != destination.shape:
+        raise ShapeError(
+            f"{what}: source lays out an array of shape {source.shape}, destination one of shape "
+            f"{destination.shape}. An array that moves keeps its shape."
+        )
+    living = None if alive is None else device_ids_of(alive, what, "alive")
+    return hop_bounds(Hop(source, destination, alive=living), _hosts(hosts))
+
+
+def _hosts(given: object) -> Hosts | None:
+    """Return the map from device ids to hosts, told as a mapping or as a function of arrays."""
+    what, name = "bounds_of", "hosts"
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if not given:
+            raise ArgumentError(f"{what}: {name} is empty; give the host of each device.")
+        ids = [count_of(d, what, f"each device id in {name}") for d in given]
+        numbers = [count_of(h, what, f"each host in {name}") for h in given.values()]
+        return dict(zip(ids, numbers, strict=True))
+    advice = "Or give a mapping from device ids to hosts."
+    function: Callable[[Ints], object] = function_of(given, what, name, advice)
+
+    def hosts(ids: Ints) -> Ints:
+        try:
+            found = np.asarray(function(ids))
+        except ValueError:  # not an array
+            found = np.empty(0, object)
+        if found.dtype.kind not in "iu" or found.shape != ids.shape:
+            raise ArgumentError(
+                f"{what}: {name} must return the hosts of an array of device ids, as integers in "
+                f"an array of its shape {ids.shape}, but returned {shown(found)}."
+            )
+        return found.astype(np.int64)
+
+    return hosts
 
 
 def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
@@ -255,13 +298,16 @@ class Bounds:
             messages: what one device sends or receives at least; by default one if anything moves.
             relays: whether receivers may pass on what they have.
         """
+        what = "Bounds.seconds"
+        size = count_of(itemsize, what, "itemsize")
         least = 1.0 if self.moved else 0.0
+        send = self.relay_send if flag_of(relays, what, "relays") else self.send
         return time_bound(
-            (self.relay_send if relays else self.send) * itemsize,
-            self.receive * itemsize,
-            bandwidth=bandwidth,
-            latency=latency,
-            messages=least if messages is None else messages,
+            send * size,
+            self.receive * size,
+            bandwidth=number_of(bandwidth, what, "bandwidth", open_below=True),
+            latency=number_of(latency, what, "latency"),
+            messages=least if messages is None else number_of(messages, what, "messages"),
         )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
+from meshard.algebra.arguments import refusal
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.algebra.world import Device
@@ -72,16 +73,14 @@ def bytes_text(nbytes: int) -> str:
 
 
 def check_sharding(sharding: object, what: str) -> None:
-    """Refuse what is to be drawn and is no sharding.
+    """Refuse what is to be drawn and is not a sharding.
 
     Raises:
-        ArgumentError: if it is none.
+        ArgumentError: if it is not one.
     """
     if not isinstance(sharding, Sharding):
-        raise ArgumentError(
-            f"{what}: expected a sharding, got {sharding!r} of type {type(sharding).__name__}. A "
-            "mesh and a spec make one: NamedSharding(mesh, spec)."
-        )
+        advice = "A mesh and a spec make one: NamedSharding(mesh, spec)."
+        raise ArgumentError(refusal(what, "sharding", "a Sharding", sharding, advice))
 
 
 def device_label(ids: Iterable[int], platform: str = "", *, most: int = 6) -> str:

@@ -6,11 +6,23 @@ rank, uneven and irregular layouts, cut points along the edges, thousands of dev
 
 from __future__ import annotations
 
-import operator
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from meshard.algebra.arguments import (
+    count_of,
+    flag_of,
+    function_of,
+    instance_of,
+    number_of,
+    refusal,
+    shape_of,
+    shown,
+    text_of,
+)
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import Sharding
 from meshard.errors import ArgumentError
@@ -27,6 +39,9 @@ __all__ = ["drawing_text", "visualize_array_sharding", "visualize_sharding"]
 BETWEEN = 2  # blanks between slabs that stand side by side
 LEAST_WIDTH = 30  # room for a ruler of 18 digits and three columns of blocks
 MOST_SLABS = 12
+MOST_SCALE = 100  # a thousand lines
+MOST_WIDTH = 10_000
+LAYOUTS = "A sharding makes one for a shape: sharding.layout(shape)."
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╵╷╴╶⋯⋮⋱", "|-+++++++++||--.:.")
 
 Color = str | Sequence[float]
@@ -87,9 +102,38 @@ def drawing_text(
       │                       │
     8 └───────────────────────┘
     """
-    style = Style(scale, min_width, max(max_width, LEAST_WIDTH), rulers)
+    what = "drawing_text"
+    instance_of(layout, Layout, what, "layout", advice=LAYOUTS)
+    text_of(platform, what, "platform")
+    style = _style(what, scale, min_width, max_width, rulers)
+    style = replace(style, max_width=max(style.max_width, LEAST_WIDTH))
     text = _plain(_compose(draw_layout(layout, platform=platform, max_slabs=MOST_SLABS), style))
-    return text.translate(ASCII) if ascii_only else text
+    return text.translate(ASCII) if flag_of(ascii_only, what, "ascii_only") else text
+
+
+def _style(
+    what: str,
+    scale: object,
+    min_width: object,
+    max_width: object,
+    rulers: object,
+    use_color: object = False,
+) -> Style:
+    """Return how to draw, from the arguments of a function.
+
+    Raises:
+        ArgumentError: if one means nothing, or is too large for a picture of characters.
+    """
+    size = number_of(scale, what, "scale", open_below=True)
+    if size > MOST_SCALE:
+        raise ArgumentError(refusal(what, "scale", f"at most {MOST_SCALE}", scale))
+    return Style(
+        size,
+        count_of(min_width, what, "min_width", most=MOST_WIDTH),
+        count_of(max_width, what, "max_width", most=MOST_WIDTH),
+        flag_of(rulers, what, "rulers"),
+        flag_of(use_color, what, "use_color"),
+    )
 
 
 def visualize_sharding(
@@ -135,11 +179,13 @@ def visualize_sharding(
     │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
     └───────┴───────┴───────┴───────┘
     """
-    check_sharding(sharding, "visualize_sharding")
-    size = tuple(operator.index(n) for n in shape)
-    words = headline(size, sharding) if header else ()
-    style = Style(scale, min_width, max_width, rulers, use_color)
-    _print(sharding.layout(size), platform_of(sharding), words, style, color_map)
+    what = "visualize_sharding"
+    check_sharding(sharding, what)
+    size = shape_of(shape, what)
+    words = headline(size, sharding) if flag_of(header, what, "header") else ()
+    style = _style(what, scale, min_width, max_width, rulers, use_color)
+    colors = None if color_map is None else function_of(color_map, what, "color_map")
+    _print(sharding.layout(size), platform_of(sharding), words, style, colors)
 
 
 def visualize_array_sharding(
@@ -160,15 +206,19 @@ def visualize_array_sharding(
 
     Usage: ``visualize_array_sharding(device_put(x, NamedSharding(mesh, P("i"))))``.
     """
+    what = "visualize_array_sharding"
     if not isinstance(getattr(arr, "sharding", None), Sharding):
         raise ArgumentError(
-            f"visualize_array_sharding: arr is a {type(arr).__name__}, which lies on no devices. "
-            "Place it with device_put first, or draw a shape with visualize_sharding."
+            f"{what}: arr is a {type(arr).__name__}, which is not laid out over devices. Place it "
+            "with device_put first, or draw a shape with visualize_sharding."
         )
     size = tuple(arr.shape)
-    words = headline(size, arr.sharding, str(arr.dtype)) if header else ()
-    style = Style(scale, min_width, max_width, rulers, use_color)
-    _print(arr.sharding.layout(size), platform_of(arr.sharding), words, style, color_map)
+    words: tuple[str, ...] = ()
+    if flag_of(header, what, "header"):
+        words = headline(size, arr.sharding, str(arr.dtype))
+    style = _style(what, scale, min_width, max_width, rulers, use_color)
+    colors = None if color_map is None else function_of(color_map, what, "color_map")
+    _print(arr.sharding.layout(size), platform_of(arr.sharding), words, style, colors)
 
 
 def _print(
@@ -215,12 +265,28 @@ def _colored(
             color = PALETTE[area % len(PALETTE)]
         else:
             given = color_map(area / max(1, drawing.area_count - 1))
-            color = given if isinstance(given, str) else _hex(given)
+            color = _color(given)
         return Look(bgcolor=color, color=ink(color))
 
     return Text("\n").join(
         Text.assemble(*((text, look(area)) for text, area in line)) for line in lines
     )
+
+
+def _color(given: object) -> str:
+    """Return what a colour map gave as ``#rrggbb``."""
+    if isinstance(given, str) and re.fullmatch("#[0-9a-fA-F]{6}", given):
+        return given
+    try:
+        channels = [] if isinstance(given, str) else [float(c) for c in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        channels = []
+    if len(channels) < 3 or not all(map(math.isfinite, channels)):
+        raise ArgumentError(
+            f"color_map returned {shown(given)} of type {type(given).__name__}; it must return a "
+            "colour: a string such as '#56b4e9', or three floats from 0 to 1."
+        )
+    return _hex(channels)
 
 
 def _hex(channels: Sequence[float]) -> str:

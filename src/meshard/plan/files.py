@@ -14,24 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshard.errors import ArgumentError
+from meshard.algebra.arguments import path_of
 
-from .topology import brief
-
-__all__ = ["as_path", "write_text"]
-
-
-def as_path(given: object, what: str) -> Path:
-    """Return a path as one.
-
-    Raises:
-        ArgumentError: if it is neither a string nor a path, or no file can have that name.
-    """
-    if isinstance(given, (str, Path)) and "\0" not in str(given):
-        return Path(given)
-    raise ArgumentError(
-        f"{what}: path is the name of a file, as a string or a Path, not {brief(given)}."
-    )
+__all__ = ["write_text"]
 
 
 def write_text(path: str | Path, text: str, what: str) -> None:
@@ -49,7 +34,7 @@ def write_text(path: str | Path, text: str, what: str) -> None:
         ArgumentError: if ``path`` is not a path.
         OSError: if the file cannot be written; then it is as it was.
     """
-    target = os.path.realpath(as_path(path, what))
+    target = os.path.realpath(path_of(path, what))
     data = text.encode("utf-8", "backslashreplace")
     try:
         before = _opened_as_it_is(target)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, final
 
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError
@@ -24,7 +25,6 @@ from .hop import Hop, unit_map
 from .jobs import Tally
 from .route import Route
 from .schedule import batches
-from .topology import brief
 from .window import checked_window
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Planned:
         units = unit_map(self.process_of)
         return tuple([route.between(units) for route in self.routes])
 
-    def opens(self, stage: int, choices: Iterable[int]) -> int:
+    def _opens(self, stage: int, choices: Iterable[int]) -> int:
         """Return how many times the window opens for one stage of some choices, at least.
 
         One that has no limit opens once, as does one that nothing has to pass because all that
@@ -306,7 +306,7 @@ class Planned:
         if self.given_rounds is not None:
             return self.given_rounds
         stages = max([len(r.layouts) for r in self.routes], default=1) - 1
-        return sum(self.opens(stage, range(len(self.routes))) for stage in range(stages))
+        return sum(self._opens(stage, range(len(self.routes))) for stage in range(stages))
 
     @property
     def peak_bytes(self) -> int:
@@ -353,7 +353,7 @@ def checked_ids(alive: object, what: str) -> tuple[int, ...]:
     if not isinstance(alive, Collection) or len(ids) < len(alive):
         raise ArgumentError(
             f"{what}: alive lists devices, or their ids, which are integers from 0 on; got "
-            f"{brief(alive)}."
+            f"{shown(alive)}."
         )
     return tuple(sorted(set(ids)))
 
@@ -366,7 +366,7 @@ def _is_id(number: object) -> TypeGuard[int]:
 def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]:
     found = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(x, kind) for x in found):
-        raise ArgumentError(f"Plan: {name} is a sequence of {told}, not {brief(given)}.")
+        raise ArgumentError(f"Plan: {name} is a sequence of {told}, not {shown(given)}.")
     return found
 
 

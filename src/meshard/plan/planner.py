@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of
 from meshard.algebra.layout import Layout
-from meshard.errors import ArgumentError
 
 from .broadcast import chained, striped
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
@@ -72,7 +72,7 @@ class PlanCache:
     """Choices by pairs of layouts; the least recently used is forgotten first."""
 
     def __init__(self, limit: int = 4096) -> None:
-        self._limit = limit
+        self._limit = count_of(limit, "PlanCache", "limit", least=1)
         self._same: OrderedDict[Hashable, Choice] = OrderedDict()
         self._alike: OrderedDict[Hashable, tuple[Choice, Ints]] = OrderedDict()
         self._counts = [0, 0, 0]
@@ -98,9 +98,7 @@ class PlanCache:
         Raises:
             ArgumentError: if it is less than one.
         """
-        if limit < 1:
-            raise ArgumentError(f"The plan cache keeps at least 1 plan; got a limit of {limit}.")
-        self._limit = limit
+        self._limit = count_of(limit, "PlanCache.resize", "limit", least=1)
         self._trim()
 
     def find(self, leaf: Leaf, options: Hashable, make: Callable[[], Choice]) -> Choice:

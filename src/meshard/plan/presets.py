@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from meshard.algebra.arguments import is_text, shown
 from meshard.errors import ArgumentError
 
-from .topology import Level, Topology, brief
+from .topology import Level, Topology
 
 __all__ = ["as_topology", "presets", "topology"]
 
@@ -84,12 +85,12 @@ def topology(name: str) -> Topology:
     ['host', 'rack', 'row']
     """
     for preset in _PRESETS:
-        if preset.name == name:
+        if is_text(name, preset.name):
             return preset
-    near = get_close_matches(brief(name), presets(), 1)
+    near = get_close_matches(shown(name), presets(), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
-        f"There is no topology named {brief(name)}.{meant} There are "
+        f"There is no topology named {shown(name)}.{meant} There are "
         f"{', '.join(map(repr, presets()))}; Topology.load reads others from a file."
     )
 
@@ -113,6 +114,6 @@ def as_topology(given: Topology | str, what: str, hint: str = "") -> Topology:
     if not isinstance(given, Topology):
         raise ArgumentError(
             f"{what}: topology is a Topology or the name of one "
-            f"({', '.join(map(repr, presets()))}), not {brief(given)}.{hint}"
+            f"({', '.join(map(repr, presets()))}), not {shown(given)}.{hint}"
         )
     return given

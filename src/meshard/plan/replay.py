@@ -137,7 +137,7 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
         if receiver not in after.holders[cell]:
             text = "is sent to device {receiver}, which does not need it"
         else:
-            text = "is doubled: device {receiver} holds it already, and device {sender} sends it"
+            text = "arrives twice: device {receiver} already holds it, and device {sender} sends it"
         _refuse(hop, jobs, row, where, text)
     # What one unit gets of one pair of cells must be its elements one after another.
     sorted_keys, first, last = keys[order], jobs.first[order], jobs.last[order]
@@ -145,7 +145,7 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
     new[1:] = sorted_keys[1:] != sorted_keys[:-1]
     reached = np.where(new, 0, np.roll(last, 1))
     for wrong, text in (
-        (first < reached, "is doubled: it reaches device {receiver} again from device {sender}"),
+        (first < reached, "arrives twice: it reaches device {receiver} again from device {sender}"),
         (last > needs.volume[known][place[order]], "reaches beyond what both cells share"),
     ):
         if wrong.any():
@@ -276,8 +276,8 @@ def _check_other_end(hop: Hop, jobs: Jobs, where: str) -> None:
         )
         if not same:
             raise PlanError(
-                f"{where}: device {sender} would send {len(theirs):,} boxes, of which its "
-                f"receivers expect {len(ours):,}, or others."
+                f"{where}: device {sender} would send {len(theirs):,} boxes, but its receivers "
+                f"expect {len(ours):,}, or different ones."
             )
 
 
@@ -302,8 +302,8 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
         for box in hop.boxes(jobs, row):
             if sender not in before or receiver not in after:
                 raise PlanError(
-                    f"{where}: the box {box} goes from device {sender} to device {receiver}, and "
-                    "one of them has no part in it."
+                    f"{where}: the box {box} goes from device {sender} to device {receiver}, but "
+                    "one of the two takes no part in the move."
                 )
             after[receiver][box.slices] = before[sender][box.slices]
             counts[receiver][box.slices] += 1
@@ -319,8 +319,8 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
                 one = Box(at, tuple(i + 1 for i in at))
                 times = int(counts[unit][at])
                 raise PlanError(
-                    f"{where}: the box {one} of {box} reaches device {unit} {times} times, and "
-                    "must once."
+                    f"{where}: the box {one} of {box} reaches device {unit} {times} times, but "
+                    "must reach it once."
                 )
 
 

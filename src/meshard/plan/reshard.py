@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from meshard.algebra.arguments import flag_of
 from meshard.errors import MeshardError
 
 from .choice import Candidate, Choice, Figures, Leaf, figures_of
@@ -23,9 +24,7 @@ from .planned import Planned, Transfer
 from .replay import Report, check_route
 from .simulate import Simulation, simulate_many
 from .table import plan_table
-
-if TYPE_CHECKING:
-    from .topology import Topology
+from .topology import Topology
 
 __all__ = [
     "Candidate",
@@ -135,7 +134,7 @@ class Plan(Planned):
             transfers: list every box with its sender and receiver too, so that another program
                 can do what the plan says; there may be many.
         """
-        return json_text(self, transfers=transfers)
+        return json_text(self, transfers=flag_of(transfers, "Plan.to_json", "transfers"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

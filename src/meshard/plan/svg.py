@@ -13,6 +13,7 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import final
 
+from meshard.algebra.arguments import instance_of, names_of, shape_of, text_of
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 
@@ -61,8 +62,14 @@ def drawing_svg(
     >>> drawing_svg(Layout((4,), ((0, 1, 4),), np.array([[0], [1]])))[:46]
     '<svg xmlns="http://www.w3.org/2000/svg" class='
     """
+    what = "drawing_svg"
+    instance_of(
+        layout, Layout, what, "layout", advice="A sharding makes one: sharding.layout(shape)."
+    )
+    title, platform = text_of(title, what, "title"), text_of(platform, what, "platform")
+    names = [*names_of(dim_names, what, "dim_names", "names of dims")]
+    names += [f"dim {dim}" for dim in range(len(names), len(layout.shape))]
     drawing = draw_layout(layout, platform=platform, max_slabs=MOST_SLABS)
-    names = [*dim_names, *[f"dim {dim}" for dim in range(len(dim_names), len(layout.shape))]]
     top = MARGIN
     parts: list[str] = []
     wide = 0.0
@@ -124,6 +131,9 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
     """
     check_sharding(sharding, "sharding_svg")
+    shape = shape_of(shape, "sharding_svg")
+    dtype = text_of(dtype, "sharding_svg", "dtype")
+    layout = sharding.layout(shape)
     names = [f"dim {dim}" for dim in range(len(shape))]
     if isinstance(sharding, NamedSharding):
         axes = sharding.spec.axes(len(shape))
@@ -134,7 +144,7 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
     first, *rest = headline(shape, sharding, dtype)
     title = "\n".join([first, *wrap(rest, 96, between=" · ")])
     platform = platform_of(sharding)
-    return drawing_svg(sharding.layout(shape), title=title, platform=platform, dim_names=names)
+    return drawing_svg(layout, title=title, platform=platform, dim_names=names)
 
 
 @final

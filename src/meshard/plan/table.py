@@ -173,7 +173,7 @@ def steps_of(plan: Planned) -> Iterator[Step]:
                 sent,
                 received,
                 traffic_of(hop),
-                plan.opens(stage, [number]),
+                plan._opens(stage, [number]),
             )
 
 

@@ -13,15 +13,15 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, items_of, path_of, refusal, shown
 from meshard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Groups = tuple[tuple[int, ...], ...]
 
-__all__ = ["Level", "Topology", "brief"]
+__all__ = ["Level", "Topology"]
 
 _LEVEL_KEYS = ("name", "size", "groups", "latency", "bandwidth", "capacity")
 _WIDEST_NAME = 24
@@ -70,11 +70,11 @@ class Level:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A level's name is a word such as 'host', not {brief(self.name)}.")
+            raise ArgumentError(f"A level's name is a word such as 'host', not {shown(self.name)}.")
         if len(self.name) > _WIDEST_NAME:
             raise ArgumentError(
                 f"A level's name has at most {_WIDEST_NAME} characters so that tables stay "
-                f"readable; {brief(self.name)} has {len(self.name)}."
+                f"readable; {shown(self.name)} has {len(self.name)}."
             )
         object.__setattr__(self, "latency", self._number("latency", self.latency, least=True))
         object.__setattr__(self, "bandwidth", self._number("bandwidth", self.bandwidth))
@@ -88,7 +88,7 @@ class Level:
         if self.size is not None and (type(self.size) is not int or not 0 < self.size <= _LARGEST):
             raise ArgumentError(
                 f"The size of level {self.name!r} is a positive integer of at most 63 bits, not "
-                f"{brief(self.size)}."
+                f"{shown(self.size)}."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", self._grouped(self.groups))
@@ -97,28 +97,31 @@ class Level:
         wanted = "0 or more" if least else "more than 0"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is a number, {wanted}, not {brief(value)}."
+                f"The {key} of level {self.name!r} is a number, {wanted}, not {shown(value)}."
             )
         # Not `math.isfinite`, which fails for integers that no float can hold.
         if not 0 <= value <= sys.float_info.max or (value == 0 and not least):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is {wanted}, not {brief(value)}."
+                f"The {key} of level {self.name!r} is {wanted}, not {shown(value)}."
             )
         return float(value)
 
     def _grouped(self, groups: object) -> Groups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
-            raise ArgumentError(f"{told}, one list for each group, not {brief(groups)}.")
+            raise ArgumentError(f"{told}, one list for each group, not {shown(groups)}.")
         of: dict[int, int] = {}
         for number, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
                 raise ArgumentError(
-                    f"{told}, each with one id or more; group {number} is {brief(group)}."
+                    f"{told}, each with one id or more; group {number} is {shown(group)}."
                 )
             for device in group:
                 if type(device) is not int or not 0 <= device <= _LARGEST:
-                    raise ArgumentError(f"{told} from 0 on; group {number} has {brief(device)}.")
+                    raise ArgumentError(
+                        f"{told}, which are non-negative integers; group {number} has "
+                        f"{shown(device)}."
+                    )
                 if device in of:
                     raise ArgumentError(
                         f"Device {device} is in groups {of[device]} and {number} of level "
@@ -154,13 +157,16 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A topology's name is a text of one line, not {brief(self.name)}.")
-        given: object = self.levels
-        levels = tuple(given) if isinstance(given, Iterable) else ()
-        if not isinstance(given, Iterable) or not all(isinstance(x, Level) for x in levels):
             raise ArgumentError(
-                f"The levels of topology {self.name!r} are a sequence of Level, not {brief(given)}."
+                f"A topology's name must be a string of one line, not {shown(self.name)}."
             )
+        levels = items_of(self.levels, f"Topology {self.name!r}", "levels", "Level")
+        for given in levels:
+            if not isinstance(given, Level):
+                raise ArgumentError(
+                    f"Topology {self.name!r}: levels holds {shown(given)} of type "
+                    f"{type(given).__name__}, which is not a Level."
+                )
         object.__setattr__(self, "levels", levels)
         if not self.levels:
             raise ArgumentError(
@@ -177,7 +183,7 @@ class Topology:
             if level.size is None and level.groups is None:
                 raise ArgumentError(
                     f"Level {level.name!r} of topology {self.name!r} needs a size or groups; only "
-                    f"the last level, {names[-1]!r}, may go without: it holds all devices."
+                    f"the last level, {names[-1]!r}, may omit both, since it holds all devices."
                 )
         self._check_nesting()
 
@@ -252,11 +258,13 @@ class Topology:
         Raises:
             ArgumentError: if a device is in no group.
         """
-        found: Ints = np.asarray(ids, np.int64)
+        what = "Topology.group"
+        given = found = _ids(ids, what, "ids")
+        last = count_of(level, what, "level", most=len(self.levels) - 1)
         self._check_ids(found)
-        for own, table in zip(self.levels[: level + 1], self._tables, strict=False):
+        for own, table in zip(self.levels[: last + 1], self._tables, strict=False):
             if table is not None:
-                found = table[1][np.searchsorted(table[0], np.asarray(ids, np.int64))]
+                found = table[1][np.searchsorted(table[0], given)]
             elif own.size is None:
                 found = np.zeros_like(found)
             else:
@@ -288,7 +296,14 @@ class Topology:
         Raises:
             ArgumentError: if a device has no place in the topology.
         """
-        one, other = np.broadcast_arrays(np.asarray(a, np.int64), np.asarray(b, np.int64))
+        first, second = _ids(a, "Topology.level", "a"), _ids(b, "Topology.level", "b")
+        try:
+            one, other = np.broadcast_arrays(first, second)
+        except ValueError as error:
+            raise ArgumentError(
+                f"Topology.level: a has shape {first.shape} and b has shape {second.shape}, which "
+                "cannot be broadcast together. Give as many ids in both, or one in either."
+            ) from error
         found = np.where(one == other, -1, len(self.levels) - 1)
         for number in range(len(self.levels) - 2, -1, -1):
             met = self.group(number, one) == self.group(number, other)
@@ -305,11 +320,9 @@ class Topology:
             ArgumentError: if the file's text is not TOML, or not a topology.
             OSError: if the file cannot be read.
         """
-        given: object = path
-        if not isinstance(given, (str, PathLike)):
-            raise ArgumentError(f"Topology.load: path is the name of a file, not {brief(given)}.")
+        path = path_of(path, "Topology.load")
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ArgumentError(f"{path} is not a topology file: it is not UTF-8 text.") from error
         return cls.from_toml(text)
@@ -334,7 +347,7 @@ class Topology:
         given: object = text
         if not isinstance(given, str):
             raise ArgumentError(
-                f"Topology.from_toml: expected a TOML text, got {brief(given)}; "
+                f"Topology.from_toml: expected a TOML text, got {shown(given)}; "
                 "Topology.load reads a file."
             )
         try:
@@ -345,10 +358,10 @@ class Topology:
         rows = found["levels"]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ArgumentError(
-                f"The levels of a topology are tables, [[levels]] in TOML, not {brief(rows)}."
+                f"The levels of a topology are tables, [[levels]] in TOML, not {shown(rows)}."
             )
         for number, row in enumerate(rows):
-            what = f"Level {brief(row.get('name', number))} of a topology"
+            what = f"Level {shown(row.get('name', number))} of a topology"
             _check_keys(row, _LEVEL_KEYS, ("name", "latency", "bandwidth"), what)
         return cls(found["name"], tuple([Level(**row) for row in rows]))
 
@@ -367,13 +380,21 @@ class Topology:
         return "\n".join(lines) + "\n"
 
 
-def brief(value: object) -> str:
-    """Return how a value is written, in at most 80 characters."""
+def _ids(given: object, what: str, name: str) -> Ints:
+    """Return device ids as an array of integers.
+
+    Raises:
+        ArgumentError: if they are something else.
+    """
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits; a list in itself
-        text = f"a huge {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:79]}…"
+        found = np.asarray(given)
+        if found.size == 0:
+            found = found.astype(np.int64)
+        if found.dtype.kind in "iu" and (found <= np.iinfo(np.int64).max).all():
+            return found.astype(np.int64)
+    except (ValueError, TypeError, OverflowError, RecursionError):  # not an array at all
+        pass
+    raise ArgumentError(refusal(what, name, "device ids: an integer, or an array of them", given))
 
 
 def _is_line(text: object) -> bool:

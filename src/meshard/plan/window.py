@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 from operator import index
 
+from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError
 
 from .footprint import added, held
@@ -37,7 +38,7 @@ def checked_window(max_bytes: object, what: str) -> int | None:
     if window < 1:
         raise ArgumentError(
             f"{what}: max_bytes is a positive number of bytes, or None for no limit; got "
-            f"{max_bytes!r}."
+            f"{shown(max_bytes)}."
         )
     return window
 

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.arguments import is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device
@@ -474,8 +475,8 @@ def live_arrays(platform: str | None = None) -> list[Array]:
     Raises:
         ConfigError: if ``platform`` is another than ``"cpu"``.
     """
-    if platform not in (None, "cpu"):
-        raise ConfigError(f"live_arrays: there is no platform {platform!r}; it is 'cpu'.")
+    if platform is not None and not is_text(platform, "cpu"):
+        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; it is 'cpu'.")
     mark = here().mark
     return [
         x

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, is_text, shape_of, shown
+from meshard.algebra.device_arguments import devices_of
 from meshard.algebra.world import Device, count_processes, current
 from meshard.errors import ArgumentError, ConfigError
 
@@ -27,8 +29,8 @@ __all__ = [
 
 
 def _platform(backend: str | None, what: str) -> None:
-    if backend not in (None, "cpu"):
-        raise ConfigError(f"{what}: there is no backend {backend!r}; it is 'cpu'.")
+    if backend is not None and not is_text(backend, "cpu"):
+        raise ConfigError(f"{what}: there is no backend {shown(backend)}; it is 'cpu'.")
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -43,11 +45,12 @@ def local_devices(process_index: int | None = None, backend: str | None = None) 
     world = current()
     if process_index is None:
         return list(world.local_devices)
-    if not 0 <= process_index < world.process_count:
+    number = count_of(process_index, "local_devices", "process_index", least=None)
+    if not 0 <= number < world.process_count:
         raise ArgumentError(
-            f"local_devices: there is no process {process_index}; there are {world.process_count}."
+            f"local_devices: there is no process {number}; there are {world.process_count}."
         )
-    return [d for d in world.devices if d.process_index == process_index]
+    return [d for d in world.devices if d.process_index == number]
 
 
 def device_count(backend: str | None = None) -> int:
@@ -100,8 +103,9 @@ def create_device_mesh(
     >>> create_device_mesh((1, 1), meshard.devices()[:1]).shape
     (1, 1)
     """
-    shape = tuple([n.__index__() for n in mesh_shape])
-    have = list(current().devices_by_host if devices is None else devices)
+    what = "create_device_mesh"
+    shape = shape_of(mesh_shape, what, "mesh_shape")
+    have = current().devices_by_host if devices is None else devices_of(devices, what)
     if math.prod(shape) != len(have):
         raise ArgumentError(
             f"create_device_mesh: the number of devices {len(have)} must equal the product of "
@@ -137,9 +141,10 @@ def create_hybrid_device_mesh(
     Raises:
         ArgumentError: if the ranks differ, or the processes or their devices are not as many.
     """
-    inner = tuple([n.__index__() for n in mesh_shape])
-    outer = tuple([n.__index__() for n in dcn_mesh_shape])
-    have = list(current().devices if devices is None else devices)
+    what = "create_hybrid_device_mesh"
+    inner = shape_of(mesh_shape, what, "mesh_shape")
+    outer = shape_of(dcn_mesh_shape, what, "dcn_mesh_shape")
+    have = current().devices if devices is None else devices_of(devices, what)
     if len(inner) != len(outer):
         raise ArgumentError(
             f"create_hybrid_device_mesh: mesh_shape {inner} and dcn_mesh_shape {outer} must have "

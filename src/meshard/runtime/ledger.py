@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import final
 
+from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, BudgetError
 from meshard.plan.record import Record, bytes_by_line, lines_table, records_table
 from meshard.plan.traffic import Wire
@@ -246,8 +247,8 @@ def _size(given: object, name: str) -> int | None:
         if found is not None and found[2].lower() in _UNITS:
             return int(Fraction(found[1]) * _UNITS[found[2].lower()])
     raise ArgumentError(
-        f"budget: {name} is a whole number of bytes from 0 on, or a text like '10 MB', "
-        f"'1.5 GiB' or '64 KiB', not {given!r}."
+        f"budget: {name} must be a number of bytes, such as 1000, or a text such as '10 MB', "
+        f"'1.5 GiB' or '64 KiB', but got {shown(given)} of type {type(given).__name__}."
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
-import optree
 
+from meshard.algebra.arguments import flag_of, function_of
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
@@ -15,11 +15,11 @@ from meshard.errors import ArgumentError, ShardingError, TreeError
 
 from .agreeing import agree_to_make
 from .array import Array, to_numpy
-from .place import as_host, as_sharding, check_devices_exist, checked_dtype, made_of, placed
+from .place import as_host, as_sharding, check_devices_exist, dtype_of, made_of, placed
 from .same_values import check_same_values
 from .structs import checked_shape
 from .traced import Traced
-from .trees import mismatch
+from .trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
 from .types import Block
 from .world import here
 
@@ -77,10 +77,14 @@ def device_put(
         target = as_sharding(device, what)
         check_same_values(x, [x], [target], what)
         return placed(x, target)
-    leaves, structure = optree.tree_flatten(x, none_is_leaf=True)
+    leaves, structure = flatten_with_none(x)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
     given_up = prefix_leaves(donate, x, what, "donate")
-    for gone, shared in zip(given_up, prefix_leaves(may_alias, x, what, "may_alias"), strict=True):
+    given_up = [flag_of(gone, what, "donate") for gone in given_up]
+    aliased = prefix_leaves(may_alias, x, what, "may_alias")
+    for gone, shared in zip(
+        given_up, (a is not None and flag_of(a, what, "may_alias") for a in aliased), strict=True
+    ):
         if gone and shared:
             raise ArgumentError(
                 f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
@@ -100,7 +104,7 @@ def device_put(
         for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
             results[id(leaf), target] = result
     pairs = zip(leaves, targets, strict=True)
-    return optree.tree_unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+    return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
 
 
 def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:
@@ -110,7 +114,9 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
         TreeError: if it is no prefix.
     """
     try:
-        return optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
+        return broadcast_leaves(prefix, tree, none_is_leaf=True)
+    except TreeError:
+        raise
     except ValueError as error:
         raise TreeError(
             f"{what}: the tree of {name} must be a prefix of the tree of values: {mismatch(error)}."
@@ -131,7 +137,8 @@ def device_get(x: Any) -> Any:
             return leaf._concrete("device_get")
         return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
 
-    return optree.tree_map(fetch, x)
+    leaves, structure = flatten(x)
+    return unflatten(structure, [fetch(leaf) for leaf in leaves])
 
 
 def block_until_ready(x: T) -> T:
@@ -140,8 +147,7 @@ def block_until_ready(x: T) -> T:
     Raises:
         DeletedArrayError: if an array of it was deleted.
     """
-    leaves: list[Any] = optree.tree_leaves(cast(Any, x))
-    for leaf in leaves:
+    for leaf in flatten(x)[0]:
         if type(leaf) is Array:
             leaf._live()
     return x
@@ -192,6 +198,7 @@ def make_array_from_callback(
     ((3, 2), dtype('int64'))
     """
     what = "make_array_from_callback"
+    function_of(data_callback, what, "data_callback")
     whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
     me = world.process_index
     indices: dict[int, Index] = {}
@@ -201,7 +208,7 @@ def make_array_from_callback(
             indices.setdefault(layout.piece_of[device.id], index)
     first: list[Block] = []
     empty: dict[Box, Block] = {}
-    wanted = None if dtype is None else checked_dtype(np.dtype(dtype), what)
+    wanted = None if dtype is None else dtype_of(dtype, what)
 
     def value(piece: int) -> Block:
         if piece == probe and first:
@@ -291,7 +298,7 @@ def make_array_from_single_device_arrays(
             )
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
-    wanted = np.dtype(dtype) if dtype is not None else arrays[0].dtype
+    wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
     kind = world.type_of(whole, wanted, place, True)
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     for device in needed:

@@ -35,7 +35,7 @@ from .profile import timed
 from .types import ArrayType, Blocks
 from .world import RuntimeWorld, here
 
-__all__ = ["Progress", "Tree", "moved", "moved_away"]
+__all__ = ["Progress", "Tree", "moved", "moved_away", "names_of"]
 
 Progress = bool | Callable[[int, int], None] | None
 _KEPT_IDLE = 8 << 20
@@ -56,6 +56,11 @@ class Tree:
     leaves: Sequence[Any]
     names: Sequence[str]
     rebuilt: Callable[[Sequence[Any]], Any]
+
+
+def names_of(accessors: Sequence[Any]) -> list[str]:
+    """Return how to call the leaves of a tree, by the way to each."""
+    return [".".join(map(str, accessor.path)) or "x" for accessor in accessors]
 
 
 @final

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
-import optree
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError
@@ -15,6 +15,7 @@ from meshard.plan.assign import best_device_order as best_layout
 
 from .array import Array
 from .structs import ShapeDtypeStruct
+from .trees import leaves as tree_leaves
 
 __all__ = ["best_device_order"]
 
@@ -44,16 +45,16 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     """
     if not isinstance(sharding, NamedSharding):
         raise ArgumentError(
-            f"best_device_order: sharding is a NamedSharding, got {sharding!r} of type "
-            f"{type(sharding).__name__}; others have no order of devices that is free."
+            f"best_device_order: sharding must be a NamedSharding, got {shown(sharding)} of type "
+            f"{type(sharding).__name__}; in others the order of the devices is not free."
         )
     leaves: list[Any] = [
         leaf
-        for leaf in optree.tree_leaves(x)
+        for leaf in tree_leaves(x)
         if type(leaf) in (Array, ShapeDtypeStruct) and leaf.sharding is not None
     ]
     if not leaves:
-        raise ArgumentError("best_device_order: no array of x has a sharding, so none is best.")
+        raise ArgumentError("best_device_order: x holds no array that has a sharding.")
     most = max(leaves, key=lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize)
     shape = tuple(most.shape)
     mesh = sharding.mesh

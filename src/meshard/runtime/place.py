@@ -16,7 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshard.algebra.mesh import ambient_mesh
+from meshard.algebra.arguments import is_text, refusal, shown
+from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
@@ -42,6 +43,7 @@ __all__ = [
     "check_devices_exist",
     "checked_dtype",
     "default_device",
+    "dtype_of",
     "part_between",
     "placed",
     "resharded",
@@ -79,10 +81,10 @@ def default_device(device: Device | str | None) -> AbstractContextManager[None]:
     True
     """
     local = here().local_devices
-    chosen = local[0] if device == "cpu" else device
+    chosen = local[0] if is_text(device, "cpu") else device
     if chosen is not None and (not isinstance(chosen, Device) or chosen not in local):
         raise ArgumentError(
-            f"default_device: {device!r} is not a device of this process, which has "
+            f"default_device: {shown(device)} is not a device of this process, which has "
             f"{local[0]!r} to {local[-1]!r}; 'cpu' means the first."
         )
     return _new_arrays_on(chosen)
@@ -123,6 +125,20 @@ def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
+    """Return the dtype that is meant, if arrays can have it.
+
+    Raises:
+        DtypeError: if it is not a dtype, or not one of numbers.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except Exception as error:  # NumPy raises TypeError, ValueError, SyntaxError and more
+        allowed = "a dtype, such as 'float32' or numpy.int64"
+        raise DtypeError(refusal(what, name, allowed, given)) from error
+    return checked_dtype(found, what)
+
+
 def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
     """Return any array-like as a NumPy array of a dtype that arrays can have.
 
@@ -139,23 +155,18 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
     else:
         try:
             value = np.asarray(x, dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
-            raise refusal(f"{what}: {_brief(x)} cannot become an array: {error}") from error
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            kind = ShapeError if "inhomogeneous" in str(error) else DtypeError
+            raise kind(f"{what}: {shown(x)} cannot become an array: {error}") from error
         if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
             value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
         raise DtypeError(
-            f"{what}: expected an array, a number or nested lists of numbers, got {_brief(x)} of "
+            f"{what}: expected an array, a number or nested lists of numbers, got {shown(x)} of "
             f"type {type(x).__name__}."
         )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
-
-
-def _brief(x: object) -> str:
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
@@ -220,10 +231,13 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
                 f"NamedSharding(mesh, {given}), or call it within `with mesh:`."
             )
         return NamedSharding(mesh, given)
-    number = isinstance(given, int) and not isinstance(given, bool)
-    way = f" A device by its number is meshard.devices()[{given}]." if number else ""
+    way = ""
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
+        way = f" A device by its number is meshard.devices()[{given}]."
+    if isinstance(given, Mesh):
+        way = f" A mesh needs a spec as well: NamedSharding(mesh, P({given.axis_names[0]!r}))."
     raise ArgumentError(
-        f"{what}: expected a Sharding, a Device, a spec or None, got {given!r} of type "
+        f"{what}: expected a Sharding, a Device, a spec or None, got {shown(given)} of type "
         f"{type(given).__name__}.{way}"
     )
 

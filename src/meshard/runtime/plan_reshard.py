@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from meshard.algebra.arguments import flag_of
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
@@ -22,9 +23,10 @@ from meshard.plan.window import check_window
 
 from .array import Array
 from .make import prefix_leaves
-from .moving import Tree, moved
+from .moving import Tree, moved, names_of
 from .place import as_host, as_sharding, home
 from .structs import ShapeDtypeStruct
+from .trees import flatten_with_accessors, unflatten
 from .types import dtype_name
 from .world import here
 
@@ -79,8 +81,9 @@ def plan_reshard(
     0
     """
     what = "plan_reshard"
+    donate, split = flag_of(donate, what, "donate"), flag_of(split, what, "split")
     targets = [as_sharding(d, what) for d in prefix_leaves(sharding, x, what)]
-    accessors, leaves, _ = optree.tree_flatten_with_accessor(x, none_is_leaf=True)
+    accessors, leaves, _ = flatten_with_accessors(x)
     places: dict[tuple[int, Sharding | None] | int, list[int]] = {}
     for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
         # The same array in two places of a tree is moved once.
@@ -118,7 +121,7 @@ def _planned(
     leaf: Any, target: Sharding | None, accessors: Sequence[optree.PyTreeAccessor]
 ) -> Leaf:
     """Return what a plan says of an array that is at one place of a tree, or at several."""
-    name = " = ".join([".".join(map(str, a.path)) or "x" for a in accessors])
+    name = " = ".join(names_of(accessors))
     shape, dtype, source = _described(leaf, name)
     target = source if target is None else target
     return Leaf(
@@ -169,15 +172,14 @@ def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sh
 def _run(plan: Plan, x: Any) -> Any:
     """Move the arrays of a tree as a plan says."""
     world = here()
-    accessors, leaves, structure = optree.tree_flatten_with_accessor(x)
+    accessors, leaves, structure = flatten_with_accessors(x, none_is_leaf=False)
     order = _order(plan, [accessor.codify("") for accessor in accessors])
     for number, value in zip(order, leaves, strict=True):
         _check_as_planned(plan.leaves[number], value)
     by_id = {d.id: d for d in world.devices}
     targets = [_target(plan.leaves[number], by_id) for number in order]
     routes = [plan.routes[plan.choice_of[number]] for number in order]
-    names = [".".join(map(str, accessor.path)) or "x" for accessor in accessors]
-    tree = Tree(leaves, names, partial(optree.tree_unflatten, structure))
+    tree = Tree(leaves, names_of(accessors), partial(unflatten, structure))
     return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes))
 
 

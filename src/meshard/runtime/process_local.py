@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import optree
 
+from meshard.algebra.arguments import shape_of
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import CoverageError
@@ -20,6 +20,7 @@ from .array import Array
 from .make import needed_sharding, prefix_leaves
 from .place import as_host, filled
 from .structs import checked_shape
+from .trees import flatten_with_none, unflatten
 from .types import Block
 from .world import here
 
@@ -56,15 +57,16 @@ def make_array_from_process_local_data(
     >>> x.shape
     (3,)
     """
-    leaves, structure = optree.tree_flatten(local_data, none_is_leaf=True)
+    leaves, structure = flatten_with_none(local_data)
     shardings = prefix_leaves(sharding, local_data, _WHAT, "shardings")
-    wanted = optree.tree_map(_leaf, global_shape, is_leaf=_is_shape, none_is_leaf=True)
+    given, prefix = flatten_with_none(global_shape, _is_shape)
+    wanted = unflatten(prefix, map(_leaf, given))
     shapes = prefix_leaves(wanted, local_data, _WHAT, "global shapes")
     made = [
         None if leaf is None else _made(needed_sharding(place, _WHAT), as_host(leaf, _WHAT), shape)
         for leaf, place, shape in zip(leaves, shardings, shapes, strict=True)
     ]
-    return optree.tree_unflatten(structure, made)
+    return unflatten(structure, made)
 
 
 def _is_shape(given: object) -> bool:
@@ -74,7 +76,7 @@ def _is_shape(given: object) -> bool:
 
 def _leaf(shape: Any) -> Any:
     """Return a shape as what is no container, so that it is a leaf of its tree."""
-    return None if shape is None else np.asarray(shape, np.int64)
+    return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 
 def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from meshard.plan.files import as_path, write_text
+from meshard.algebra.arguments import path_of
+from meshard.plan.files import write_text
 from meshard.plan.record import Record, aligned, labels
 from meshard.plan.simulate import time_text
 
@@ -98,7 +99,7 @@ class Profile:
         Raises:
             OSError: if the file cannot be written; what was there before stays.
         """
-        target = as_path(path, "Profile.save")
+        target = path_of(path, "Profile.save")
         if self._several and target.name:
             target = target.with_name(f"{target.stem}.{self.process}{target.suffix}")
         write_text(target, self.to_json(), "Profile.save")
@@ -241,7 +242,7 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
     >>> [event.name for event in seen.events if event.category == "operation"]
     ['add']
     """
-    target = None if path is None else as_path(path, "profile")
+    target = None if path is None else path_of(path, "profile")
     world = here()
     names = {d.id: f"{d.platform}:{d.id}" for d in world.local_devices}
     found = Profile(world.process_index, names)

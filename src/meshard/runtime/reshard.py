@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import optree
-
+from meshard.algebra.arguments import flag_of, function_of
 from meshard.errors import ArgumentError
 from meshard.plan.window import checked_window
 
 from .make import prefix_leaves
-from .moving import Progress, Tree, moved
+from .moving import Progress, Tree, moved, names_of
 from .place import as_sharding
 from .same_values import check_same_values
+from .trees import flatten_with_accessors, unflatten
 
 __all__ = ["reshard"]
 
@@ -72,15 +72,19 @@ def reshard(
     >>> x.committed
     True
     """
+    donate = flag_of(donate, "reshard", "donate")
+    may_alias = may_alias is not None and flag_of(may_alias, "reshard", "may_alias")
+    flag_of(cache_resharding_plans, "reshard", "cache_resharding_plans")
     max_bytes = checked_window(max_bytes, "reshard")
+    if progress is not None and not isinstance(progress, bool):
+        function_of(progress, "reshard", "progress", "True shows a bar.")
     if donate and may_alias:
         raise ArgumentError(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
-    paths, leaves, structure = optree.tree_flatten_with_path(x, none_is_leaf=True)
-    names = [".".join(map(str, path)) or "x" for path in paths]
-    tree = Tree(leaves, names, partial(optree.tree_unflatten, structure))
+    paths, leaves, structure = flatten_with_accessors(x)
+    tree = Tree(leaves, names_of(paths), partial(unflatten, structure))
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, function_of, instance_of, items_of, number_of
 from meshard.algebra.settings import Table
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
@@ -238,6 +239,21 @@ class SimulatedTransport:
         self.all_gather(None, peers)
 
 
+_MOST_PROCESSES = 1024  # each is a thread
+_MOST_DEVICES = 4096
+
+
+def _hosts(given: object, processes: int) -> tuple[int, ...]:
+    """Return the number of each process's host."""
+    found = items_of(given, "simulate", "hosts", "the number of each process's host")
+    if len(found) != processes:
+        raise ArgumentError(
+            f"simulate: hosts has {len(found)} numbers, but there are {processes} processes; give "
+            "the number of each process's host."
+        )
+    return tuple([count_of(h, "simulate", "each of hosts") for h in found])
+
+
 def simulate(
     processes: int,
     devices_per_process: int,
@@ -263,7 +279,8 @@ def simulate(
     Raises:
         BaseException: what the first process that failed raised; the others are ended.
         TransportError: if messages are left that nobody received.
-        ArgumentError: if there is not at least one process with one device.
+        ArgumentError: if there is not at least one process with one device, or another argument is
+            of the wrong kind.
 
     >>> import meshard
     >>> from meshard.testing import simulate
@@ -274,16 +291,16 @@ def simulate(
     >>> simulate(2, 2, program)
     [(0, 2, 28.0), (1, 2, 28.0)]
     """
-    if processes < 1 or devices_per_process < 1:
-        raise ArgumentError(
-            f"simulate: there must be at least one process and one device of each, got "
-            f"{processes} and {devices_per_process}."
-        )
-    devices = [
-        Device(p * devices_per_process + i, p)
-        for p in range(processes)
-        for i in range(devices_per_process)
-    ]
+    what = "simulate"
+    processes = count_of(processes, what, "processes", least=1, most=_MOST_PROCESSES)
+    each = count_of(devices_per_process, what, "devices_per_process", least=1, most=_MOST_DEVICES)
+    deadline = number_of(deadline, what, "deadline", open_below=True)
+    function_of(program, what, "program")
+    if hosts is not None:
+        hosts = _hosts(hosts, processes)
+    if table is not None:
+        instance_of(table, Table, what, "table")
+    devices = [Device(p * each + i, p) for p in range(processes) for i in range(each)]
     post = _Post(processes, deadline)
     shared = (0,) * processes if hosts is None else tuple(hosts)
     results: list[Any] = [None] * processes

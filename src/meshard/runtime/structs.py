@@ -8,32 +8,19 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding, Sharding
-from meshard.errors import ArgumentError, DtypeError, ShapeError, SpecError
+from meshard.errors import ArgumentError, DtypeError, SpecError
 
 from .array import Array
-from .place import as_array, as_sharding, checked_dtype, home
+from .place import as_array, as_sharding, dtype_of, home
 from .traced import Traced
 from .types import ArrayType, dtype_name
 from .world import here
 
 __all__ = ["ShapeDtypeStruct", "checked_shape", "typeof"]
 
-
-def checked_shape(shape: Any, what: str) -> tuple[int, ...]:
-    """Return a shape as a tuple of Python ints; one number is a shape of one dim.
-
-    Raises:
-        ShapeError: if it is not made of whole numbers from 0 on.
-    """
-    try:
-        given = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        sizes = tuple([n.__index__() for n in given])
-    except (TypeError, AttributeError):
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
-    return sizes
+checked_shape = shape_of
 
 
 @final
@@ -83,7 +70,7 @@ class ShapeDtypeStruct:
                 f"but the shape is {sizes}, of rank {len(sizes)}. Remove entries from the spec."
             )
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "dtype", checked_dtype(_dtype(dtype, what), what))
+        object.__setattr__(self, "dtype", dtype_of(dtype, what))
         object.__setattr__(self, "sharding", found)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -149,14 +136,6 @@ def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> Sh
     return ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def _dtype(given: Any, what: str) -> np.dtype[Any]:
-    try:
-        dtype: np.dtype[Any] = np.dtype(given)
-    except TypeError as error:
-        raise DtypeError(f"{what}: {given!r} is not a dtype.") from error
-    return dtype
-
-
 def typeof(x: Any) -> Any:
     """Return all that is known of an array, or of a value that would become one, but its data.
 
@@ -173,6 +152,8 @@ def typeof(x: Any) -> Any:
         lies = x.sharding is not None
         return world.type_of(x.shape, x.dtype, x.sharding or home(world), lies)
     if not (isinstance(x, (int, float, complex)) or hasattr(x, "__array__")):
-        raise DtypeError(f"typeof: {x!r} of type {type(x).__name__} is not an array or a number.")
+        raise DtypeError(
+            f"typeof: {shown(x)} of type {type(x).__name__} is not an array or a number."
+        )
     kind: ArrayType = as_array(x)._type
     return kind

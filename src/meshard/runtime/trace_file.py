@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import items_of, path_of
 from meshard.errors import ArgumentError
-from meshard.plan.files import as_path, write_text
+from meshard.plan.files import write_text
 from meshard.plan.record import Record
 from meshard.plan.simulate import time_text
-from meshard.plan.topology import brief
 
 __all__ = ["Event", "join_profiles", "trace_text"]
 
@@ -163,16 +163,18 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
         path: where to write the one.
 
     Raises:
-        ArgumentError: if ``paths`` is not a sequence of paths, or a file is not a trace.
-        OSError: if a file cannot be read or written; what was at ``path`` before stays.
+        ArgumentError: if a file is not a trace, or a path not a path.
+        OSError: if a file cannot be read or written.
     """
-    what, given = "join_profiles", paths
-    if isinstance(given, (str, Path)) or not isinstance(given, Iterable):
-        raise ArgumentError(f"{what}: paths is a sequence of paths, not {brief(given)}.")
+    what = "join_profiles"
+    target = path_of(path, what)
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
     events: list[Any] = []
-    for part in [as_path(p, what) for p in given]:
+    for part in items_of(paths, what, "paths", "paths"):
+        text = path_of(part, what, "each of paths").read_bytes()
         try:
-            value = json.loads(part.read_text(encoding="utf-8"))
+            value = json.loads(text)
             events += value["traceEvents"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArgumentError(
@@ -180,4 +182,4 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
                 f"a JSON object with 'traceEvents' ({error})."
             ) from error
     joined = {"displayTimeUnit": "ms", "traceEvents": events}
-    write_text(path, json.dumps(joined), what)
+    write_text(target, json.dumps(joined), what)

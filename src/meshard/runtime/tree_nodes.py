@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import optree
 
+from meshard.algebra.arguments import function_of, instance_of, names_of
 from meshard.errors import ArgumentError
 
 __all__ = ["register_dataclass", "register_pytree_node", "register_pytree_node_class"]
@@ -46,11 +47,16 @@ def register_pytree_node(
     >>> meshard.tree.leaves(Pair(1, [2, 3]))
     [1, 2, 3]
     """
+    what = "tree.register_pytree_node"
+    instance_of(nodetype, type, what, "nodetype", advice="Give the class itself.")
+    function_of(flatten_func, what, "flatten_func")
+    function_of(unflatten_func, what, "unflatten_func")
     try:
         optree.register_pytree_node(nodetype, flatten_func, unflatten_func, namespace=_EVERYWHERE)
     except ValueError as error:
         raise ArgumentError(
-            f"tree: {nodetype.__name__} is registered already, which a class is once."
+            f"tree: the class {nodetype.__name__} is already registered; a class can be registered "
+            "only once."
         ) from error
 
 
@@ -63,6 +69,7 @@ def register_pytree_node_class(cls: Class) -> Class:
     Raises:
         ArgumentError: if the class lacks one of the two, or is known already.
     """
+    instance_of(cls, type, "tree.register_pytree_node_class", "cls")
     for name in ("tree_flatten", "tree_unflatten"):
         if not callable(getattr(cls, name, None)):
             raise ArgumentError(f"tree: {cls.__name__} has no method {name}, which trees need.")
@@ -99,7 +106,9 @@ def register_dataclass(
     >>> meshard.tree.map(lambda x: x + 1, Layer(1, "first"))
     Layer(weight=2, name='first')
     """
-    name = nodetype.__name__
+    what = "tree.register_dataclass"
+    name = instance_of(nodetype, type, what, "nodetype").__name__
+    drop_fields = names_of(drop_fields, what, "drop_fields", "names of fields")
     if (data_fields is None) != (meta_fields is None):
         raise ArgumentError(
             f"tree: register_dataclass({name}): give data_fields and meta_fields both, or neither."
@@ -108,20 +117,21 @@ def register_dataclass(
     if data_fields is None or meta_fields is None:
         if own is None:
             raise ArgumentError(
-                f"tree: register_dataclass({name}): it is no dataclass. Say which attributes are "
-                "data_fields and which are meta_fields."
+                f"tree: register_dataclass({name}): the class is not a dataclass. Say which "
+                "attributes are data_fields and which are meta_fields."
             )
         static = [f.name for f in own if f.metadata.get("static")]
         data_fields = [f.name for f in own if f.init and f.name not in {*static, *drop_fields}]
         meta_fields = static
-    data, meta = tuple(data_fields), tuple(meta_fields)
+    data = names_of(data_fields, what, "data_fields", "names of fields")
+    meta = names_of(meta_fields, what, "meta_fields", "names of fields")
     if own is not None:
         needed = {f.name for f in own if f.init} - set(drop_fields)
         if {*data, *meta} != needed:
             wrong = ", ".join(sorted({*data, *meta} ^ needed))
             raise ArgumentError(
-                f"tree: register_dataclass({name}): data_fields and meta_fields together are the "
-                f"fields that it is made of; these are missing or too many: {wrong}."
+                f"tree: register_dataclass({name}): data_fields and meta_fields together must name "
+                f"all fields of the class that are not dropped; missing or unknown: {wrong}."
             )
 
     def flatten(x: Any) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Trees, as ``jax.tree`` names its functions, over optree.
 
-None is an empty tree, not a leaf, as in JAX.
+None is an empty tree, not a leaf, as in JAX. All trees of the library are taken apart here, so that
+one that contains itself is refused in one place.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from typing import Any
 
 import optree
 
+from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
 from meshard.errors import TreeError
 
 __all__ = [
     "all",
     "broadcast",
+    "broadcast_leaves",
     "flatten",
+    "flatten_with_accessors",
+    "flatten_with_none",
     "flatten_with_path",
     "leaves",
     "leaves_with_path",
@@ -39,18 +44,23 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) ->
     """Return the tree with a function applied to each leaf, and to the same leaves of others.
 
     Raises:
-        TreeError: if the first tree is no prefix of another.
+        TreeError: if the first tree is not a prefix of another, or a tree contains itself.
+        ArgumentError: if ``f`` is not a function.
 
     >>> map(lambda a, b: a + b, {"x": 1}, {"x": 2})
     {'x': 3}
     """
-    first, treedef = optree.tree_flatten(tree, is_leaf=is_leaf)
+    function_of(f, "tree.map", "f", _ORDER)
+    first, treedef = flatten(tree, is_leaf)
     others = [_up_to(treedef, other) for other in rest]
     return optree.tree_unflatten(treedef, builtins.map(f, first, *others))
 
 
+_ORDER = "The function comes first, and the trees after it."
+
+
 def _up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
-    """Return what stands in a tree at the leaves of a structure."""
+    """Return what is in a tree at the leaves of a structure."""
     with _refusing("the first tree must be a prefix of the others"):
         return treedef.flatten_up_to(tree)
 
@@ -60,30 +70,83 @@ def _refusing(law: str) -> Iterator[None]:
     """Turn optree's errors into ours."""
     try:
         yield
+    except RecursionError as error:
+        raise endless() from error
     except (ValueError, TypeError) as error:
         raise TreeError(f"tree: {law}: {mismatch(error)}.") from error
 
 
+def endless(name: str = "a tree") -> TreeError:
+    """Return the refusal of a tree without an end."""
+    return TreeError(
+        f"tree: {name} contains itself, or is nested thousands of levels deep, so it cannot be "
+        "flattened. Put each container into another one only once, from the outside in."
+    )
+
+
 def mismatch(error: Exception) -> str:
     """Return what optree finds wrong with a tree, without the tree itself, which may be large."""
-    return re.split(r"; (?!expected)\w+: ", str(error), maxsplit=1)[0].rstrip(".")
+    text = re.split(r"; (?!expected)\w+: ", str(error), maxsplit=1)[0].rstrip(".")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+_LONGEST = 400
 
 
 def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the tree with a function applied to each leaf's path and value."""
-    paths, first, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    function_of(f, "tree.map_with_path", "f", _ORDER)
+    pairs, treedef = flatten_with_path(tree, is_leaf)
+    paths, first = [path for path, _ in pairs], [leaf for _, leaf in pairs]
     others = [_up_to(treedef, other) for other in rest]
     return optree.tree_unflatten(treedef, builtins.map(f, paths, first, *others))
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     """Return the leaves in order."""
-    return optree.tree_leaves(tree, is_leaf=is_leaf)
+    return flatten(tree, is_leaf)[0]
 
 
 def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Return the leaves in order, and the structure."""
-    return optree.tree_flatten(tree, is_leaf=is_leaf)
+    """Return the leaves in order, and the structure.
+
+    Args:
+        tree: the tree.
+        is_leaf: called with each node; where it returns True, that is a leaf.
+
+    Raises:
+        TreeError: if the tree contains itself.
+    """
+    if is_leaf is not None:
+        is_leaf = _asked(is_leaf)
+    try:
+        return optree.tree_flatten(tree, is_leaf=is_leaf)
+    except RecursionError as error:
+        raise endless() from error
+
+
+def flatten_with_none(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the leaves in order, each None among them, and the structure."""
+    try:
+        return optree.tree_flatten(tree, is_leaf=is_leaf, none_is_leaf=True)
+    except RecursionError as error:
+        raise endless() from error
+
+
+def flatten_with_accessors(
+    tree: Any, *, none_is_leaf: bool = True
+) -> tuple[list[Any], list[Any], optree.PyTreeSpec]:
+    """Return the way to each leaf, the leaves, each None among them, and the structure."""
+    try:
+        return optree.tree_flatten_with_accessor(tree, none_is_leaf=none_is_leaf)
+    except RecursionError as error:
+        raise endless() from error
+
+
+def _asked(is_leaf: Any) -> IsLeaf:
+    """Return a function that asks another one, which must answer True or False."""
+    function_of(is_leaf, "tree", "is_leaf")
+    return lambda node: flag_of(is_leaf(node), "tree", "what is_leaf returns")
 
 
 def flatten_with_path(
@@ -96,7 +159,12 @@ def flatten_with_path(
     >>> flatten_with_path({"x": [3, 4]})[0]
     [(('x', 0), 3), (('x', 1), 4)]
     """
-    paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    if is_leaf is not None:
+        is_leaf = _asked(is_leaf)
+    try:
+        paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    except RecursionError as error:
+        raise endless() from error
     return list(zip(paths, found, strict=True)), treedef
 
 
@@ -109,13 +177,30 @@ def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the full tree's structure with each leaf the one of the prefix above it.
 
     Raises:
-        TreeError: if it is no prefix.
+        TreeError: if it is not a prefix.
 
     >>> broadcast({"x": 1, "y": 2}, {"x": [0, 0], "y": 0})
     {'x': [1, 1], 'y': 2}
     """
+    if is_leaf is not None:
+        is_leaf = _asked(is_leaf)
     with _refusing("the one must be a prefix of the other"):
         return optree.tree_broadcast_prefix(prefix_tree, full_tree, is_leaf=is_leaf)
+
+
+def broadcast_leaves(
+    prefix: Any, tree: Any, is_leaf: IsLeaf = None, *, none_is_leaf: bool = False
+) -> list[Any]:
+    """Return for each leaf of a tree the leaf of a prefix above it.
+
+    Raises:
+        ValueError: if it is not a prefix; callers say of what.
+        TreeError: if one of the two contains itself.
+    """
+    try:
+        return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+    except RecursionError as error:
+        raise endless() from error
 
 
 def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
@@ -123,15 +208,28 @@ def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
 
     Raises:
         TreeError: if there are too many or too few.
+        ArgumentError: if ``treedef`` is not a structure.
     """
-    given = list(leaves)
+    _structure(treedef, "tree.unflatten", "treedef")
+    given = list(leaves) if type(leaves) in (list, tuple, builtins.map) else _listed(leaves)
     with _refusing(f"{len(given)} leaves are given for a structure of {treedef.num_leaves}"):
         return optree.tree_unflatten(treedef, given)
 
 
+def _listed(leaves: Any) -> list[Any]:
+    if isinstance(leaves, (str, dict)):
+        return list(leaves)
+    return list(items_of(leaves, "tree.unflatten", "leaves", "leaves"))
+
+
+def _structure(given: Any, what: str, name: str) -> None:
+    advice = "meshard.tree.structure(tree) returns it."
+    instance_of(given, optree.PyTreeSpec, what, name, advice=advice)
+
+
 def structure(tree: Any, is_leaf: IsLeaf = None) -> optree.PyTreeSpec:
     """Return the structure of a tree."""
-    return optree.tree_structure(tree, is_leaf=is_leaf)
+    return flatten(tree, is_leaf)[1]
 
 
 def reduce(
@@ -139,16 +237,38 @@ def reduce(
 ) -> Any:
     """Return the leaves folded by a function of two arguments.
 
+    Raises:
+        TreeError: if there are no leaves, and no ``initializer`` to begin with.
+
     >>> reduce(lambda a, b: a + b, {"x": 1, "y": [2, 3]}, 10)
     16
     """
-    first = () if initializer is _NOTHING else (initializer,)
-    return functools.reduce(function, leaves(tree, is_leaf), *first)
+    function_of(function, "tree.reduce", "function", _ORDER)
+    found = leaves(tree, is_leaf)
+    if initializer is not _NOTHING:
+        return functools.reduce(function, found, initializer)
+    if not found:
+        raise TreeError("tree.reduce: the tree has no leaves; give an initializer to begin with.")
+    return functools.reduce(function, found)
 
 
 def all(tree: Any, *, is_leaf: IsLeaf = None) -> bool:
-    """Return whether all leaves are true."""
-    return builtins.all(leaves(tree, is_leaf))
+    """Return whether all leaves are true.
+
+    Raises:
+        TreeError: if a leaf is neither true nor false, such as an array of several elements.
+    """
+    return builtins.all(builtins.map(_is_true, leaves(tree, is_leaf)))
+
+
+def _is_true(leaf: Any) -> bool:
+    try:
+        return bool(leaf)
+    except (ValueError, TypeError) as error:
+        raise TreeError(
+            f"tree.all: the leaf {shown(leaf)} is neither true nor false: {error} Map the leaves "
+            "to single values first, as in tree.all(tree.map(lambda x: x.all(), tree))."
+        ) from error
 
 
 def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: Any) -> Any:
@@ -161,10 +281,14 @@ def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: A
 
     Raises:
         TreeError: if it is not made so.
+        ArgumentError: if ``outer`` or ``inner`` is not a structure.
 
     >>> transpose(structure([0, 0]), structure({"x": 0}), [{"x": 1}, {"x": 2}])
     {'x': [1, 2]}
     """
+    _structure(outer, "tree.transpose", "outer")
+    if inner is not None:
+        _structure(inner, "tree.transpose", "inner")
     if inner is None:
         found = _up_to(outer, tree)
         inner = structure(found[0] if found else ())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshard.errors import no_such_name
 from meshard.runtime.simulated import simulate
 
 from .virtual import virtual_devices
@@ -33,5 +34,5 @@ _STRATEGIES = frozenset(__all__) - {"simulate", "virtual_devices"}
 
 def __getattr__(name: str) -> Any:
     if name not in _STRATEGIES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(no_such_name(__name__, name, __all__))
     return getattr(import_module(".strategies", __name__), name)

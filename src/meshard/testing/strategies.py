@@ -7,33 +7,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from hypothesis import strategies as st
 
+from meshard.algebra.arguments import (
+    count_of,
+    flag_of,
+    instance_of,
+    items_of,
+    refusal,
+    shape_of,
+)
 from meshard.algebra.box import Box
+from meshard.algebra.device_arguments import devices_of
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
+from meshard.errors import ArgumentError
 
 from .virtual import virtual_devices
 
 __all__ = ["box_shardings", "meshes", "named_shardings", "placed_shapes", "shapes", "specs"]
 
 _NAMES = ("x", "y", "z", "w")
+_MOST_DIMS = 32
+_MOST_SIZE = 1 << 40
 
 
-@st.composite
-def meshes(draw: st.DrawFn, devices: Sequence[Device] | None = None, max_axes: int = 4) -> Mesh:
+def _devices(given: object, what: str) -> tuple[Device, ...]:
+    """Return the devices to choose from, eight virtual ones where none are given."""
+    found = tuple(virtual_devices(8)) if given is None else devices_of(given, what)
+    if not found:
+        raise ArgumentError(f"{what}: devices is empty; give one device at least.")
+    return found
+
+
+def _choices(given: object, what: str) -> tuple[Uneven, ...]:
+    """Return what ``uneven`` is chosen from; a sharding checks each when it is drawn."""
+    found = items_of(given, what, "uneven", "None, 'balanced' or 'ceil'")
+    wrong = [u for u in found if not (u is None or isinstance(u, (str, tuple)))]
+    if wrong or not found:
+        allowed = "a list of what NamedSharding takes as uneven, such as [None, 'balanced'],"
+        raise ArgumentError(refusal(what, "uneven", allowed, given))
+    return cast(tuple[Uneven, ...], found)
+
+
+def meshes(devices: Sequence[Device] | None = None, max_axes: int = 4) -> st.SearchStrategy[Mesh]:
     """Draw a mesh of one to ``max_axes`` axes, some of size one, over some devices in any order.
 
     Args:
-        draw: given by Hypothesis.
         devices: what to choose from; eight virtual devices by default.
         max_axes: at most four.
     """
-    have = list(virtual_devices(8) if devices is None else devices)
+    what = "testing.meshes"
+    have = _devices(devices, what)
+    most = count_of(max_axes, what, "max_axes", least=1, most=len(_NAMES))
+    return _meshes(have, most)
+
+
+@st.composite
+def _meshes(draw: st.DrawFn, devices: Sequence[Device], max_axes: int) -> Mesh:
+    have = list(devices)
     names = draw(st.permutations(_NAMES[: draw(st.integers(1, max_axes))]))
     sizes: list[int] = []
     for _ in names:
@@ -43,15 +80,20 @@ def meshes(draw: st.DrawFn, devices: Sequence[Device] | None = None, max_axes: i
     return Mesh(grid.reshape(sizes), names)
 
 
-@st.composite
-def specs(draw: st.DrawFn, mesh: Mesh, ndim: int) -> PartitionSpec:
+def specs(mesh: Mesh, ndim: int) -> st.SearchStrategy[PartitionSpec]:
     """Draw a spec for arrays of rank ``ndim``, with tuples of axes and with trailing None or not.
 
     Args:
-        draw: given by Hypothesis.
         mesh: the mesh whose axes it names.
         ndim: the rank; the spec may be shorter.
     """
+    what = "testing.specs"
+    instance_of(mesh, Mesh, what, "mesh")
+    return _specs(mesh, count_of(ndim, what, "ndim", most=_MOST_DIMS))
+
+
+@st.composite
+def _specs(draw: st.DrawFn, mesh: Mesh, ndim: int) -> PartitionSpec:
     dims: list[list[str]] = [[] for _ in range(ndim)]
     for name in draw(st.permutations(mesh.axis_names)):
         place = draw(st.integers(0, ndim))
@@ -66,79 +108,114 @@ def specs(draw: st.DrawFn, mesh: Mesh, ndim: int) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-@st.composite
 def shapes(
-    draw: st.DrawFn, shards: Sequence[int], divides: bool = True, min_size: int = 0
-) -> tuple[int, ...]:
+    shards: Sequence[int], divides: bool = True, min_size: int = 0
+) -> st.SearchStrategy[tuple[int, ...]]:
     """Draw a shape for dims that are cut into so many shards.
 
     Args:
-        draw: given by Hypothesis.
         shards: the number of shards of each dim.
         divides: whether each dim must divide; otherwise it may or may not.
         min_size: the least size of a shard, or of a dim where it need not divide.
     """
+    what = "testing.shapes"
+    numbers = shape_of(shards, what, "shards")
+    least = count_of(min_size, what, "min_size", most=_MOST_SIZE)
+    return _shapes(numbers, flag_of(divides, what, "divides"), least)
+
+
+@st.composite
+def _shapes(
+    draw: st.DrawFn, shards: Sequence[int], divides: bool, min_size: int
+) -> tuple[int, ...]:
     if divides:
         return tuple(n * draw(st.integers(min_size, max(3, min_size))) for n in shards)
     return tuple(draw(st.integers(min_size, 2 * n + 3 + min_size)) for n in shards)
 
 
-@st.composite
 def named_shardings(
-    draw: st.DrawFn,
     ndim: int,
     mesh: Mesh | None = None,
     uneven: Sequence[Uneven] = (None,),
     devices: Sequence[Device] | None = None,
-) -> NamedSharding:
+) -> st.SearchStrategy[NamedSharding]:
     """Draw a sharding by mesh and spec for arrays of rank ``ndim``.
 
     Args:
-        draw: given by Hypothesis.
         ndim: the rank.
         mesh: the mesh; any by default.
         uneven: what to choose ``uneven`` from.
         devices: what to make the mesh of, where none is given.
     """
+    what = "testing.named_shardings"
+    rank = count_of(ndim, what, "ndim", most=_MOST_DIMS)
+    if mesh is not None:
+        instance_of(mesh, Mesh, what, "mesh")
+    return _named_shardings(rank, mesh, _choices(uneven, what), _devices(devices, what))
+
+
+@st.composite
+def _named_shardings(
+    draw: st.DrawFn,
+    ndim: int,
+    mesh: Mesh | None,
+    uneven: Sequence[Uneven],
+    devices: Sequence[Device],
+) -> NamedSharding:
     chosen = draw(meshes(devices)) if mesh is None else mesh
     return NamedSharding(chosen, draw(specs(chosen, ndim)), uneven=draw(st.sampled_from(uneven)))
 
 
-@st.composite
 def placed_shapes(
-    draw: st.DrawFn,
     max_ndim: int = 3,
     min_size: int = 0,
     uneven: Sequence[Uneven] = (None,),
     devices: Sequence[Device] | None = None,
-) -> tuple[NamedSharding, tuple[int, ...]]:
+) -> st.SearchStrategy[tuple[NamedSharding, tuple[int, ...]]]:
     """Draw a sharding together with a shape that it can lay out.
 
     Args:
-        draw: given by Hypothesis.
         max_ndim: the greatest rank.
         min_size: the least size of a shard, or of a dim where it need not divide.
         uneven: what to choose ``uneven`` from; where it is not None, dims need not divide.
         devices: what to make the mesh of; eight virtual devices by default.
     """
+    what = "testing.placed_shapes"
+    rank = count_of(max_ndim, what, "max_ndim", most=_MOST_DIMS)
+    least = count_of(min_size, what, "min_size", most=_MOST_SIZE)
+    return _placed_shapes(rank, least, _choices(uneven, what), _devices(devices, what))
+
+
+@st.composite
+def _placed_shapes(
+    draw: st.DrawFn,
+    max_ndim: int,
+    min_size: int,
+    uneven: Sequence[Uneven],
+    devices: Sequence[Device],
+) -> tuple[NamedSharding, tuple[int, ...]]:
     ndim = draw(st.integers(0, max_ndim))
     sharding = draw(named_shardings(ndim, uneven=uneven, devices=devices))
     divides = sharding.uneven is None
     return sharding, draw(shapes(sharding.shards(ndim), divides, min_size))
 
 
-@st.composite
 def box_shardings(
-    draw: st.DrawFn, shape: Sequence[int], devices: Sequence[Device] | None = None
-) -> BoxSharding:
+    shape: Sequence[int], devices: Sequence[Device] | None = None
+) -> st.SearchStrategy[BoxSharding]:
     """Draw a sharding of explicit boxes: cut up at random, some devices with other boxes on top.
 
     Args:
-        draw: given by Hypothesis.
         shape: the shape of the arrays that it lays out.
         devices: what to choose from; eight virtual devices by default.
     """
-    have = draw(st.permutations(virtual_devices(8) if devices is None else list(devices)))
+    what = "testing.box_shardings"
+    return _box_shardings(shape_of(shape, what), _devices(devices, what))
+
+
+@st.composite
+def _box_shardings(draw: st.DrawFn, shape: Sequence[int], devices: Sequence[Device]) -> BoxSharding:
+    have = draw(st.permutations(list(devices)))
     count = draw(st.integers(1, len(have)))
     needed = draw(st.integers(1, count))
     boxes = [Box.whole(shape)]

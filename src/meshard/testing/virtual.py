@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from meshard.algebra.arguments import count_of
 from meshard.algebra.world import Device
-from meshard.errors import ArgumentError
 
 __all__ = ["virtual_devices"]
+
+_MOST = 1 << 24  # sixteen million take some gigabytes
 
 
 def virtual_devices(count: int, devices_per_process: int | None = None) -> list[Device]:
@@ -17,19 +19,16 @@ def virtual_devices(count: int, devices_per_process: int | None = None) -> list[
             default.
 
     Raises:
-        ArgumentError: if either number is less than one.
+        ArgumentError: if a number is less than one, or there are more devices than memory.
 
     >>> virtual_devices(2)
     [VirtualDevice(id=0), VirtualDevice(id=1)]
     >>> [d.process_index for d in virtual_devices(5, devices_per_process=2)]
     [0, 0, 1, 1, 2]
     """
-    if count < 1:
-        raise ArgumentError(f"virtual_devices: count is a whole number from 1 on, not {count}.")
-    if devices_per_process is not None and devices_per_process < 1:
-        raise ArgumentError(
-            f"virtual_devices: devices_per_process is a whole number from 1 on, "
-            f"not {devices_per_process}."
-        )
-    each = count if devices_per_process is None else devices_per_process
+    what = "virtual_devices"
+    count = count_of(count, what, "count", least=1, most=_MOST)
+    each = count
+    if devices_per_process is not None:
+        each = count_of(devices_per_process, what, "devices_per_process", least=1)
     return [Device(i, i // each, "virtual", "virtual") for i in range(count)]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, final
 
+from meshard.algebra.arguments import function_of
 from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
@@ -116,6 +117,7 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     >>> meshard.eval_shape(mnp.matmul, mnp.ones((2, 3)), mnp.ones((3, 4)))
     ShapeDtypeStruct(shape=(2, 4), dtype=float64)
     """
+    function_of(f, "eval_shape", "f")
     body = innermost()
     inside = body if isinstance(body, Body) else None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import optree
 
 from meshard.algebra.sharding import Sharding
+from meshard.runtime import trees
 from meshard.runtime.array import Array
 from meshard.runtime.make import prefix_leaves
 from meshard.runtime.place import as_host, placed
@@ -49,9 +49,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     P('i',)
     """
     what = CONSTRAINT
-    leaves, structure = optree.tree_flatten(x)
+    leaves, structure = trees.flatten(x)
     every = prefix_leaves(shardings, x, what, "shardings")
-    with_none, _ = optree.tree_flatten(x, none_is_leaf=True)
+    with_none, _ = trees.flatten_with_none(x)
     given = [s for s, leaf in zip(every, with_none, strict=True) if leaf is not None]
     body = innermost()
     if not isinstance(body, Body):
@@ -69,7 +69,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
             if body.recorder is not None:
                 call = ConstraintCall(target)
                 body.recorder.write(call.name, (), [x], found[-1:], call)
-    return optree.tree_unflatten(structure, found)
+    return trees.unflatten(structure, found)
 
 
 def _constrained(leaf: Any, target: Sharding, what: str) -> Any:

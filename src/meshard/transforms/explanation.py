@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import path_of
 from meshard.plan.captions import amount_text, size_text
 from meshard.plan.files import write_text
 from meshard.plan.record import aligned
@@ -226,9 +227,10 @@ class Explanation:
         Args:
             path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
         """
+        target = None if path is None else path_of(path, "Explanation.to_html")
         text = page(self._headline, self._repr_html_())
-        if path is not None:
-            write_text(path, text, "Explanation.to_html")
+        if target is not None:
+            write_text(target, text, "Explanation.to_html")
         return text
 
     def _repr_html_(self) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
-import optree
 
+from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError
@@ -132,7 +132,8 @@ class Jitted:
         keep_unused: bool = False,
     ) -> None:
         if not callable(f):
-            raise ArgumentError(f"jit: expected a callable, got {f!r} of type {type(f).__name__}.")
+            raise ArgumentError(refusal("jit", "f", "a function", f))
+        flag_of(keep_unused, "jit", "keep_unused")
         functools.update_wrapper(self, f)
         self._f = f
         self._name = getattr(f, "__name__", None) or type(f).__name__
@@ -164,7 +165,7 @@ class Jitted:
         if not self._plain:
             args, kwargs, statics = self._arguments.parted(args, kwargs)
         given: Any = (args, kwargs)
-        leaves, tree = optree.tree_flatten(given)
+        leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
         for number, x in enumerate(leaves):
             kind: Any = type(x)
@@ -251,7 +252,7 @@ class Jitted:
         """Return a tree of values that lie as a tree of shardings says."""
         what = f"{self._what}: {name}"
         every = prefix_leaves(shardings, tree, self._what, name)
-        leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+        leaves, structure = trees.flatten_with_none(tree)
         placed: list[Any] = []
         for x, given in zip(leaves, every, strict=True):
             target = None if x is None else said_sharding(given, what)
@@ -259,7 +260,7 @@ class Jitted:
                 target.layout(np.shape(x))  # a constraint would take uneven shards
                 x = with_sharding_constraint(x, target)
             placed.append(x)
-        return optree.tree_unflatten(structure, placed)
+        return trees.unflatten(structure, placed)
 
     # ahead of time
 

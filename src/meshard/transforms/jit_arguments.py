@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
-import optree
-
+from meshard.algebra.arguments import items_of, names_of, refusal, shown
 from meshard.errors import ArgumentError
+from meshard.runtime.trees import leaves
 
 __all__ = ["Arguments", "Statics"]
 
@@ -41,7 +41,7 @@ class Statics:
                     hash(value)
                 except TypeError as error:
                     raise ArgumentError(
-                        f"{what}: the static argument {name!r} is {value!r} of type "
+                        f"{what}: the static argument {name!r} is {shown(value)} of type "
                         f"{type(value).__name__}, which is not hashable, so that no program can be "
                         "kept for it. Non-hashable static arguments are not supported: give a "
                         "tuple instead of a list, or pass it as an array."
@@ -63,19 +63,16 @@ class Statics:
 def _numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
     if given is None:
         return ()
-    found = (given,) if isinstance(given, int) else tuple(given)
+    found = (given,) if isinstance(given, int) else items_of(given, what, name, "integers")
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in found):
-        raise ArgumentError(f"{what}: {name} is an integer or a tuple of them, not {given!r}.")
-    return found
+        raise ArgumentError(refusal(what, name, "an integer or a tuple of them", given))
+    return cast(tuple[int, ...], found)
 
 
 def _names(given: Any, what: str, name: str) -> tuple[str, ...]:
     if given is None:
         return ()
-    found = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(n, str) for n in found):
-        raise ArgumentError(f"{what}: {name} is a name or a tuple of names, not {given!r}.")
-    return found
+    return names_of(given, what, name, "names of arguments")
 
 
 @final
@@ -204,9 +201,9 @@ class Arguments:
         wanted = {n if n >= 0 else n + total for n in self.donate_nums}
         found: list[bool] = []
         for place, x in zip(places, args, strict=True):
-            found += [place in wanted] * len(optree.tree_leaves(x))
+            found += [place in wanted] * len(leaves(x))
         for key in sorted(kwargs):
-            found += [key in self.donate_names] * len(optree.tree_leaves(kwargs[key]))
+            found += [key in self.donate_names] * len(leaves(kwargs[key]))
         return tuple(found)
 
     def told(self, path: Sequence[Any], statics: Statics | None) -> str:

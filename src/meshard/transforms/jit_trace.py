@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import optree
-
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import (
     ArgumentError,
@@ -228,7 +226,7 @@ def _wanted(what: str, name: str, given: Any, tree: Any) -> tuple[Sharding | Non
     if given is None:
         return (None,) * len(trees.leaves(tree))
     every = prefix_leaves(given, tree, what, name)
-    with_none, _ = optree.tree_flatten(tree, none_is_leaf=True)
+    with_none, _ = trees.flatten_with_none(tree)
     chosen = [s for s, x in zip(every, with_none, strict=True) if x is not None]
     return tuple([said_sharding(s, f"{what}: {name}") for s in chosen])
 

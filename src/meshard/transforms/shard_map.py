@@ -14,6 +14,7 @@ from typing import Any, final
 
 import optree
 
+from meshard.algebra.arguments import flag_of, instance_of, names_of, refusal
 from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -122,30 +123,38 @@ def shard_map(
     >>> double(np.arange(4)).tolist()
     [0, 2, 4, 6]
     """
-    check = check_vma if check_rep is None else check_rep
+    check = flag_of(check_vma, "shard_map", "check_vma")
+    if check_rep is not None:
+        check = flag_of(check_rep, "shard_map", "check_rep")
+    axis_names = _axes(axis_names, "axis_names")
+    auto = _axes(auto, "auto")
     if auto and axis_names:
         raise ArgumentError("shard_map: give axis_names or auto, not both; one is the others.")
-    if mesh is not None and not isinstance(mesh, Mesh):
-        raise ArgumentError(
-            f"shard_map: mesh is a Mesh, got {mesh!r} of type {type(mesh).__name__}."
-        )
+    if mesh is not None:
+        advice = "Write shard_map(f, mesh=mesh, in_specs=..., out_specs=...)."
+        instance_of(mesh, Mesh, "shard_map", "mesh", advice=advice)
     if isinstance(out_specs, _Infer):
         raise ArgumentError("shard_map: out_specs is missing; it says how results are joined.")
-    if isinstance(axis_names, str) or isinstance(auto, str):
-        raise ArgumentError(
-            f"shard_map: axis_names is a set of axis names, not the string "
-            f"{axis_names or auto!r}; write {{{axis_names or auto!r}}}."
-        )
     make = functools.partial(
         _Mapped,
         mesh=mesh,
         in_specs=tuple(in_specs) if type(in_specs) is list else in_specs,
         out_specs=out_specs,
         check=check,
-        names=frozenset(axis_names),
-        auto=frozenset(auto),
+        names=axis_names,
+        auto=auto,
     )
     return make if f is None else make(f)
+
+
+def _axes(given: Any, name: str) -> frozenset[str]:
+    """Return a set of axis names."""
+    if isinstance(given, str):
+        raise ArgumentError(
+            f"shard_map: {name} is a set of axis names, not the string {given!r}; write "
+            f"{{{given!r}}}."
+        )
+    return frozenset(names_of(given, "shard_map", name))
 
 
 @final
@@ -164,7 +173,7 @@ class _Mapped:
         auto: frozenset[str],
     ) -> None:
         if not callable(f):
-            raise ArgumentError(f"shard_map: the first argument is a function, got {f!r}.")
+            raise ArgumentError(refusal("shard_map", "f", "a function", f))
         functools.update_wrapper(self, f)
         self._f = f
         self._mesh = mesh
@@ -384,7 +393,9 @@ class _Mapped:
         shape = trees.structure(values)
         bare = trees.unflatten(shape, [_LEAF] * shape.num_leaves)  # errors print what they find
         try:
-            found: list[Any] = optree.broadcast_prefix(specs, bare, is_leaf=_is_spec)
+            found = trees.broadcast_leaves(specs, bare, _is_spec)
+        except TreeError:
+            raise
         except ValueError as error:
             why = str(error).split("; ")[0].rstrip(".")
             told = "the tuple of arguments" if name == "in_specs" else "the result of the body"
@@ -461,8 +472,7 @@ class _Mapped:
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    leaves, structure = optree.tree_flatten(tree)
-    return leaves, structure
+    return trees.flatten(tree)
 
 
 def _result(result: Any, number: int) -> str:

@@ -1,0 +1,649 @@
+"""Every public call that is not an array function, with odd values for each of its arguments.
+
+The calls are enumerated from the public surface. Each has valid arguments, found by the name of the
+parameter (`BY_NAME`) or given for the call (`SPECIAL`), with which it succeeds; then each argument
+in turn is replaced by odd values. The call may succeed, or raise one of meshard's errors, after
+which nothing has changed: the arrays given hold their values, and other operations give right
+results. What has been made of odd values is looked at as well: its repr, its properties, `==`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import threading
+import types
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis.strategies import SearchStrategy
+
+import meshard
+import meshard.numpy as mnp
+from meshard.algebra.world import config
+from meshard.errors import ShapeError
+from meshard.sharding import (
+    BoxSharding,
+    Mesh,
+    NamedSharding,
+    P,
+    Sharding,
+    SingleDeviceSharding,
+)
+from tests.odd_values import ODD, complaint
+from tests.test_api import public_names
+from tests.worlds import alone
+
+# Doors whose functions are array functions; they have a law of their own.
+ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.")
+
+# Public names that nobody calls.
+NOT_CALLED = {
+    "meshard.Array": "arrays are made by functions",
+    "meshard.Shard": "a record: arrays hand them out",
+    "meshard.__version__": "a text",
+    "meshard.debug.Event": "a record: a profile holds them",
+    "meshard.debug.ExplainedStep": "a record: an explanation holds them",
+    "meshard.debug.Explanation": "a record: explain returns it",
+    "meshard.debug.Ledger": "a record: ledger() and budget() make it",
+    "meshard.debug.Notice": "a record: an explanation holds them",
+    "meshard.debug.Profile": "a record: profile() makes it",
+    "meshard.resharding.Bounds": "a record: bounds_of returns it",
+    "meshard.resharding.Plan": "plan_reshard makes it",
+    "meshard.resharding.Plan.direct": "plan_reshard makes it",
+    "meshard.resharding.PlanCache.find": "what planners call",
+    "meshard.resharding.Simulation": "a record: a plan's simulate returns it",
+    "meshard.resharding.DataLoss": "an error",
+    "meshard.resharding.NoIntermediateShardingError": "an error",
+    "meshard.resharding.NoIntermediateShardingNeededError": "an error",
+    "meshard.resharding.PlanError": "an error",
+    "meshard.sharding.AxisType": "an enumeration",
+    "meshard.sharding.Sharding": "abstract; a subclass of the user's stands for it",
+    "meshard.sharding.Sharding.devices_indices_map": "the user writes it",
+}
+
+# What files and paths may answer.
+OS_ERRORS = {"path", "paths"}
+# The files that valid arguments name, and odd values that are good names of files.
+FILES = {"written", "profile.json", "topology.toml", "x", "no such name"}
+
+SEARCH = settings(
+    max_examples=1,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Halves(Sharding):
+    """A user's own sharding: the first dim in two halves."""
+
+    @property
+    def device_set(self) -> set[meshard.Device]:
+        return set(meshard.devices()[:2])
+
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> dict[meshard.Device, Any]:
+        first, second = meshard.devices()[:2]
+        if not global_shape:
+            raise ShapeError("there are no halves of an array without dims")
+        half = global_shape[0] // 2
+        return {first: (slice(0, half),), second: (slice(half, global_shape[0]),)}
+
+
+def mesh() -> Mesh:
+    return meshard.make_mesh((4, 2), ("x", "y"))
+
+
+def rows() -> NamedSharding:
+    return NamedSharding(mesh(), P("x"))
+
+
+def columns() -> NamedSharding:
+    return NamedSharding(mesh(), P(None, "y"))
+
+
+def values() -> Any:
+    return np.arange(32.0).reshape(8, 4)
+
+
+def array() -> meshard.Array:
+    found: meshard.Array = meshard.device_put(values(), rows())
+    return found
+
+
+def buffers() -> list[meshard.Array]:
+    return [meshard.device_put(np.ones((2, 4)), d) for d in mesh().local_devices]
+
+
+def global_device_array() -> meshard.gda.GlobalDeviceArray:
+    return meshard.gda.GlobalDeviceArray((8, 4), mesh(), P("x"), buffers())
+
+
+def new_class() -> type:
+    """Return a class that nothing knows yet."""
+
+    class Pair:
+        def tree_flatten(self) -> Any:
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, kept: Any, children: Any) -> Pair:
+            return cls()
+
+    return Pair
+
+
+def new_dataclass() -> type:
+    return dataclasses.make_dataclass("Pair", ["x", "y"])
+
+
+def topology() -> meshard.resharding.Topology:
+    return meshard.resharding.topology("8-gpu hosts")
+
+
+def plan() -> meshard.resharding.Plan:
+    return meshard.plan_reshard(array(), columns())
+
+
+def profile() -> meshard.debug.Profile:
+    with meshard.debug.profile() as found:
+        mnp.sum(array())
+    return found
+
+
+def ledger() -> meshard.debug.Ledger:
+    with meshard.debug.ledger() as found:
+        mnp.sum(array())
+    return found
+
+
+def explanation() -> meshard.debug.Explanation:
+    return meshard.explain(lambda x: mnp.sum(x), array())
+
+
+# Valid arguments, by the names of parameters. What has none is left out: its default is valid.
+BY_NAME: dict[str, Callable[[], Any]] = {
+    "a": lambda: [0],
+    "arr": array,
+    "arrays": array,
+    "axis_names": lambda: ("x", "y"),
+    "axis_shapes": lambda: (4, 2),
+    "b": lambda: [1],
+    "bandwidth": lambda: 1e9,
+    "boxes": lambda: {d: (slice(i, i + 1),) for i, d in enumerate(meshard.devices())},
+    "cls": new_class,
+    "count": lambda: 8,
+    "data_callback": lambda: lambda index: values()[index],
+    "dcn_mesh_shape": lambda: (1, 1),
+    "destination": lambda: columns().layout((8, 4)),
+    "device": lambda: meshard.devices()[1],
+    "device_buffers": buffers,
+    "devices_per_process": lambda: 2,
+    "dtype": lambda: "float32",
+    "entry": lambda: "x",
+    "f": lambda: lambda x: x + 1,
+    "flatten_func": lambda: lambda x: ((), None),
+    "full_tree": lambda: {"x": [1, 2]},
+    "function": lambda: lambda a, b: a + b,
+    "global_inputs": array,
+    "global_mesh": mesh,
+    "global_shape": lambda: (8, 4),
+    "id": lambda: 3,
+    "ids": lambda: [0, 9],
+    "in_sharding": rows,
+    "in_tree": lambda: {"x": 7},
+    "index": lambda: 1,
+    "inner": lambda: meshard.tree.structure({"x": 0}),
+    "itemsize": lambda: 8,
+    "kind": lambda: "device",
+    "latency": lambda: 1e-6,
+    "layout": lambda: rows().layout((8, 4)),
+    "leaves": lambda: [1, 2],
+    "level": lambda: 1,
+    "levels": lambda: topology().levels,
+    "limit": lambda: 16,
+    "local_data": values,
+    "local_inputs": values,
+    "local_shape": lambda: (8, 4),
+    "mesh": mesh,
+    "mesh_axes": lambda: P("x"),
+    "mesh_axis": lambda: "x",
+    "mesh_shape": lambda: (4, 2),
+    "ndim": lambda: 2,
+    "nodetype": new_class,
+    "other": columns,
+    "out_sharding": columns,
+    "outer": lambda: meshard.tree.structure([0, 0]),
+    "path": lambda: Path("written"),
+    "prefix_tree": lambda: {"x": 1},
+    "process": lambda: 0,
+    "processes": lambda: 2,
+    "program": lambda: lambda: 1,
+    "pspecs": lambda: P("x"),
+    "shape": lambda: (8, 4),
+    "shards": lambda: (2, 2),
+    "sharding": rows,
+    "source": lambda: rows().layout((8, 4)),
+    "spec": lambda: P("x"),
+    "topology": topology,
+    "tree": lambda: {"x": [1, 2]},
+    "treedef": lambda: meshard.tree.structure([0, 0]),
+    "unflatten_func": lambda: lambda kept, children: new_class()(),
+    "x": array,
+}
+# name of the call -> its own arguments.
+SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
+    "meshard.Mesh": {"devices": lambda: np.array(meshard.devices()).reshape(4, 2)},
+    "meshard.P": {"*entries": lambda: "x"},
+    "meshard.ShapeDtypeStruct.update": {
+        "shape": lambda: (8, 4),
+        "dtype": lambda: "float32",
+        "sharding": rows,
+    },
+    "meshard.config.read": {"name": lambda: "num_devices"},
+    "meshard.config.update": {"name": lambda: "default_float", "value": lambda: "float64"},
+    "meshard.debug.budget": {"limit": lambda: "1 GB"},
+    "meshard.debug.join_profiles": {"paths": lambda: [profile().save("profile.json")]},
+    "meshard.device_put": {"x": array},
+    "meshard.eval_shape": {"*args": array},
+    "meshard.explain": {"*args": array},
+    "meshard.experimental.mesh_utils.create_hybrid_device_mesh": {
+        "devices": lambda: meshard.devices(),
+    },
+    "meshard.gda.GlobalDeviceArray.from_batched_callback": {
+        "data_callback": lambda: lambda indices: [np.ones((2, 4)) for _ in indices],
+    },
+    "meshard.gda.GlobalDeviceArray.from_batched_callback_with_devices": {
+        "data_callback": lambda: (
+            lambda groups: [
+                meshard.device_put(np.ones((2, 4)), d) for _, group in groups for d in group
+            ]
+        ),
+    },
+    "meshard.jit": {"f": lambda: lambda x: x + 1},
+    "meshard.plan_reshard": {"sharding": columns},
+    "meshard.reshard": {"sharding": columns},
+    "meshard.make_array_from_single_device_arrays": {"arrays": buffers},
+    "meshard.multihost_utils.sync_global_devices": {"name": lambda: "here"},
+    "meshard.resharding.Level": {"name": lambda: "host"},
+    "meshard.resharding.Plan.from_json": {"text": lambda: plan().to_json()},
+    "meshard.resharding.Topology": {"name": lambda: "mine"},
+    "meshard.resharding.Topology.from_toml": {"text": lambda: topology().to_toml()},
+    "meshard.resharding.Topology.level": {},
+    "meshard.resharding.Topology.load": {"path": lambda: written(topology().to_toml())},
+    "meshard.resharding.best_device_order": {"sharding": columns},
+    "meshard.resharding.concatenate_by_mesh_axis": {
+        "arrays": lambda: meshard.resharding.split_by_mesh_axis(array(), "x"),
+    },
+    "meshard.resharding.find_intermediate_sharding": {
+        "out_sharding": lambda: NamedSharding(mesh(), P()),
+    },
+    "meshard.resharding.topology": {"name": lambda: "8-gpu hosts"},
+    "meshard.shard_map": {
+        "f": lambda: lambda x: x + 1,
+        "mesh": mesh,
+        "in_specs": lambda: P("x"),
+        "out_specs": lambda: P("x"),
+        "axis_names": lambda: {"x", "y"},
+    },
+    "meshard.sharding.BoxSharding": {"global_shape": lambda: (8,)},
+    "meshard.sharding.BoxSharding.addressable_devices_indices_map": {"global_shape": lambda: (8,)},
+    "meshard.sharding.BoxSharding.devices_indices_map": {"global_shape": lambda: (8,)},
+    "meshard.sharding.BoxSharding.layout": {"shape": lambda: (8,)},
+    "meshard.sharding.BoxSharding.shard_shape": {"global_shape": lambda: (8,)},
+    "meshard.sharding.Sharding.devices_indices_map": {"global_shape": lambda: (8,)},
+    "meshard.sharding.Sharding.layout": {"shape": lambda: (8,)},
+    "meshard.sharding.Sharding.shard_shape": {"global_shape": lambda: (8,)},
+    "meshard.testing.simulate": {"devices_per_process": lambda: 1, "deadline": lambda: 5.0},
+    "meshard.tree.map": {"f": lambda: lambda *x: x, "*rest": lambda: {"x": [3, 4]}},
+    "meshard.tree.map_with_path": {"f": lambda: lambda *x: x, "*rest": lambda: {"x": [3, 4]}},
+    "meshard.tree.register_dataclass": {"nodetype": new_dataclass},
+    "meshard.tree.transpose": {"tree": lambda: [{"x": 1}, {"x": 2}]},
+}
+
+# An instance of each class, of which the methods, properties and operators are tried.
+INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.Device": lambda: meshard.devices()[0],
+    "meshard.Mesh": mesh,
+    "meshard.NamedSharding": rows,
+    "meshard.P": lambda: P("x", None),
+    "meshard.ShapeDtypeStruct": lambda: meshard.ShapeDtypeStruct((8, 4), "float32"),
+    "meshard.Shard": lambda: array().addressable_shards[0],
+    "meshard.debug.Event": lambda: profile().events[0],
+    "meshard.debug.ExplainedStep": lambda: explanation().steps[0],
+    "meshard.debug.Explanation": explanation,
+    "meshard.debug.Ledger": ledger,
+    "meshard.debug.Notice": lambda: meshard.debug.Notice(
+        0, "here", "x", 0, ("x",), True, False, "why", "what", 8
+    ),
+    "meshard.debug.Profile": profile,
+    "meshard.gda.GlobalDeviceArray": global_device_array,
+    "meshard.resharding.Bounds": lambda: meshard.resharding.bounds_of(
+        rows().layout((8, 4)), columns().layout((8, 4))
+    ),
+    "meshard.resharding.Level": lambda: topology().levels[0],
+    "meshard.resharding.Plan": plan,
+    "meshard.resharding.PlanCache": meshard.resharding.PlanCache,
+    "meshard.resharding.Simulation": lambda: plan().simulate(topology()),
+    "meshard.resharding.Topology": topology,
+    "meshard.sharding.BoxSharding": lambda: BoxSharding((8,), BY_NAME["boxes"]()),
+    "meshard.sharding.Sharding": Halves,
+    "meshard.sharding.SingleDeviceSharding": lambda: SingleDeviceSharding(meshard.devices()[0]),
+}
+
+# What is done with the result of a call, where that is more than to look at it.
+AFTERWARDS: dict[str, Callable[[Any], Any]] = {
+    "meshard.jit": lambda found: found(array()),
+    "meshard.shard_map": lambda found: found(array()),
+    "meshard.tree.register_pytree_node": lambda _: None,
+}
+
+
+def written(text: str) -> Path:
+    path = Path("topology.toml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A public function, constructor or method."""
+
+    name: str
+    run: Callable[..., Any]
+    parameters: tuple[str, ...]
+    positional: frozenset[str]
+    needed: frozenset[str]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return valid arguments: those that are needed, and those of `SPECIAL`."""
+        own = SPECIAL.get(self.name, {})
+        found: dict[str, Any] = {}
+        for name in self.parameters:
+            if name in own:
+                found[name] = own[name]()
+            elif name in self.needed:
+                assert name in BY_NAME, (
+                    f"{self.name} needs an argument {name!r}: give a valid value for it in BY_NAME,"
+                    " or in SPECIAL"
+                )
+                found[name] = BY_NAME[name]()
+        return found
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """Run it with arguments, and look at what it returns."""
+        placed = []
+        named = dict(arguments)
+        for name in self.parameters:
+            if name in self.positional and name in named:
+                placed.append(named.pop(name))
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = self.run(*placed, **named)
+            if self.name in AFTERWARDS:
+                found = AFTERWARDS[self.name](found)
+            look_at(found)
+        return found
+
+
+def look_at(found: Any) -> None:
+    """Ask of a result what anybody may ask of it."""
+    if isinstance(found, SearchStrategy):
+        find(found, lambda _: True, settings=SEARCH)
+        return
+    if isinstance(found, AbstractContextManager) and not isinstance(found, (Mesh, Path)):
+        with found:
+            return
+    if isinstance(found, types.GeneratorType):
+        list(found)
+        return
+    repr(found)
+    if type(found).__module__.startswith("meshard") and not isinstance(found, meshard.Array):
+        for name, _ in properties(type(found)):
+            getattr(found, name)
+
+
+def public_calls() -> Iterator[Call]:
+    """Each public call once, under the first of its names."""
+    seen: set[int] = set()
+    for name, value in public_names():
+        own = str(getattr(value, "__module__", "")).startswith(("meshard", "hypothesis"))
+        if name.startswith(ARRAY_DOORS) or inspect.ismodule(value) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if not (callable(value) and own):
+            assert name in NOT_CALLED, f"{name} is neither called nor listed in NOT_CALLED"
+            continue
+        if name not in NOT_CALLED:
+            yield call(name, value)
+        if inspect.isclass(value) and value is not meshard.Array:
+            for method, owner in methods(value):
+                if f"{name}.{method}" not in NOT_CALLED and not issubclass(value, Exception):
+                    yield from instance_calls(name, method, owner)
+
+
+def call(name: str, function: Any, skip: int = 0) -> Call:
+    found = list(inspect.signature(function).parameters.values())[skip:]
+    own = tuple(SPECIAL.get(name, {}))
+    names: list[str] = []
+    positional: set[str] = set()
+    needed: set[str] = set()
+    for p in found:
+        if p.kind == p.VAR_KEYWORD:
+            continue
+        told = f"*{p.name}" if p.kind == p.VAR_POSITIONAL else p.name
+        names.append(told)
+        if p.kind == p.VAR_POSITIONAL:
+            positional |= {*names}  # what stands before the others must be given by position
+        elif p.kind == p.POSITIONAL_ONLY:
+            positional.add(told)
+        if p.default is p.empty and p.kind != p.VAR_POSITIONAL:
+            needed.add(told)
+    names += [n for n in own if n not in names]
+    return Call(name, function, tuple(names), frozenset(positional), frozenset(needed))
+
+
+def methods(kind: type) -> list[tuple[str, Any]]:
+    found = []
+    for name in dir(kind):
+        value = inspect.getattr_static(kind, name)
+        method = callable(value) or isinstance(value, (classmethod, staticmethod))
+        if method and not name.startswith("_") and not inspect.isclass(value):
+            found.append((name, value))
+    return found
+
+
+def properties(kind: type) -> list[tuple[str, Any]]:
+    found = [(name, inspect.getattr_static(kind, name)) for name in dir(kind) if name[0] != "_"]
+    return [(name, v) for name, v in found if isinstance(v, (property, cached_property))]
+
+
+def instance_calls(name: str, method: str, value: Any) -> Iterator[Call]:
+    if isinstance(value, (classmethod, staticmethod)):
+        owner = dict(public_names())[name]
+        yield call(f"{name}.{method}", getattr(owner, method))
+        return
+    assert name in INSTANCES, f"{name} has methods; give an instance of it in INSTANCES"
+    plain = call(f"{name}.{method}", value, skip=1)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return getattr(INSTANCES[name](), method)(*args, **kwargs)
+
+    yield dataclasses.replace(plain, run=run)
+
+
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+def mapped() -> Any:
+    return meshard.shard_map(plus_one, mesh=mesh(), in_specs=P("x"), out_specs=P("x"))
+
+
+# What the results of public functions do, and operators.
+MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "jit(f)(x)": (lambda x: meshard.jit(plus_one)(x), array),
+    "jit(f, static_argnums=0)(x)": (
+        lambda x: meshard.jit(lambda x: 1, static_argnums=0)(x),
+        lambda: 3,
+    ),
+    "jit(f).lower(x)": (lambda x: meshard.jit(plus_one).lower(x), array),
+    "jit(f).lower(a).compile()(x)": (
+        lambda x: meshard.jit(plus_one).lower(array()).compile()(x),
+        array,
+    ),
+    "jit(f).trace(x)": (lambda x: meshard.jit(plus_one).trace(x), array),
+    "jit(f).eval_shape(x)": (lambda x: meshard.jit(plus_one).eval_shape(x), array),
+    "shard_map(f)(x)": (lambda x: mapped()(x), array),
+    "jit(shard_map(f))(x)": (lambda x: meshard.jit(mapped())(x), array),
+    "jit(f)() of a result": (lambda x: meshard.jit(lambda: x)(), array),
+    "shard_map(f)() of a result": (
+        lambda x: meshard.shard_map(lambda _: x, mesh=mesh(), in_specs=P(), out_specs=P())(1.0),
+        lambda: 2.0,
+    ),
+    "P[i]": (lambda i: P("x", None)[i], lambda: 1),
+    "P + entries": (lambda other: P("x") + other, lambda: ("y",)),
+    "entries + P": (lambda other: other + P("x"), lambda: ("y",)),
+    "x in P": (lambda entry: entry in P("x"), lambda: "x"),
+}
+
+CALLS = {c.name: c for c in public_calls()} | {
+    name: Call(name, run, ("value",), frozenset({"value"}), frozenset())
+    for name, (run, _) in MORE.items()
+}
+SPECIAL |= {name: {"value": value} for name, (_, value) in MORE.items()}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run each test where files do no harm, and leave the settings as they were."""
+    monkeypatch.chdir(tmp_path)
+    before = dict(config._values)
+    yield
+    config._values.update(before)
+
+
+def arrays_in(arguments: dict[str, Any]) -> list[tuple[str, meshard.Array, Any]]:
+    """Return each array among the leaves of arguments, with its values."""
+    found = []
+    for name, value in arguments.items():
+        for leaf in value if isinstance(value, list) else [value]:
+            if isinstance(leaf, meshard.Array):
+                found.append((name, leaf, np.asarray(leaf).copy()))
+    return found
+
+
+def ten_operations() -> None:
+    """Run ten operations of several kinds, and check what they give."""
+    x = values()
+    a = meshard.device_put(x, rows())
+    moved = meshard.reshard(a, columns())
+    parts = meshard.resharding.split_by_mesh_axis(a, "x", 2)
+    joined = meshard.resharding.concatenate_by_mesh_axis(parts, "x")
+    doubled = meshard.jit(lambda v: 2 * v)(a)
+    local = meshard.shard_map(lambda v: v - 1, mesh=mesh(), in_specs=P("x"), out_specs=P("x"))
+    for found, expected in (
+        (a, x),
+        (moved, x),
+        (joined, x),
+        (doubled, 2 * x),
+        (local(a), x - 1),
+        (mnp.sum(moved, axis=0), x.sum(0)),
+        (a @ a.T, x @ x.T),
+        (mnp.concatenate([a, moved]), np.concatenate([x, x])),
+        (a[2:5], x[2:5]),
+        (mnp.sort(-a, axis=1), np.sort(-x, axis=1)),
+    ):
+        np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_takes_valid_arguments(name: str) -> None:
+    alone(lambda: CALLS[name](CALLS[name].arguments()))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_with_an_odd_value_succeeds_or_is_refused_by_name(name: str) -> None:
+    threads = set(threading.enumerate())
+    wrong = alone(lambda: complaints(CALLS[name]))
+    wrong += [f"a thread was left: {t}" for t in set(threading.enumerate()) - threads]
+    wrong += [f"a file was left: {p}" for p in Path.cwd().iterdir() if p.name not in FILES]
+    assert not wrong, f"{len(wrong)} odd calls of {name}:\n" + "\n".join(wrong)
+
+
+ALWAYS = ("None", "nan", "10**30", "-1", "'x'", "{}", "object()", "list of itself", "Array")
+THOROUGH = settings().max_examples > 1000
+
+
+def chosen(argument: str) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the odd values that an argument is given: some always, of the others a third.
+
+    Which third depends on the argument, so that each value meets many functions. With Hypothesis's
+    profile "thorough" they are all.
+    """
+    return [
+        (odd, make)
+        for odd, make in ODD.items()
+        if THOROUGH or odd in ALWAYS or zlib.crc32(f"{argument} {odd}".encode()) % 3 == 0
+    ]
+
+
+def complaints(tried: Call) -> list[str]:
+    """Return what is wrong with the odd calls of one public call."""
+    wrong: list[str] = []
+    for parameter in tried.parameters:
+        allowed = (OSError,) if parameter in OS_ERRORS else ()
+        for odd, make in chosen(f"{tried.name} {parameter}"):
+            arguments = tried.arguments()
+            before = arrays_in({k: v for k, v in arguments.items() if k != parameter})
+            refused: list[bool] = []
+            arguments[parameter] = make()
+
+            def run(arguments: dict[str, Any] = arguments, refused: list[bool] = refused) -> None:
+                refused.append(True)
+                tried(arguments)
+                refused.clear()
+
+            found = complaint(run, allowed)
+            if found is not None:
+                wrong.append(f"{parameter}={odd}: {found}")
+            elif refused:
+                wrong += [
+                    f"{parameter}={odd}: the array given as {k} is not what it was"
+                    for k, x, value in before
+                    if x.is_deleted() or not np.array_equal(np.asarray(x), value)
+                ]
+    ten_operations()
+    return wrong
+
+
+# Odd values that decide themselves what `==` with them means.
+REFUSES_EQUALITY = {"meshard.gda.GlobalDeviceArray"}  # and says what to write
+COMPARES = {"Array", "Array of no dims", "Array that was deleted"}
+
+
+@pytest.mark.parametrize("name", [name for name in INSTANCES if name not in REFUSES_EQUALITY])
+def test_anything_may_be_compared_with_a_value_of_meshard(name: str) -> None:
+    def body() -> None:
+        value = INSTANCES[name]()
+        for odd, make in ODD.items():
+            if odd in COMPARES:
+                continue
+            other = make()
+            for equal in (value == other, other == value):
+                assert equal is not True or type(other) is type(value), f"{name} == {odd}"
+            assert (value != other) is not False or type(other) is type(value), f"{name} != {odd}"
+        assert value == value
+        with contextlib.suppress(TypeError):  # some are records that can change
+            assert hash(value) == hash(value)
+
+    alone(body)
