@@ -10,7 +10,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, ShapeError, ShardingError
-from meshard.runtime.structs import checked_shape
+from meshard.runtime.arguments import checked_shape
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
 from meshard.testing import virtual_devices
 

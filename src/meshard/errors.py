@@ -16,6 +16,7 @@ catches ``ValueError`` goes on working::
     ├── ShapeError           ValueError, TypeError    shapes that do not go together
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
+    │   └── OutOfRangeError  OverflowError   an integer too large for its dtype, or for 64 bits
     ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong kind
     ├── ConcretizationError  TypeError     a value that is asked for where there is not one
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
@@ -57,6 +58,7 @@ __all__ = [
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
     "NotAddressableError",
+    "OutOfRangeError",
     "PlanError",
     "ReplicationError",
     "RuleError",
@@ -119,6 +121,10 @@ class DtypeError(MeshardError, TypeError):
 
 class ArgumentError(MeshardError, ValueError, TypeError):
     """An argument that is refused for another reason than its shape, dtype or sharding."""
+
+
+class OutOfRangeError(ArgumentError, OverflowError):
+    """An integer that does not fit into its dtype, or into 64 bits."""
 
 
 class IndexingError(MeshardError, IndexError, TypeError):

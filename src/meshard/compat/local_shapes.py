@@ -14,7 +14,7 @@ import numpy as np
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding
 from meshard.errors import ArgumentError, ShapeError, ShardingError, SpecError
-from meshard.runtime.structs import checked_shape
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.world import here
 
 __all__ = ["global_to_local_shape", "local_to_global_shape"]

@@ -13,8 +13,8 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import check_devices_exist
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.world import here
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]

@@ -14,6 +14,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS, default_float, is_float, same_dtype
@@ -83,6 +84,7 @@ register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 # nearness
 
 
+@checked
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """Return where two arrays are equal but for ``atol + rtol * abs(b)``.
 
@@ -100,6 +102,7 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     return bind("isclose", a, b, rtol=float(rtol), atol=float(atol), equal_nan=bool(equal_nan))
 
 
+@checked
 def allclose(
     a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
@@ -112,6 +115,7 @@ def allclose(
     return all_(isclose(a, b, rtol, atol, equal_nan))
 
 
+@checked
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     """Return whether two arrays have one shape and equal elements: an array without dims.
 
@@ -139,6 +143,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     return all_(bind("equal", x, y))
 
 
+@checked
 def nan_to_num(
     x: Any,
     copy: bool = True,
@@ -199,6 +204,7 @@ def isneginf(x: Any, /) -> Any:
     return bind("equal", as_array(x), float("-inf"))
 
 
+@checked
 def angle(z: Any, deg: bool = False) -> Any:
     """Return the angles of complex numbers, in radians or degrees."""
     x = as_array(z)
@@ -231,6 +237,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return found
 
 
+@checked
 def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
     """Return for each element the element of the choice that its number names.
 
@@ -286,6 +293,7 @@ def polyval(p: Any, x: Any) -> Any:
     return found
 
 
+@checked
 def interp(
     x: Any,
     xp: Any,

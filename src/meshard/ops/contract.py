@@ -19,6 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .dtypes import accumulator, as_dtype, is_float, operand_dtype
 from .reduce import normalised_axes
 from .registry import Dtype, Op, Operand, Params, Partial, RuleText, register
@@ -156,8 +157,9 @@ def common_dtype(what: str, operands: Sequence[Any]) -> Dtype:
         ) from None
 
 
+@checked
 def matmul(
-    x1: Any, x2: Any, /, *, preferred_element_type: Any = None, precision: Any = None
+    x1: Any, x2: Any, /, *, preferred_element_type: DtypeLike = None, precision: Any = None
 ) -> Any:
     """Return the matrix product, with leading dims broadcast as in NumPy.
 
@@ -212,7 +214,8 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
     return x, y
 
 
-def dot(a: Any, b: Any, *, preferred_element_type: Any = None, precision: Any = None) -> Any:
+@checked
+def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: Any = None) -> Any:
     """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -227,7 +230,8 @@ def dot(a: Any, b: Any, *, preferred_element_type: Any = None, precision: Any = 
     return _paired("dot", x, y, [(last, but_one)], preferred_element_type)
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = None) -> Any:
+@checked
+def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: DtypeLike = None) -> Any:
     """Return the product summed over pairs of dims.
 
     Args:
@@ -328,13 +332,14 @@ def _conjugated(x: Array) -> Any:
     return bind("conjugate", x) if x.dtype.kind == "c" else x
 
 
+@checked
 def vecdot(
     x1: Any,
     x2: Any,
     /,
     *,
     axis: int = -1,
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
     precision: Any = None,
 ) -> Any:
     """Return the products summed over one dim, the first operand conjugated.

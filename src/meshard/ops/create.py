@@ -13,6 +13,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array import Array
 from meshard.runtime.place import (
     as_array,
@@ -28,6 +29,7 @@ from meshard.runtime.same_values import check_same_values
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
+from .arguments import DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
@@ -79,17 +81,6 @@ def _made(
     return found
 
 
-def _shape(shape: Any, what: str) -> tuple[int, ...]:
-    try:
-        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        sizes = tuple(n.__index__() for n in given)
-    except (AttributeError, TypeError):
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
-    return sizes
-
-
 def _from_nested(value: Any) -> Any:
     """Stack lists that hold arrays; leave everything else alone."""
     if isinstance(value, (list, tuple)) and _holds_array(value):
@@ -105,8 +96,14 @@ def _holds_array(value: Any) -> bool:
     return is_array(value)
 
 
+@checked
 def array(
-    object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: int = 0, device: Any = None
+    object: Any,
+    dtype: DtypeLike = None,
+    *,
+    copy: bool | None = True,
+    ndmin: int = 0,
+    device: Any = None,
 ) -> Any:
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
@@ -151,7 +148,10 @@ def array(
     return result
 
 
-def asarray(a: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Any:
+@checked
+def asarray(
+    a: Any, dtype: DtypeLike = None, *, copy: bool | None = None, device: Any = None
+) -> Any:
     """Make an array; one that is an array already stays where it is.
 
     >>> import meshard.numpy as mnp
@@ -166,7 +166,8 @@ def copy(a: Any) -> Any:
     return as_array(a).copy()
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def full(shape: Any, fill_value: Any, dtype: DtypeLike = None, *, device: Any = None) -> Any:
     """Make an array of one value.
 
     Args:
@@ -179,7 +180,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     >>> mnp.full((2,), 7).tolist()
     [7, 7]
     """
-    sizes = _shape(shape, "full")
+    sizes = checked_shape(shape, "full")
     if is_traced(fill_value):
         return _spread(fill_value, sizes, dtype, device)
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
@@ -217,9 +218,9 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
 
 
 def _constant_of(name: str, number: float) -> Callable[..., Any]:
-    def function(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    def function(shape: Any, dtype: DtypeLike = None, *, device: Any = None) -> Any:
         wanted = default_float() if dtype is None else as_dtype(dtype)
-        return _full(_shape(shape, name), np.asarray(number, wanted), device, name)
+        return _full(checked_shape(shape, name), np.asarray(number, wanted), device, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""Make an array of {name}, by default in the default float.
@@ -233,7 +234,8 @@ def _constant_of(name: str, number: float) -> Callable[..., Any]:
     >>> mnp.{name}((2, 3)).shape
     (2, 3)
     """
-    return function
+    way_out = f"The sizes of all dims are one argument: {name}((2, 3))."
+    return checked(dtype=way_out)(function)
 
 
 zeros = _constant_of("zeros", 0)
@@ -241,13 +243,14 @@ ones = _constant_of("ones", 1)
 empty = _constant_of("empty", 0)
 
 
+@checked
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None
+    a: Any, fill_value: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None
 ) -> Any:
     """Make an array of one value with the shape, dtype and sharding of another."""
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
-    sizes = x.shape if shape is None else _shape(shape, "full_like")
+    sizes = x.shape if shape is None else checked_shape(shape, "full_like")
     if is_traced(fill_value):
         found = _spread(fill_value, sizes, wanted, device)
     else:
@@ -265,23 +268,27 @@ def _alike(x: Any, *, value: Block) -> Any:
     return _full(x.shape, value, x.sharding, "full_like", x.committed)
 
 
-def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def zeros_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
-def ones_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def ones_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
-def empty_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def empty_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
+@checked
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
+    start: Any, stop: Any = None, step: Any = None, dtype: DtypeLike = None, *, device: Any = None
 ) -> Any:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
@@ -358,13 +365,14 @@ def _promoted(values: Sequence[Any]) -> Dtype:
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
 
+@checked
 def linspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     axis: int = 0,
     *,
     device: Any = None,
@@ -451,7 +459,7 @@ def _traced_line(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -
 def _by_position(
     n: int, m: int | None, dtype: Any, device: Any, what: str, test: Callable[[Any, Any], Any]
 ) -> Any:
-    shape = _shape((n, n if m is None else m), what)
+    shape = checked_shape((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
 
     def part(box: Box) -> Block:
@@ -462,21 +470,29 @@ def _by_position(
     return _made(shape, wanted, device, part, what)
 
 
-def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
     return _by_position(N, M, dtype, device, "eye", lambda i, j: j - i == k)
 
 
-def identity(n: int, dtype: Any = None) -> Any:
+@checked
+def identity(n: int, dtype: DtypeLike = None) -> Any:
     """Make an identity matrix."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def tri(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
     return _by_position(N, M, dtype, device, "tri", lambda i, j: j - i <= k)
 
 
+@checked
 def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
     """Return the coordinates of a grid, one array per axis of it."""
     if indexing not in ("xy", "ij"):

@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import is_traced
 from .dtypes import accumulator, default_float
 from .registry import Dtype, Op, Operand, Params, RuleText, register
@@ -301,6 +302,7 @@ def solve(a: Any, b: Any) -> Any:
     return found[..., 0] if alone else found
 
 
+@checked
 def cholesky(a: Any, *, upper: bool = False) -> Any:
     """Return the Cholesky factors ``L`` of Hermitian matrices: ``a = L @ L.mT.conj()``.
 
@@ -319,6 +321,7 @@ def cholesky(a: Any, *, upper: bool = False) -> Any:
     return _run("cholesky", "cholesky", "is not positive definite", x, upper=bool(upper))[0]
 
 
+@checked
 def qr(a: Any, mode: str = "reduced") -> Any:
     """Return the factors of ``a = Q @ R``, ``Q`` orthonormal and ``R`` upper triangular.
 
@@ -342,6 +345,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return QRResult(*_run("qr", "qr", _UNSETTLED, x, mode=mode))
 
 
+@checked
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """Return the singular value decomposition ``a = U * S @ Vh``.
 
@@ -374,6 +378,7 @@ def _triangle(name: str, UPLO: str) -> str:
     return UPLO.upper()
 
 
+@checked
 def eigh(a: Any, UPLO: str = "L") -> EighResult:
     """Return eigenvalues, rising, and eigenvectors of Hermitian matrices.
 
@@ -392,6 +397,7 @@ def eigh(a: Any, UPLO: str = "L") -> EighResult:
     return EighResult(*_run("eigh", "eigh", _UNSETTLED, x, UPLO=_triangle("eigh", UPLO)))
 
 
+@checked
 def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     """Return the eigenvalues of Hermitian matrices, rising."""
     x = matrices("eigvalsh", a, square=True)

@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import is_array, is_traced
 from .dtypes import same_dtype
 from .reduce import normalised_axes
@@ -142,6 +143,7 @@ def _check_sizes(what: str, sizes: Sequence[int], shape: tuple[int, ...], name: 
         )
 
 
+@checked
 def dynamic_slice(
     operand: Any,
     start_indices: Any,
@@ -186,6 +188,7 @@ def dynamic_slice(
     return bind("slice", x, slices=spans, dropped=())
 
 
+@checked
 def dynamic_update_slice(
     operand: Any,
     update: Any,
@@ -232,6 +235,7 @@ def _along(x: Any, axis: int, what: str, start: Any) -> tuple[int, list[Any]]:
     return dim, starts
 
 
+@checked
 def dynamic_slice_in_dim(
     operand: Any,
     start_index: Any,
@@ -252,6 +256,7 @@ def dynamic_slice_in_dim(
     return dynamic_slice(x, starts, sizes, allow_negative_indices=allow_negative_indices)
 
 
+@checked
 def dynamic_index_in_dim(
     operand: Any,
     index: Any,
@@ -272,6 +277,7 @@ def dynamic_index_in_dim(
     return found if keepdims else reshape(found, (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
+@checked
 def dynamic_update_slice_in_dim(
     operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:
@@ -286,6 +292,7 @@ def dynamic_update_slice_in_dim(
     return dynamic_update_slice(x, update, starts, allow_negative_indices=allow_negative_indices)
 
 
+@checked
 def dynamic_update_index_in_dim(
     operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:

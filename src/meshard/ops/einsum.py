@@ -13,6 +13,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .contract import common_dtype, contract
 from .dtypes import accumulator, as_dtype
 from .reduce import sum as sum_
@@ -38,12 +39,13 @@ def _diagonal(x: Block, *, inputs: tuple[str, ...], output: tuple[str, ...]) -> 
 register(Op("einsum_diagonal", _diagonal_rule, _diagonal))
 
 
+@checked
 def einsum(
     subscripts: Any,
     /,
     *operands: Any,
     optimize: Any = "auto",
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
     precision: Any = None,
 ) -> Any:
     """Return the sum of products that Einstein's notation describes.

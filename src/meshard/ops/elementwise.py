@@ -11,6 +11,7 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, Block, dtype_name
 
+from .arguments import DtypeLike, checked
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
 from .registry import Dtype, Op, Operand, Params, register
@@ -220,6 +221,7 @@ register(Op("round", "... -> ...", _round))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 
+@checked
 def where(
     condition: Any,
     x: Any = None,
@@ -289,12 +291,14 @@ def imag(x: Any, /) -> Any:
     return bind("imag", x)
 
 
+@checked
 def round(x: Any, /, decimals: int = 0) -> Any:
     """Return the elements rounded to a number of decimals, halves to even."""
     return bind("round", x, decimals=int(decimals))
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+@checked
+def astype(x: Any, dtype: DtypeLike, /, *, copy: bool = True) -> Any:
     """Return the array converted to another dtype; the sharding stays.
 
     Raises:

@@ -20,6 +20,7 @@ from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .create import arange
 from .dtypes import accumulator, as_dtype, default_float, is_float, operand_dtype
 from .elementwise import conjugate, where
@@ -217,6 +218,7 @@ def _many(
     return x
 
 
+@checked
 def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the discrete Fourier transform along a dim, which is made whole on each device.
 
@@ -240,6 +242,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
     return _one("fft", a, "fft", n, axis, _norm("fft", norm))
 
 
+@checked
 def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `fft`, whose arguments it takes.
 
@@ -250,6 +253,7 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("ifft", a, "ifft", n, axis, _norm("ifft", norm))
 
 
+@checked
 def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the half of the transform of real samples that says it all: ``n // 2 + 1`` numbers.
 
@@ -265,6 +269,7 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm), real=True)
 
 
+@checked
 def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `rfft`, real samples.
 
@@ -281,6 +286,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return _one("irfft", a, "irfft", n, axis, _norm("irfft", norm))
 
 
+@checked
 def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the transform, real numbers, of samples of which one half mirrors the other.
 
@@ -299,6 +305,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("hfft", conjugate(x) if x.dtype.kind == "c" else x, "irfft", n, axis, scale)
 
 
+@checked
 def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `hfft`: of real numbers one half of the samples, ``n // 2 + 1``.
 
@@ -315,6 +322,7 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return conjugate(_one("ihfft", a, "rfft", n, axis, scale, real=True))
 
 
+@checked
 def fftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -342,6 +350,7 @@ def fftn(
     return _many("fftn", a, "fft", s, axes, norm)
 
 
+@checked
 def ifftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -352,6 +361,7 @@ def ifftn(
     return _many("ifftn", a, "ifft", s, axes, norm)
 
 
+@checked
 def rfftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -372,6 +382,7 @@ def rfftn(
     return _many("rfftn", a, "rfft", s, axes, norm)
 
 
+@checked
 def irfftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -387,6 +398,7 @@ def irfftn(
     return _many("irfftn", a, "irfft", s, axes, norm)
 
 
+@checked
 def fft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -394,6 +406,7 @@ def fft2(
     return _many("fft2", a, "fft", s, axes, norm, two=True)
 
 
+@checked
 def ifft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -401,6 +414,7 @@ def ifft2(
     return _many("ifft2", a, "ifft", s, axes, norm, two=True)
 
 
+@checked
 def rfft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -408,6 +422,7 @@ def rfft2(
     return _many("rfft2", a, "rfft", s, axes, norm, two=True)
 
 
+@checked
 def irfft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -427,7 +442,8 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
     return count, 1.0 / (count * float(distance)), wanted
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+@checked
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
@@ -449,7 +465,8 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) ->
     return where(k < (count + 1) // 2, k, k - count).astype(wanted) * step
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+@checked
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp
@@ -460,6 +477,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -
     return arange(count // 2 + 1, dtype=wanted, device=device) * step
 
 
+@checked
 def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     """Return the array with frequency zero moved to the middle of dims, by default all.
 
@@ -472,6 +490,7 @@ def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     return roll(value, tuple(value.shape[d] // 2 for d in dims), dims)
 
 
+@checked
 def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     """Return the inverse of `fftshift`; the two differ for odd sizes."""
     value = as_array(x)

@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import linspace
 from .dtypes import default_float
@@ -105,6 +106,7 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         ) from error
 
 
+@checked
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
 ) -> tuple[Any, Any]:
@@ -149,6 +151,7 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
     return found
 
 
+@checked
 def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
     """Return how often each whole number from 0 on stands in an array.
 

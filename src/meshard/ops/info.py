@@ -14,6 +14,7 @@ from meshard.runtime.place import home
 from meshard.runtime.traced import Traced
 from meshard.runtime.world import here
 
+from .arguments import DtypeLike, checked
 from .dtypes import SMALL_FLOATS, as_dtype, default_complex, default_float
 
 __all__ = [
@@ -44,7 +45,8 @@ def _dtype(given: Any) -> Any:
     return given.dtype if isinstance(given, (Array, Traced)) else given
 
 
-def isdtype(dtype: Any, kind: Any) -> bool:
+@checked
+def isdtype(dtype: DtypeLike, kind: Any) -> bool:
     """Return whether a dtype is of a kind.
 
     Args:

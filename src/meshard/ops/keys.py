@@ -23,11 +23,11 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array import Array
 from meshard.runtime.fetch import gathered
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import here

@@ -17,6 +17,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .concrete import is_array
 from .dtypes import SMALL_FLOATS, as_dtype, is_float, operand_dtype, same_dtype
 from .registry import Dtype, Op, Operand, Params, RuleText, register
@@ -195,6 +196,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     return bind("round_away" if method is RoundingMethod.AWAY_FROM_ZERO else "rint", value)
 
 
+@checked
 def integer_pow(x: Any, y: int) -> Any:
     """Return the elements to the power of one Python integer.
 
@@ -217,7 +219,8 @@ def integer_pow(x: Any, y: int) -> Any:
     return bind("square", value) if power == 2 else bind("power", value, power)
 
 
-def convert_element_type(operand: Any, new_dtype: Any) -> Any:
+@checked
+def convert_element_type(operand: Any, new_dtype: DtypeLike) -> Any:
     """Return the array converted to another dtype.
 
     >>> import meshard.numpy as mnp
@@ -228,7 +231,8 @@ def convert_element_type(operand: Any, new_dtype: Any) -> Any:
     return value if value.dtype == wanted else bind("astype", value, dtype=wanted)
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+@checked
+def bitcast_convert_type(operand: Any, new_dtype: DtypeLike) -> Any:
     """Return the bits of the elements read as another dtype.
 
     Of a shorter dtype, several stand in a new last dim for each element; of a longer one, a last
@@ -262,6 +266,7 @@ def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
     return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
 
 
+@checked
 def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     """Return floats rounded as if they had fewer bits of exponent and mantissa.
 

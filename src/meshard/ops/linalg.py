@@ -19,6 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import contract, matrix
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul, tensordot, vecdot
 from .create import eye, zeros, zeros_like
@@ -97,6 +98,7 @@ def _limit(x: Array, s: Any, rtol: Any) -> Any:
     return max_(s, axis=-1, keepdims=True) * share
 
 
+@checked
 def pinv(a: Any, *, rtol: Any = None, hermitian: bool = False) -> Any:
     """Return the pseudo-inverses of matrices.
 
@@ -149,6 +151,7 @@ def matrix_rank(A: Any, tol: Any = None, *, rtol: Any = None) -> Any:
     return sum_(bind("greater", s, limit), axis=-1)
 
 
+@checked
 def matrix_power(a: Any, n: int) -> Any:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
@@ -178,6 +181,7 @@ def matrix_power(a: Any, n: int) -> Any:
         x = matmul(x, x)
 
 
+@checked
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
     """Return the least-squares solution of ``a @ x = b``.
 
@@ -265,11 +269,13 @@ def outer(x1: Any, x2: Any, /) -> Any:
     return contract.outer(x, y)
 
 
+@checked
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
     """Return the diagonals of matrices, the last two dims; each device gives what it holds."""
     return matrix.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+@checked
+def trace(x: Any, /, *, offset: int = 0, dtype: DtypeLike = None) -> Any:
     """Return the sums of the diagonals of matrices, the last two dims."""
     return matrix.trace(x, offset, -2, -1, dtype)

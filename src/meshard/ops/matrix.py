@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .decompose import svdvals
 from .dtypes import accumulator, default_float, is_float, operand_dtype
 from .reduce import max as max_
@@ -39,6 +40,7 @@ def _two_dims(name: str, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:
     return first, second
 
 
+@checked
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Return the diagonal of two dims, as a last dim.
 
@@ -65,7 +67,8 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return last[(..., places + max(-offset, 0), places + max(offset, 0))]
 
 
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+@checked
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None) -> Any:
     """Return the sum of the diagonal of two dims; takes what `diagonal` takes.
 
     >>> import meshard.numpy as mnp
@@ -92,6 +95,7 @@ def _cross_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]
 register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law))
 
 
+@checked
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the cross products of vectors with three elements.
 
@@ -136,6 +140,7 @@ def _law(x: Any) -> Any:
     return dtype if is_float(dtype) else default_float()
 
 
+@checked
 def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Any:
     """Return the norm of vectors over dims, all by default.
 
@@ -174,6 +179,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: An
     return found.astype(_law(x), copy=False)
 
 
+@checked
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     """Return the norms of matrices, the last two dims.
 
@@ -208,6 +214,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     return found.astype(_law(x), copy=False)
 
 
+@checked
 def norm(x: Any, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the norm of vectors or matrices, as ``numpy.linalg.norm``.
 

@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .concrete import concrete, is_traced
 from .dtypes import as_dtype
 from .reduce import normalised_axes
@@ -80,7 +81,8 @@ register(MoveOp("tile", _one_dim(DimMap.tile)))
 register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
 
 
-def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Any:
+@checked
+def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -112,6 +114,7 @@ def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> A
 concat = concatenate
 
 
+@checked
 def stack(arrays: Any, /, axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
@@ -137,6 +140,7 @@ def vstack(arrays: Any) -> Any:
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
 
+@checked
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     """Return the parts along a dim, without it."""
     value = as_array(x)
@@ -145,6 +149,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     return tuple(value[(*head, i)] for i in range(value.shape[dim]))
 
 
+@checked
 def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim: a number of equal ones, or at cut points.
 
@@ -165,6 +170,7 @@ def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     return [x[(*head, slice(a, b))] for a, b in pairwise(cuts)]
 
 
+@checked
 def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
     """Return the array with some dims reversed, all by default."""
     x = as_array(m)
@@ -226,6 +232,7 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
 _PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
 
 
+@checked
 def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
     """Return the array with elements added at the ends of its dims.
 
@@ -345,6 +352,7 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
     return [int(n) for n in counts.reshape(-1).tolist()]
 
 
+@checked
 def repeat(
     a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
 ) -> Any:

@@ -16,6 +16,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
+from .arguments import checked
 from .concrete import concrete, eagerly, is_traced
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .shape import ravel, reshape
@@ -88,6 +89,7 @@ def _sized(x: Any, size: int, fill_value: Any) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+@checked
 def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
     """Return the positions of the elements that are not zero, one array per dim.
 

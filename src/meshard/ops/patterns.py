@@ -13,6 +13,7 @@ from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
+from .arguments import DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .create import arange, array, linspace, zeros
 from .diagonals import diag
@@ -53,13 +54,14 @@ __all__ = [
 # arrays by a formula
 
 
+@checked
 def logspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
     base: Any = 10.0,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     device: Any = None,
 ) -> Any:
@@ -73,12 +75,13 @@ def logspace(
     return found.astype(default_float() if dtype is None else as_dtype(dtype), copy=False)
 
 
+@checked
 def geomspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     device: Any = None,
 ) -> Any:
@@ -102,7 +105,8 @@ def geomspace(
     return array(values, None if dtype is None else as_dtype(dtype), device=device)
 
 
-def indices(dimensions: Sequence[int], dtype: Any = int, sparse: bool = False) -> Any:
+@checked
+def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = False) -> Any:
     """Return for a grid of a shape each position's number along each dim.
 
     Args:
@@ -124,8 +128,9 @@ def indices(dimensions: Sequence[int], dtype: Any = int, sparse: bool = False) -
     return stack([broadcast_to(x, whole) for x in thin])
 
 
+@checked
 def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: Any = float, **kwargs: Any
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: DtypeLike = float, **kwargs: Any
 ) -> Any:
     """Return what a function makes of each position's numbers along the dims.
 
@@ -138,28 +143,33 @@ def fromfunction(
     return function(*grid, **kwargs)
 
 
+@checked
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     """Return the positions at and above the diagonal ``k`` of a matrix."""
     rows, columns = np.triu_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
+@checked
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     """Return the positions at and below the diagonal ``k`` of a matrix."""
     rows, columns = np.tril_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
+@checked
 def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
     """Return the positions of the main diagonal of an array with equal dims."""
     return (arange(n),) * ndim
 
 
+@checked
 def diagflat(v: Any, k: int = 0) -> Any:
     """Return a matrix with the flat array on its diagonal ``k``."""
     return diag(reshape(v, (-1,)), k)
 
 
+@checked
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """Return the powers of each element as a row, the highest first by default."""
     value = as_array(x)
@@ -169,6 +179,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     return bind("power", reshape(value, (-1, 1)), powers if increasing else powers[::-1])
 
 
+@checked
 def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """Return the positions along each dim of positions in the flat array.
 
@@ -191,6 +202,7 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+@checked
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
     """Return an array of what another library's array on the host holds.
 
@@ -230,6 +242,7 @@ def shape(a: Any) -> tuple[int, ...]:
     return tuple(as_array(a).shape)
 
 
+@checked
 def size(a: Any, axis: int | None = None) -> int:
     """Return the number of elements, or the size of a dim."""
     x = as_array(a)
@@ -239,6 +252,7 @@ def size(a: Any, axis: int | None = None) -> int:
 # put together and apart
 
 
+@checked
 def append(arr: Any, values: Any, axis: int | None = None) -> Any:
     """Return an array with others joined at its end, along a dim or flat."""
     return concatenate([arr, values], axis=axis)
@@ -263,6 +277,7 @@ def column_stack(arrays: Any) -> Any:
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
 
+@checked
 def array_split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim, which may differ in size by one.
 
@@ -320,6 +335,7 @@ def fliplr(m: Any) -> Any:
     return flip(m, 1)
 
 
+@checked
 def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
     """Return the array turned by 90 degrees, from the first of two dims towards the second.
 

@@ -19,6 +19,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from . import narrow
+from .arguments import DtypeLike, checked
 from .dtypes import accumulator, as_dtype, is_float, operand_dtype
 from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
 
@@ -292,10 +293,11 @@ def _started(row: str, found: Any, initial: Any) -> Any:
     return bind(row, found, as_array(initial).astype(found.dtype, copy=False))
 
 
+@checked
 def sum(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
     initial: Any = None,
@@ -327,10 +329,11 @@ def sum(
     return _started("add", _reduce("sum", x, axis, keepdims, dtype=wanted), initial)
 
 
+@checked
 def prod(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
     initial: Any = None,
@@ -366,6 +369,7 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
     return _started(row, _reduce(what, x, axis, keepdims), initial)
 
 
+@checked
 def max(
     a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
 ) -> Any:
@@ -389,6 +393,7 @@ def max(
     return _extreme_of("max", a, axis, keepdims, initial, where)
 
 
+@checked
 def min(
     a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
 ) -> Any:
@@ -399,22 +404,26 @@ def min(
     return _extreme_of("min", a, axis, keepdims, initial, where)
 
 
+@checked
 def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return maximum less minimum over dims."""
     x = _not_empty(a, axis, "ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
+@checked
 def any(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
     """Return whether any element is true over dims, all by default; of those ``where`` says."""
     return _reduce("any", masked(as_array(a), where, 0, "any"), axis, keepdims)
 
 
+@checked
 def all(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
     """Return whether all elements are true over dims, all by default; of those ``where`` says."""
     return _reduce("all", masked(as_array(a), where, 1, "all"), axis, keepdims)
 
 
+@checked
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the number of elements that are not zero over dims."""
     x = as_array(a)
@@ -431,6 +440,7 @@ def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
     return _reduce(name, x, axis, keepdims, shape=x.shape)
 
 
+@checked
 def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the position of the first maximum along a dim; without one, in the flat array.
 
@@ -441,6 +451,7 @@ def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     return _positions("argmax", a, axis, keepdims)
 
 
+@checked
 def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the position of the first minimum along a dim; without one, in the flat array."""
     return _positions("argmin", a, axis, keepdims)

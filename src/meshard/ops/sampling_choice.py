@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import KEY, dtype_name
 
+from .arguments import checked
 from .concrete import is_array, is_traced
 from .dtypes import is_float
 from .keys import single_key
@@ -45,6 +46,7 @@ def _order(what: str, key: Any, size: int, place: Any) -> Any:
     return argsort(drawn(what, key, "words", (size,), _WORDS, place, (0,)))
 
 
+@checked
 def permutation(
     key: Any, x: Any, axis: int = 0, independent: bool = False, *, out_sharding: Any = None
 ) -> Any:
@@ -93,6 +95,7 @@ def permutation(
     return finished(what, found, out_sharding)
 
 
+@checked
 def choice(
     key: Any,
     a: Any,
@@ -173,6 +176,7 @@ elementwise_row("gumbel_score", lambda u, logits: logits - np.log(-np.log(u)), 2
 elementwise_row("chance_score", lambda u, p: np.log(p) - np.log(-np.log(u)), 2)
 
 
+@checked
 def categorical(
     key: Any,
     logits: Any,

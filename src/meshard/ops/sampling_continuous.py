@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import Block
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .registry import Dtype, Op, register
 from .sampling import drawn, refuse_place
@@ -146,10 +147,11 @@ def _scaled_of(numbers: Block, low: Any, high: Any) -> Any:
 elementwise_row("scaled", _scaled_of, 3)
 
 
+@checked
 def uniform(
     key: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     minval: Any = 0.0,
     maxval: Any = 1.0,
     *,
@@ -188,12 +190,13 @@ def uniform(
     )
 
 
+@checked
 def truncated_normal(
     key: Any,
     lower: Any,
     upper: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -253,7 +256,9 @@ register(
 
 
 def _without_parameters(name: str, text: str) -> Any:
-    def function(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+    def function(
+        key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    ) -> Any:
         wanted = float_dtype(dtype, name)
         return transformed(name, key, {}, checked_shape(shape, name), wanted, out_sharding)
 
@@ -273,7 +278,7 @@ def _without_parameters(name: str, text: str) -> Any:
     >>> random.{name}(random.key(0), (2, 3)).shape
     (2, 3)
     """
-    return function
+    return checked(function)
 
 
 cauchy = _without_parameters("cauchy", "the Cauchy distribution")
@@ -282,10 +287,11 @@ logistic = _without_parameters("logistic", "the logistic distribution of scale 1
 maxwell = _without_parameters("maxwell", "the Maxwell distribution of scale 1")
 
 
+@checked
 def gumbel(
     key: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     mode: str | None = None,
     *,
     out_sharding: Any = None,
@@ -317,8 +323,9 @@ def check_mode(what: str, mode: str | None) -> None:
         raise ArgumentError(f"{what}: got mode={mode!r}, expected 'high' or 'low'.")
 
 
+@checked
 def pareto(
-    key: Any, b: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, b: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Pareto distribution of shape ``b``.
 
@@ -341,8 +348,9 @@ def pareto(
     return transformed("pareto", key, {"b": b}, shape, wanted, out_sharding)
 
 
+@checked
 def rayleigh(
-    key: Any, scale: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, scale: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Rayleigh distribution.
 
@@ -365,8 +373,9 @@ def rayleigh(
     return transformed("rayleigh", key, {"scale": scale}, shape, wanted, out_sharding)
 
 
+@checked
 def wald(
-    key: Any, mean: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, mean: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Wald (inverse Gaussian) distribution.
 
@@ -389,11 +398,12 @@ def wald(
     return transformed("wald", key, {"mean": mean}, shape, wanted, out_sharding)
 
 
+@checked
 def lognormal(
     key: Any,
     sigma: Any = 1.0,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -415,13 +425,14 @@ def lognormal(
     return finished("lognormal", element.exp(numbers * value).astype(wanted), out_sharding)
 
 
+@checked
 def triangular(
     key: Any,
     left: Any,
     mode: Any,
     right: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -436,7 +447,10 @@ def triangular(
     return transformed("triangular", key, corners, shape, wanted, out_sharding)
 
 
-def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None) -> Any:
+@checked
+def double_sided_maxwell(
+    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: DtypeLike = None
+) -> Any:
     """Draw Maxwell numbers of either sign, scaled and moved.
 
     The result has ``shape`` and then the dims of the parameters together.
@@ -451,8 +465,9 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype:
     return transformed(what, key, values, sizes, float_dtype(dtype, what), None)
 
 
+@checked
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = None
+    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: DtypeLike = None
 ) -> Any:
     """Draw from the Weibull distribution; ``shape`` and the parameters broadcast together.
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import Block, dtype_name
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .dtypes import as_dtype
 from .move import stack
@@ -123,12 +124,13 @@ def _bound(name: str, given: Any) -> Any:
     return x if x.dtype.kind != "b" else x.astype(np.int64)
 
 
+@checked
 def randint(
     key: Any,
     shape: Any,
     minval: Any,
     maxval: Any,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -274,6 +276,7 @@ register_transform("rademacher", lambda u: np.where(u < 0.5, -1.0, 1.0), 0)
 elementwise_row("binomial_share", _binomial, 3)
 
 
+@checked
 def bernoulli(
     key: Any,
     p: Any = 0.5,
@@ -308,7 +311,10 @@ def bernoulli(
     return transformed("bernoulli", key, {"p": p}, shape, np.dtype(bool), out_sharding)
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def rademacher(
+    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+) -> Any:
     """Draw -1 and 1, equally likely.
 
     >>> from meshard import random
@@ -324,8 +330,9 @@ def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: An
     return transformed("rademacher", key, {}, sizes, wanted, out_sharding)
 
 
+@checked
 def poisson(
-    key: Any, lam: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, lam: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Poisson distribution of mean ``lam``; -1 comes of no mean, as in JAX.
 
@@ -337,8 +344,9 @@ def poisson(
     return transformed("poisson", key, {"lam": lam}, shape, wanted, out_sharding)
 
 
+@checked
 def geometric(
-    key: Any, p: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, p: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw the number of tries up to the first success, each with probability ``p``.
 
@@ -350,7 +358,8 @@ def geometric(
     return transformed("geometric", key, {"p": p}, shape, wanted, out_sharding)
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
+@checked
+def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: DtypeLike = None) -> Any:
     """Draw the number of successes in ``n`` tries, each with probability ``p``, as floats.
 
     NaN comes of a negative ``n``, or of a ``p`` that is no probability.
@@ -363,13 +372,14 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> 
     return transformed("binomial", key, {"n": n, "p": p}, shape, wanted, None)
 
 
+@checked
 def multinomial(
     key: Any,
     n: Any,
     p: Any,
     *,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     unroll: int | bool = 1,
 ) -> Any:
     """Draw how often each of some outcomes comes up in ``n`` tries.

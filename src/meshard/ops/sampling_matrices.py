@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
-from meshard.runtime.structs import checked_shape
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul
 from .decompose import cholesky, eigh, qr, svd
@@ -23,12 +24,13 @@ from .shape import matrix_transpose
 __all__ = ["multivariate_normal", "orthogonal"]
 
 
+@checked
 def multivariate_normal(
     key: Any,
     mean: Any,
     cov: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     method: str = "cholesky",
     *,
     out_sharding: Any = None,
@@ -89,11 +91,12 @@ def multivariate_normal(
     return finished(what, found.astype(wanted), out_sharding)
 
 
+@checked
 def orthogonal(
     key: Any,
     n: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     m: Any = None,
     *,
     out_sharding: Any = None,

@@ -16,6 +16,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS
@@ -150,6 +151,7 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
+@checked
 def unique(
     ar: Any,
     return_index: bool = False,
@@ -198,6 +200,7 @@ def unique(
     return tuple(found) if any(wanted) else found[0]
 
 
+@checked
 def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
@@ -210,6 +213,7 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
     return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
 
 
+@checked
 def unique_counts(
     x: Any, /, *, size: int | None = None, fill_value: Any = None
 ) -> UniqueCountsResult:
@@ -218,6 +222,7 @@ def unique_counts(
     return UniqueCountsResult(*found)
 
 
+@checked
 def unique_inverse(
     x: Any, /, *, size: int | None = None, fill_value: Any = None
 ) -> UniqueInverseResult:
@@ -226,6 +231,7 @@ def unique_inverse(
     return UniqueInverseResult(*found)
 
 
+@checked
 def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
     """Return the distinct elements, where each first stands, each element's place, and counts.
 
@@ -257,6 +263,7 @@ def _in(x: Block, test: Block) -> Block:
 register(Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or)))
 
 
+@checked
 def isin(
     element: Any,
     test_elements: Any,
@@ -298,6 +305,7 @@ def _sized_set(x: Any, size: int, fill_value: Any, *conditions: Any) -> Any:
     return _first_of(chosen, values, values, size, fill_value)[0]
 
 
+@checked
 def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements that are in either array, sorted.
 
@@ -314,6 +322,7 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
     return unique(concatenate(_both(ar1, ar2)), size=size, fill_value=fill_value)
 
 
+@checked
 def intersect1d(
     ar1: Any,
     ar2: Any,
@@ -330,6 +339,7 @@ def intersect1d(
     return kept(isin(values, _known_set("intersect1d", y)), values)[0]
 
 
+@checked
 def setdiff1d(
     ar1: Any,
     ar2: Any,
@@ -350,6 +360,7 @@ def setdiff1d(
     return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
 
 
+@checked
 def setxor1d(
     ar1: Any,
     ar2: Any,
@@ -376,6 +387,7 @@ def _known_set(what: str, x: Any) -> Any:
 # the elements and positions that a mask selects
 
 
+@checked
 def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the positions in the flat array of the elements that are not zero.
 
@@ -397,6 +409,7 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     return kept(mask, bind("positions", mask))[0]
 
 
+@checked
 def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the positions of the elements that are not zero, a row of numbers for each.
 
@@ -411,6 +424,7 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     return stack(list(nonzero(x, size=size, fill_value=fill_value)), axis=1)
 
 
+@checked
 def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
     """Return the elements of the flat array where a condition of the same size is true.
 
@@ -446,6 +460,7 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
     return take(x, flatnonzero(mask), axis=dim)
 
 
+@checked
 def compress(
     condition: Any,
     a: Any,

@@ -21,6 +21,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
+from .arguments import checked
 from .concrete import is_traced
 from .dtypes import SMALL_FLOATS, same_dtype
 from .move import flip, stack
@@ -109,6 +110,7 @@ def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
     return x, dim
 
 
+@checked
 def sort(
     a: Any,
     axis: int | None = -1,
@@ -144,6 +146,7 @@ def sort(
     return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
 
+@checked
 def argsort(
     a: Any,
     axis: int | None = -1,
@@ -172,6 +175,7 @@ def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
             raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
 
 
+@checked
 def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
@@ -185,6 +189,7 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
     return sort(x, dim)
 
 
+@checked
 def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Any:
     """Return the positions that would `partition` the array."""
     x, dim = _operand("argpartition", a, axis)
@@ -192,6 +197,7 @@ def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Any:
     return argsort(x, dim)
 
 
+@checked
 def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
 
@@ -233,6 +239,7 @@ def _search(a: Block, v: Block, *, side: Any) -> Block:
 register(Op("searchsorted", _search_rule, _search, dtypes=_position_law, partial=Partial(np.add)))
 
 
+@checked
 def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
@@ -265,6 +272,7 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
     return bind("searchsorted", x, values, side=side)
 
 
+@checked
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Return for each element the number of the bin that it falls into.
 

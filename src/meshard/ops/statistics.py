@@ -13,6 +13,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul
 from .dtypes import accumulator, default_float, is_float, same_dtype
@@ -79,6 +80,7 @@ def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepd
     return (expand_dims(found, tuple(dims)) if keepdims else found).astype(law, copy=False)
 
 
+@checked
 def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the median over dims, all by default; NaN where an element is.
 
@@ -103,6 +105,7 @@ def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
+@checked
 def quantile(
     a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Any:
@@ -129,6 +132,7 @@ def quantile(
     return _quantile("quantile", a, _parts_of(q, 1), axis, method, keepdims)
 
 
+@checked
 def percentile(
     a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Any:
@@ -241,7 +245,8 @@ def _filled(x: Array, gaps: Any, value: float) -> Any:
     return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
 
 
-def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the sum over dims, NaN counted as zero.
 
     >>> import meshard.numpy as mnp
@@ -251,11 +256,13 @@ def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False)
     return sum_(_filled(*_nan(a), 0), axis, dtype, keepdims)
 
 
-def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nanprod(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the product over dims, NaN counted as one."""
     return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
 
 
+@checked
 def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
@@ -263,6 +270,7 @@ def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
+@checked
 def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
@@ -274,7 +282,8 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
     return bind("where", all_(gaps, axis, keepdims), np.asarray(np.nan, found.dtype), found)
 
 
-def nanmean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the mean over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
     if gaps is None:
@@ -291,6 +300,7 @@ def _quotient(total: Any, count: Any) -> Any:
     return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
 
 
+@checked
 def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
     x, gaps = _nan(a)
@@ -305,6 +315,7 @@ def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
     return _quotient(squares, count).astype(law, copy=False)
 
 
+@checked
 def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the standard deviation over dims of what is not NaN."""
     return bind("sqrt", nanvar(a, axis, ddof, keepdims))
@@ -313,6 +324,7 @@ def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
 # covariances
 
 
+@checked
 def cov(
     m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
 ) -> Any:
@@ -352,6 +364,7 @@ def _variables(value: Any, rowvar: bool) -> Any:
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
 
 
+@checked
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
     """Return the correlation coefficients of variables, given as to `cov`."""
     c = cov(x, y, rowvar)

@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .dtypes import same_dtype
 from .index import joined, positions, whole_numbers
@@ -42,6 +43,7 @@ def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill:
     return bind("where", reshape(outside, shape), gap(found.dtype, fill), found)
 
 
+@checked
 def take(
     a: Any,
     indices: Any,
@@ -140,6 +142,7 @@ register(
 )
 
 
+@checked
 def take_along_axis(
     arr: Any,
     indices: Any,

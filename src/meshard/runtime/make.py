@@ -13,10 +13,10 @@ from meshard.algebra.sharding import Sharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 
+from .arguments import checked_shape
 from .array import Array, to_numpy
 from .place import as_host, as_sharding, check_devices_exist, checked_dtype, filled, placed
 from .same_values import check_same_values
-from .structs import checked_shape
 from .traced import Traced
 from .trees import mismatch
 from .types import Block

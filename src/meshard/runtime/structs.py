@@ -9,31 +9,16 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.sharding import Sharding
-from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.errors import ArgumentError, DtypeError
 
+from .arguments import checked_shape
 from .array import Array
 from .place import as_array, as_sharding, checked_dtype, home
 from .traced import Traced
 from .types import ArrayType, dtype_name
 from .world import here
 
-__all__ = ["ShapeDtypeStruct", "checked_shape", "typeof"]
-
-
-def checked_shape(shape: Any, what: str) -> tuple[int, ...]:
-    """Return a shape as a tuple of Python ints; one number is a shape of one dim.
-
-    Raises:
-        ShapeError: if it is not made of whole numbers from 0 on.
-    """
-    try:
-        given = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        sizes = tuple([n.__index__() for n in given])
-    except (TypeError, AttributeError):
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
-    return sizes
+__all__ = ["ShapeDtypeStruct", "typeof"]
 
 
 @final

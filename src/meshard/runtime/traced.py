@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.sharding import Sharding
-from meshard.errors import ConcretizationError
+from meshard.errors import ArgumentError, ConcretizationError
 
 from .methods import ArrayMethods
 from .types import ArrayType, Block
@@ -157,12 +157,12 @@ class Traced(ArrayMethods):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without dims")
+            raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
-            raise TypeError("iteration over a 0-d array")
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
         return (self[i] for i in range(self.shape[0]))
 
     def __bool__(self) -> bool:

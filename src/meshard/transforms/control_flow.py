@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.arguments import checked
 from meshard.ops.elementwise import clip
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
@@ -83,6 +84,7 @@ def cond(
     return _switched("cond", index, [true_fun, false_fun], args, ["true_fun", "false_fun"])
 
 
+@checked
 def switch(
     index: Any,
     branches: Sequence[Callable[..., Any]],
@@ -243,6 +245,7 @@ def _diverging(
 # loops
 
 
+@checked
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
@@ -378,6 +381,7 @@ def _first(lower: Any, dtype: np.dtype[Any] | None) -> Any:
     return lower.astype(wide if wide.kind in "iu" else np.int64)
 
 
+@checked
 def fori_loop(
     lower: Any,
     upper: Any,
