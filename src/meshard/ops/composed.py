@@ -17,7 +17,7 @@ from meshard.runtime.types import Block
 from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS, default_float, is_float, same_dtype
+from .dtypes import SMALL_FLOATS, default_float, is_float, promoted, same_dtype
 from .info import finfo
 from .reduce import all as all_
 from .registry import Dtype, Op, Operand, Params, register
@@ -215,6 +215,7 @@ def angle(z: Any, deg: bool = False) -> Any:
 # choices
 
 
+@checked
 def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     """Return for each element the choice of the first condition that is true.
 
@@ -287,7 +288,12 @@ def polyval(p: Any, x: Any) -> Any:
     [-1, 0, 3]
     """
     coefficients, value = as_array(p), as_array(x)
-    found: Any = full(value.shape, np.zeros((), np.result_type(coefficients.dtype, value.dtype)))
+    if coefficients.ndim != 1:
+        raise ShapeError(
+            f"polyval: the coefficients must have one dim, but their shape is {coefficients.shape}."
+        )
+    law = promoted("polyval", coefficients.dtype, value.dtype)
+    found: Any = full(value.shape, np.zeros((), law))
     for i in range(coefficients.shape[0]):
         found = found * value + coefficients[i]
     return found

@@ -31,7 +31,7 @@ from meshard.runtime.world import here
 
 from .arguments import DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
-from .dtypes import accumulator, as_dtype, default_float, is_float
+from .dtypes import accumulator, as_dtype, default_float, is_float, promoted
 from .move import stack
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
@@ -90,10 +90,14 @@ def _from_nested(value: Any) -> Any:
     return value
 
 
-def _holds_array(value: Any) -> bool:
+def _holds_array(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(_holds_array(v) for v in value)
+        # No array has more dims than this; a list that contains itself is endlessly deep.
+        return depth < _MOST_DIMS and any(_holds_array(v, depth + 1) for v in value)
     return is_array(value)
+
+
+_MOST_DIMS = 64
 
 
 @checked
@@ -122,6 +126,8 @@ def array(
     >>> mnp.array([[1, 2], [3, 4]]).shape
     (2, 2)
     """
+    if not 0 <= ndmin <= _MOST_DIMS:
+        raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
     place = as_sharding(device, "array")
@@ -302,7 +308,7 @@ def arange(
     if stop is None:
         start, stop = 0, start
     first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
-    given = [np.asarray(v).dtype for v in (first, last, by)]
+    given = [as_host(v, "arange").dtype for v in (first, last, by)]
     real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
     if not real or not all(map(np.isfinite, (first, last, by))):
         raise ArgumentError(
@@ -358,7 +364,7 @@ def _kinds(values: Sequence[Any]) -> list[Any]:
 def _promoted(values: Sequence[Any]) -> Dtype:
     """Return the dtype of numbers together: wide only if one is, besides Python's own."""
     kinds = _kinds(values)
-    found = np.result_type(*kinds)
+    found = promoted("linspace", *kinds)
     wide = (np.dtype(np.float64), np.dtype(np.complex128))
     if found not in wide or any(kind in wide for kind in kinds):
         return found

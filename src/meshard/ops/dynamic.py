@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import DtypeError, IndexingError, ShapeError
+from meshard.runtime.arguments import items, shown
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -96,7 +97,7 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
     elif is_array(given) or isinstance(given, np.ndarray):
         places = list(_values(what, given)) if given.ndim == 1 else [given]
     else:
-        places = list(given)
+        places = items(given, what, "start_indices", "a sequence of integers")
     if len(places) != len(shape):
         raise ShapeError(
             f"{what}: {len(places)} start indices for an array of shape {shape}, which has "
@@ -108,7 +109,8 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
         dtype = place.dtype if is_array(place) else as_host(place, what).dtype
         if dtype.kind not in "iu" or np.ndim(place):
             raise DtypeError(
-                f"{what}: the start index of dim {d} is {place!r}, of {dtype}; it is one integer."
+                f"{what}: the start index of dim {d} must be one integer, got {shown(place)} "
+                f"of dtype {dtype}."
             )
         fixed = isinstance(place, (int, np.integer))
         at = place if is_traced(place) else index(_values(what, place)[()])

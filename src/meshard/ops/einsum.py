@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import described, integer
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -107,9 +108,21 @@ def _labels(item: Any) -> bool:
 
 def _ordering(optimize: Any) -> Any:
     """Return einsum's ``optimize`` in a form that can be looked up."""
-    if isinstance(optimize, (list, tuple)):
-        return tuple(tuple(step) for step in optimize if not isinstance(step, str))
-    return "auto" if optimize is True else optimize or False
+    try:
+        if isinstance(optimize, (list, tuple)):
+            return tuple(
+                tuple([integer(i, "einsum", "a step of optimize") for i in step])
+                for step in optimize
+                if not isinstance(step, str)
+            )
+        if optimize is None or isinstance(optimize, (bool, str)):
+            return "auto" if optimize is True else optimize or False
+    except TypeError:
+        pass
+    raise ArgumentError(
+        "einsum: optimize must be a bool, the name of a strategy, or a path as a list of tuples "
+        f"of integers, got {described(optimize)}."
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -132,7 +145,7 @@ def _path(
             shapes=True,
             optimize=list(optimize) if isinstance(optimize, tuple) else optimize,
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ShapeError(
             f"einsum: {subscripts!r} does not fit operands of shapes "
             f"{', '.join(map(str, shapes)) or '(none)'}: {error}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
@@ -57,7 +57,10 @@ register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial
 register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add)))
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+@checked
+def histogram_bin_edges(
+    a: Any, bins: Any = 10, range: Sequence[float] | None = None, weights: Any = None
+) -> Any:
     """Return the edges of bins that cover an array: a number of equal ones, or those given.
 
     Raises:
@@ -99,7 +102,8 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if not isinstance(bins, (int, np.integer)):
         bins = known(bins)
     try:
-        return np.histogram_bin_edges(sample, bins, limits)
+        edges = bins if np.ndim(bins) == 0 else as_host(bins, name)
+        return np.histogram_bin_edges(sample, edges, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
@@ -108,7 +112,11 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
 
 @checked
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
+    a: Any,
+    bins: Any = 10,
+    range: Sequence[float] | None = None,
+    density: bool = False,
+    weights: Any = None,
 ) -> tuple[Any, Any]:
     """Return how many elements fall into each bin, and the bins' edges.
 

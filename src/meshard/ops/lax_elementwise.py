@@ -371,7 +371,8 @@ def clamp(min: Any, x: Any, max: Any) -> Any:
     [1, 1, 2, 3, 3]
     """
     value = as_array(x)
-    for name, limit in (("min", min), ("max", max)):
+    for name, given in (("min", min), ("max", max)):
+        limit = as_array(given)
         if np.shape(limit) not in ((), value.shape):
             raise ShapeError(
                 f"clamp: {name} has shape {np.shape(limit)}, the array {value.shape}; a limit is a "

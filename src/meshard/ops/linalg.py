@@ -221,7 +221,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     return found if y.ndim == 2 else found[:, 0], residuals, rank, s
 
 
-def cond(x: Any, p: Any = None) -> Any:
+@checked
+def cond(x: Any, p: float | str | None = None) -> Any:
     """Return the condition numbers of matrices, by a norm; by the singular values by default."""
     value = matrices("cond", x)
     if p in (None, 2, -2):
@@ -232,6 +233,7 @@ def cond(x: Any, p: Any = None) -> Any:
     return matrix_norm(value, ord=order) * matrix_norm(inv(value), ord=order)
 
 
+@checked
 def multi_dot(arrays: Sequence[Any]) -> Any:
     """Return the product of two or more matrices, in the order that costs least.
 

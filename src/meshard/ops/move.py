@@ -14,13 +14,14 @@ import numpy as np
 
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.arguments import described
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .arguments import DtypeLike, checked
 from .concrete import concrete, is_traced
-from .dtypes import as_dtype
+from .dtypes import as_dtype, promoted
 from .reduce import normalised_axes
 from .registry import MoveOp, Params, register
 from .shape import atleast_1d, atleast_2d, broadcast_to, expand_dims, ravel, reshape
@@ -82,7 +83,7 @@ register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, p
 
 
 @checked
-def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
+def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -107,7 +108,9 @@ def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: DtypeLike = None
                 f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
                 f"differ along dim {dim} only."
             )
-    wanted = np.result_type(*[x.dtype for x in values]) if dtype is None else as_dtype(dtype)
+    wanted = (
+        promoted("concatenate", *[x.dtype for x in values]) if dtype is None else as_dtype(dtype)
+    )
     return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
 
 
@@ -115,7 +118,7 @@ concat = concatenate
 
 
 @checked
-def stack(arrays: Any, /, axis: int = 0) -> Any:
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
     if not values:
@@ -129,13 +132,15 @@ def stack(arrays: Any, /, axis: int = 0) -> Any:
     return concatenate([expand_dims(x, dim) for x in values], axis=dim)
 
 
-def hstack(arrays: Any) -> Any:
+@checked
+def hstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the second dim, or the first of one-dim arrays."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
 
 
-def vstack(arrays: Any) -> Any:
+@checked
+def vstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the first dim, one-dim arrays as rows."""
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
@@ -150,7 +155,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 
 
 @checked
-def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim: a number of equal ones, or at cut points.
 
     Raises:
@@ -178,7 +183,8 @@ def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
     return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+@checked
+def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
     """Return the array with its elements moved along dims, those that fall out coming back in.
 
     Args:
@@ -262,9 +268,9 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
         filling = None
     widths = _per_side("pad_width", pad_width, x.ndim)
     if widths.size and widths.dtype.kind not in "iu":
-        raise ArgumentError(f"pad: pad_width {pad_width!r} is not made of whole numbers.")
+        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
     if (widths < 0).any():
-        raise ArgumentError(f"pad: pad_width {pad_width!r} holds a negative width.")
+        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
     added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
     if mode in _PAD_MODES:
         for d in added:
@@ -284,7 +290,8 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
     if filling is not None and mode == "constant":
         return _filled(x, result, added, filling)
-    values = _per_side("constant_values", constant_values, x.ndim).astype(x.dtype)
+    filler = as_host(constant_values, "pad: constant_values")
+    values = _per_side("constant_values", filler, x.ndim).astype(x.dtype)
     if mode == "constant" and values.any():
         for d, (low, _) in added.items():
             size, at = result.shape[d], np.arange(result.shape[d])
@@ -307,11 +314,12 @@ def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) 
 def _per_side(name: str, given: Any, ndim: int) -> Block:
     """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
     try:
-        return np.broadcast_to(np.asarray(given), (ndim, 2))
-    except ValueError as error:
+        return np.broadcast_to(as_host(given, f"pad: {name}"), (ndim, 2))
+    except ValueError:
         raise ArgumentError(
-            f"pad: {name} {given!r} is not a number, a pair or a pair for each of the {ndim} dims."
-        ) from error
+            f"pad: {name} must be a number, a pair, or a pair for each of the {ndim} dims, got "
+            f"{described(given)}."
+        ) from None
 
 
 def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
@@ -344,11 +352,13 @@ def tile(A: Any, reps: Any) -> Any:
 
 
 def _counts(what: str, name: str, given: Any) -> list[int]:
-    counts = np.asarray(given)
+    counts = as_host(given, f"{what}: {name}")
     if counts.size and (counts.dtype.kind not in "biu" or counts.ndim > 1):
-        raise ArgumentError(f"{what}: {name} {given!r} is not a whole number, nor a list of them.")
+        raise ArgumentError(
+            f"{what}: {name} must be an integer or a list of integers, got {described(given)}."
+        )
     if (counts < 0).any():
-        raise ArgumentError(f"{what}: {name} {given!r} holds a negative number.")
+        raise ArgumentError(f"{what}: {name} must not be negative, got {described(given)}.")
     return [int(n) for n in counts.reshape(-1).tolist()]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 
 from .arguments import DtypeLike, checked
@@ -96,10 +96,13 @@ def geomspace(
             "mnp.log(stop), num))."
         )
         start, stop = (np.asarray(concrete(v, "geomspace", way_out)) for v in (start, stop))
+    start, stop = (as_host(v, "geomspace") for v in (start, stop))
     try:
         values = np.geomspace(start, stop, num, endpoint)
-    except ValueError as error:
-        raise ArgumentError(f"geomspace: from {start} to {stop}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"geomspace: there is no sequence from {start} to {stop}: {error}."
+        ) from error
     if values.dtype.kind != "c":
         values = values.astype(default_float())
     return array(values, None if dtype is None else as_dtype(dtype), device=device)
@@ -266,19 +269,21 @@ def atleast_3d(a: Any) -> Any:
     return reshape(x, [(1, 1, 1), (1, x.size, 1), (*x.shape, 1)][x.ndim])
 
 
-def dstack(arrays: Any) -> Any:
+@checked
+def dstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the third dim."""
     return concatenate([atleast_3d(a) for a in arrays], axis=2)
 
 
-def column_stack(arrays: Any) -> Any:
+@checked
+def column_stack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined as columns; those of one dim become columns first."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
 
 @checked
-def array_split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def array_split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim, which may differ in size by one.
 
     Raises:
@@ -308,19 +313,22 @@ def _split(name: str, a: Any, sections: Any, dim: int) -> list[Any]:
     return split(x, sections, dim)
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def vsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the first of two or more dims."""
     if as_array(ary).ndim < 2:
         raise ShapeError(f"vsplit: needs at least 2 dims, got shape {as_array(ary).shape}.")
     return _split("vsplit", ary, indices_or_sections, 0)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def hsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the second dim, or the first of one-dim arrays."""
     return _split("hsplit", ary, indices_or_sections, 0 if as_array(ary).ndim == 1 else 1)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def dsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the third dim."""
     return _split("dsplit", ary, indices_or_sections, 2)
 

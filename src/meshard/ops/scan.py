@@ -344,7 +344,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     """
     values = as_array(y)
     (dim,) = normalised_axes(axis, values.ndim, "trapezoid")
-    width: Any = dx
+    width = as_array(dx)
     if x is not None:
         points = as_array(x)
         if points.shape not in ((values.shape[dim],), values.shape):

@@ -19,7 +19,7 @@ from meshard.runtime.types import Block
 from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS
+from .dtypes import SMALL_FLOATS, promoted
 from .move import concatenate, stack
 from .nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
 from .reduce import normalised_axes
@@ -292,7 +292,7 @@ def isin(
 def _both(ar1: Any, ar2: Any) -> tuple[Any, Any]:
     """Return two flat arrays of one dtype."""
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
-    common = np.result_type(x.dtype, y.dtype)
+    common = promoted("sets", x.dtype, y.dtype)
     return x.astype(common, copy=False), y.astype(common, copy=False)
 
 

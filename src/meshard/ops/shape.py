@@ -330,7 +330,8 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     return transpose(x, order)
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+@checked
+def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
     """Return the array with some dims moved to other places, the others kept in order."""
     x = as_array(a)
     old, new = (_in_order(dims, x.ndim, "moveaxis") for dims in (source, destination))
@@ -394,10 +395,12 @@ def broadcast_to(a: Any, shape: Any) -> Any:
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
     """Return the shape that several shapes broadcast to."""
+    given = [checked_shape(shape, "broadcast_shapes", "a shape") for shape in shapes]
     try:
-        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
-    except ValueError as error:
-        raise ShapeError(f"broadcast_shapes: {shapes} do not broadcast.") from error
+        return tuple(int(n) for n in np.broadcast_shapes(*given))
+    except ValueError:
+        listed = ", ".join(map(str, given))
+        raise ShapeError(f"broadcast_shapes: the shapes {listed} do not broadcast.") from None
 
 
 def broadcast_arrays(*args: Any) -> list[Any]:

@@ -170,13 +170,13 @@ def argsort(
 
 def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
     size = x.shape[dim]
-    for k in np.atleast_1d(np.asarray(kth)).tolist():
+    for k in np.atleast_1d(np.asarray(kth, np.int64)).tolist():
         if not -size <= k < size:
             raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
 
 
 @checked
-def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
+def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     The whole dim is sorted, which is one such order.
@@ -190,7 +190,7 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
 
 
 @checked
-def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Any:
+def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
     """Return the positions that would `partition` the array."""
     x, dim = _operand("argpartition", a, axis)
     _checked_kth("argpartition", x, kth, dim)

@@ -22,6 +22,7 @@ __all__ = [
     "flag",
     "integer",
     "items",
+    "shown",
 ]
 
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
@@ -29,20 +30,25 @@ LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
 _LONGEST = 80
 
 
+def shown(value: object) -> str:
+    """Return the repr of a value that was given, shortened where it is long."""
+    try:
+        text = repr(value)
+    except Exception:
+        # Lists nested thousands deep, and objects whose repr is broken.
+        return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
 def described(value: object) -> str:
-    """Return a short text for a value that was given, whatever it is."""
+    """Return a short text for a value that was given, with its type where that is not plain."""
     kind = type(value).__name__
     aval = getattr(type(value), "aval", None)
     if aval is not None:
         return f"an array {value.aval.str_short()}"  # type: ignore[attr-defined]
     if isinstance(value, np.ndarray) and value.ndim:
         return f"a NumPy array of shape {value.shape} and dtype {value.dtype}"
-    try:
-        text = repr(value)
-    except Exception:
-        # Lists nested thousands deep, and objects whose repr is broken.
-        return f"a {kind} that cannot be printed"
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+    text = shown(value)
     return text if value is None or isinstance(value, (type, bool)) else f"{text} of type {kind}"
 
 

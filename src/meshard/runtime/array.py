@@ -20,7 +20,7 @@ from meshard.errors import (
     NotAddressableError,
 )
 
-from .arguments import integer
+from .arguments import described, integer
 from .callers import user_line
 from .fetch import element_place, gathered, picked
 from .methods import ArrayMethods
@@ -320,6 +320,10 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def tobytes(self, order: Any = "C") -> bytes:
         """Return the elements' bytes, in C order by default."""
+        if order not in ("C", "F", "A", "K", None):
+            raise ArgumentError(
+                f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
+            )
         return to_numpy(self).tobytes(order)
 
     def __len__(self) -> int:

@@ -104,6 +104,11 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
     """
     try:
         return optree.broadcast_prefix(prefix, tree, none_is_leaf=True)
+    except RecursionError:
+        raise TreeError(
+            f"{what}: the tree of {name}, or that of values, contains itself or is nested too "
+            "deeply."
+        ) from None
     except ValueError as error:
         raise TreeError(
             f"{what}: the tree of {name} must be a prefix of the tree of values: {mismatch(error)}."

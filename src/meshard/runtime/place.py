@@ -21,11 +21,20 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndivisibleError,
+    MeshardError,
+    OutOfRangeError,
+    ShapeError,
+    ShardingError,
+)
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
 from .agreeing import agree
+from .arguments import described
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
@@ -132,30 +141,27 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         DtypeError: if its elements are not numbers.
         ShapeError: if nested lists differ in length.
     """
-    if isinstance(x, Traced):
-        value = np.asarray(x._concrete(what), dtype)
-    elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
-        value = np.asarray(x, dtype)
-    else:
-        try:
-            value = np.asarray(x, dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
-            raise refusal(f"{what}: {_brief(x)} cannot become an array: {error}") from error
-        if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
-            value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
+    typed = isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")
+    try:
+        value = np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
+    except MeshardError:
+        raise
+    except OverflowError as error:
+        raise OutOfRangeError(
+            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
+    plain = not typed and dtype is None
+    if plain and value.dtype.kind in "fc" and config.default_float == "float32":
+        value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
         raise DtypeError(
-            f"{what}: expected an array, a number or nested lists of numbers, got {_brief(x)} of "
-            f"type {type(x).__name__}."
+            f"{what}: expected an array, a number or nested lists of numbers, got {described(x)}."
         )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
-
-
-def _brief(x: object) -> str:
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
@@ -223,8 +229,7 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     number = isinstance(given, int) and not isinstance(given, bool)
     way = f" A device by its number is meshard.devices()[{given}]." if number else ""
     raise ArgumentError(
-        f"{what}: expected a Sharding, a Device, a spec or None, got {given!r} of type "
-        f"{type(given).__name__}.{way}"
+        f"{what}: expected a Sharding, a Device, a spec or None, got {described(given)}.{way}"
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
 
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()
+_ENDLESS = "tree: a list, tuple or dict in it contains itself, or is nested too deeply."
 
 
 def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
@@ -44,7 +45,7 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) ->
     >>> map(lambda a, b: a + b, {"x": 1}, {"x": 2})
     {'x': 3}
     """
-    first, treedef = optree.tree_flatten(tree, is_leaf=is_leaf)
+    first, treedef = flatten(tree, is_leaf)
     others = [_up_to(treedef, other) for other in rest]
     return optree.tree_unflatten(treedef, builtins.map(f, first, *others))
 
@@ -60,6 +61,8 @@ def _refusing(law: str) -> Iterator[None]:
     """Turn optree's errors into ours."""
     try:
         yield
+    except RecursionError:
+        raise TreeError(_ENDLESS) from None
     except (ValueError, TypeError) as error:
         raise TreeError(f"tree: {law}: {mismatch(error)}.") from error
 
@@ -71,19 +74,29 @@ def mismatch(error: Exception) -> str:
 
 def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
     """Return the tree with a function applied to each leaf's path and value."""
-    paths, first, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    with _refusing("its leaves cannot be listed"):
+        paths, first, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     others = [_up_to(treedef, other) for other in rest]
     return optree.tree_unflatten(treedef, builtins.map(f, paths, first, *others))
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     """Return the leaves in order."""
-    return optree.tree_leaves(tree, is_leaf=is_leaf)
+    return flatten(tree, is_leaf)[0]
 
 
-def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Return the leaves in order, and the structure."""
-    return optree.tree_flatten(tree, is_leaf=is_leaf)
+def flatten(
+    tree: Any, is_leaf: IsLeaf = None, *, none_is_leaf: bool = False
+) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Return the leaves in order, and the structure.
+
+    Raises:
+        TreeError: if the tree contains itself, or its keys cannot be sorted.
+    """
+    try:
+        return optree.tree_flatten(tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+    except RecursionError:
+        raise TreeError(_ENDLESS) from None
 
 
 def flatten_with_path(
@@ -96,7 +109,8 @@ def flatten_with_path(
     >>> flatten_with_path({"x": [3, 4]})[0]
     [(('x', 0), 3), (('x', 1), 4)]
     """
-    paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    with _refusing("its leaves cannot be listed"):
+        paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return list(zip(paths, found, strict=True)), treedef
 
 

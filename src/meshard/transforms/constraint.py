@@ -9,6 +9,7 @@ import optree
 from meshard.runtime.make import prefix_leaves
 from meshard.runtime.place import as_sharding, placed
 from meshard.runtime.primitive import innermost
+from meshard.runtime.trees import flatten
 
 from .body import Body
 from .calls import ConstraintCall
@@ -39,9 +40,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     P('i',)
     """
     what = "with_sharding_constraint"
-    leaves, structure = optree.tree_flatten(x)
+    leaves, structure = flatten(x)
     every = prefix_leaves(shardings, x, what, "shardings")
-    with_none, _ = optree.tree_flatten(x, none_is_leaf=True)
+    with_none, _ = flatten(x, none_is_leaf=True)
     given = [s for s, leaf in zip(every, with_none, strict=True) if leaf is not None]
     body = innermost()
     if not isinstance(body, Body):
