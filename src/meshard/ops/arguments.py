@@ -17,18 +17,22 @@ import numpy as np
 from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
 from meshard.runtime.arguments import described, flag, integer, items
 from meshard.runtime.traced import Traced
+from meshard.runtime.types import KEY
 
 from .dtypes import as_dtype
 
 DtypeLike = Any
 """What `as_dtype` takes: a NumPy dtype, its name, a scalar type, ``float`` for the default."""
 
+AnyDtypeLike = Any
+"""The same, with the dtype of typed random keys."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Accept = Callable[[Any, str, str], Any]
 """From a value, the function's name and the argument's to the value that the function gets."""
 
-__all__ = ["DtypeLike", "checked", "number"]
+__all__ = ["AnyDtypeLike", "DtypeLike", "checked", "number"]
 
 
 @final
@@ -95,13 +99,22 @@ def _nothing(value: Any, what: str, name: str) -> None:
         raise ArgumentError(f"{what}: {name} must be None, got {described(value)}.")
 
 
-def _dtype(value: Any, what: str, name: str) -> Any:
+def _any_dtype(value: Any, what: str, name: str) -> Any:
     if value is None:
         return None
     try:
         return as_dtype(value)
     except DtypeError as error:
         raise DtypeError(f"{what}: {name}: {error}") from None
+
+
+def _dtype(value: Any, what: str, name: str) -> Any:
+    found = _any_dtype(value, what, name)
+    if found == KEY:
+        raise DtypeError(
+            f"{what}: {name} must be a dtype of numbers; that of random keys takes no arithmetic."
+        )
+    return found
 
 
 _SIMPLE = {
@@ -111,6 +124,7 @@ _SIMPLE = {
     "str": _Kind("a string", _text, str),
     "None": _Kind("None", _nothing, type(None)),
     "DtypeLike": _Kind("a dtype", _dtype, type(None)),
+    "AnyDtypeLike": _Kind("a dtype", _any_dtype, type(None)),
 }
 _ALIASES = {"Axis": "int | Sequence[int] | None"}
 

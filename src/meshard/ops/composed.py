@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
@@ -17,7 +17,7 @@ from meshard.runtime.types import Block
 from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS, default_float, is_float, promoted, same_dtype
+from .dtypes import SMALL_FLOATS, default_float, is_float, operand_dtype, promoted, same_dtype
 from .info import finfo
 from .reduce import all as all_
 from .registry import Dtype, Op, Operand, Params, register
@@ -71,6 +71,9 @@ def _interpolate(x: Any, xp: Block, fp: Block, *, left: float | None, right: flo
 
 
 def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    for name, operand in zip(("x", "xp"), operands, strict=False):
+        if operand_dtype(operand).kind == "c":
+            raise DtypeError(f"interp: {name} must be real, but its dtype is complex.")
     dtype = operands[2][1]
     is_complex = isinstance(dtype, np.dtype) and dtype.kind == "c"
     return (np.dtype(np.complex128 if is_complex else np.float64),)

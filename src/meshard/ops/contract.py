@@ -14,6 +14,7 @@ import numpy as np
 
 from meshard.algebra.rule import OpRule, Term
 from meshard.errors import ArgumentError, DtypeError, IncompatibleDevicesError, ShapeError
+from meshard.runtime.arguments import shown
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
@@ -273,7 +274,7 @@ def _pairs(x: Array, y: Array, axes: Any) -> list[tuple[int, int]]:
         left, right = ([index(d)] if hasattr(d, "__index__") else [*map(index, d)] for d in axes)
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"tensordot: axes={axes!r} is neither a number of dims nor two lists of them."
+            f"tensordot: axes must be a number of dims or two lists of dims, got {shown(axes)}."
         ) from None
     if len(left) != len(right):
         raise ArgumentError(

@@ -29,7 +29,7 @@ from meshard.runtime.same_values import check_same_values
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
-from .arguments import DtypeLike, checked
+from .arguments import AnyDtypeLike, DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float, promoted
 from .move import stack
@@ -103,7 +103,7 @@ _MOST_DIMS = 64
 @checked
 def array(
     object: Any,
-    dtype: DtypeLike = None,
+    dtype: AnyDtypeLike = None,
     *,
     copy: bool | None = True,
     ndmin: int = 0,
@@ -156,7 +156,7 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: DtypeLike = None, *, copy: bool | None = None, device: Any = None
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
 ) -> Any:
     """Make an array; one that is an array already stays where it is.
 
@@ -173,7 +173,7 @@ def copy(a: Any) -> Any:
 
 
 @checked
-def full(shape: Any, fill_value: Any, dtype: DtypeLike = None, *, device: Any = None) -> Any:
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
     """Make an array of one value.
 
     Args:
@@ -224,7 +224,7 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
 
 
 def _constant_of(name: str, number: float) -> Callable[..., Any]:
-    def function(shape: Any, dtype: DtypeLike = None, *, device: Any = None) -> Any:
+    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(checked_shape(shape, name), np.asarray(number, wanted), device, name)
 
@@ -251,7 +251,7 @@ empty = _constant_of("empty", 0)
 
 @checked
 def full_like(
-    a: Any, fill_value: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None
+    a: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
 ) -> Any:
     """Make an array of one value with the shape, dtype and sharding of another."""
     x = as_array(a)
@@ -275,19 +275,19 @@ def _alike(x: Any, *, value: Block) -> Any:
 
 
 @checked
-def zeros_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def zeros_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
-def ones_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def ones_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
 @checked
-def empty_like(a: Any, dtype: DtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def empty_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
@@ -358,7 +358,8 @@ def _number(value: Any) -> Any:
 
 def _kinds(values: Sequence[Any]) -> list[Any]:
     """Return what NumPy promotes: Python's numbers themselves, of others the dtypes."""
-    return [v if type(v) in (bool, int, float, complex) else np.asarray(v).dtype for v in values]
+    plain = (bool, int, float, complex)
+    return [v if type(v) in plain else as_host(v, "linspace").dtype for v in values]
 
 
 def _promoted(values: Sequence[Any]) -> Dtype:

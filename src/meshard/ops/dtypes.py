@@ -123,7 +123,9 @@ def promoted(what: str, *dtypes: Dtype) -> Dtype:
     try:
         return np.result_type(*dtypes)
     except TypeError:
-        kinds = " and ".join(dict.fromkeys(map(dtype_name, dtypes)))
+        kinds = " and ".join(
+            dict.fromkeys(dtype_name(d) if isinstance(d, np.dtype) else repr(d) for d in dtypes)
+        )
         raise DtypeError(
             f"{what}: there is no dtype that {kinds} have in common. Convert one with astype."
         ) from None

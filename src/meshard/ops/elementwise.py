@@ -11,7 +11,7 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, Block, dtype_name
 
-from .arguments import DtypeLike, checked
+from .arguments import AnyDtypeLike, checked
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
 from .registry import Dtype, Op, Operand, Params, register
@@ -298,7 +298,7 @@ def round(x: Any, /, decimals: int = 0) -> Any:
 
 
 @checked
-def astype(x: Any, dtype: DtypeLike, /, *, copy: bool = True) -> Any:
+def astype(x: Any, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Any:
     """Return the array converted to another dtype; the sharding stays.
 
     Raises:

@@ -94,6 +94,8 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         )
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
+    if not isinstance(bins, (int, np.integer)):
+        bins = as_host(bins, f"{name}: bins")
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
     sample = np.zeros(0, x.dtype)
@@ -102,8 +104,7 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if not isinstance(bins, (int, np.integer)):
         bins = known(bins)
     try:
-        edges = bins if np.ndim(bins) == 0 else as_host(bins, name)
-        return np.histogram_bin_edges(sample, edges, limits)
+        return np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"

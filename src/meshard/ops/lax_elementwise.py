@@ -17,7 +17,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
-from .arguments import DtypeLike, checked
+from .arguments import AnyDtypeLike, checked
 from .concrete import is_array
 from .dtypes import SMALL_FLOATS, as_dtype, is_float, operand_dtype, same_dtype
 from .registry import Dtype, Op, Operand, Params, RuleText, register
@@ -185,7 +185,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     """
     try:
         method = RoundingMethod(getattr(rounding_method, "value", rounding_method))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(
             f"round: rounding_method is RoundingMethod.AWAY_FROM_ZERO or TO_NEAREST_EVEN, not "
             f"{rounding_method!r}."
@@ -220,7 +220,7 @@ def integer_pow(x: Any, y: int) -> Any:
 
 
 @checked
-def convert_element_type(operand: Any, new_dtype: DtypeLike) -> Any:
+def convert_element_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
     """Return the array converted to another dtype.
 
     >>> import meshard.numpy as mnp
@@ -232,7 +232,7 @@ def convert_element_type(operand: Any, new_dtype: DtypeLike) -> Any:
 
 
 @checked
-def bitcast_convert_type(operand: Any, new_dtype: DtypeLike) -> Any:
+def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
     """Return the bits of the elements read as another dtype.
 
     Of a shorter dtype, several stand in a new last dim for each element; of a longer one, a last

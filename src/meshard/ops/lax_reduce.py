@@ -9,6 +9,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime import trees
+from meshard.runtime.arguments import shown
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -272,8 +273,9 @@ def dot_general(
         batch = list(zip(left_batch, right_batch, strict=True))
     except (TypeError, ValueError) as error:
         raise ArgumentError(
-            f"dot_general: dimension_numbers {dimension_numbers!r} do not pair up dims of shapes "
-            f"{x.shape} and {y.shape}: they are ((summed of lhs, of rhs), (batch of lhs, of rhs))."
+            f"dot_general: dimension_numbers {shown(dimension_numbers)} do not pair up dims of "
+            f"shapes {x.shape} and {y.shape}: they must be ((summed of lhs, of rhs), "
+            "(batch of lhs, of rhs))."
         ) from error
     for i, j in (*pairs, *batch):
         if x.shape[i] != y.shape[j]:

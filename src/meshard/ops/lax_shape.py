@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.runtime.arguments import described
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import create, move
 from . import shape as shapes
-from .arguments import DtypeLike, checked
+from .arguments import AnyDtypeLike, DtypeLike, checked
 from .dtypes import as_dtype
 from .index import getitem
 from .reduce import normalised_axes
@@ -52,14 +53,16 @@ def _sizes(what: str, name: str, given: Any) -> tuple[int, ...]:
     try:
         return tuple(map(index, given))
     except TypeError as error:
-        raise ArgumentError(f"{what}: {name}={given!r} is no tuple of whole numbers.") from error
+        raise ArgumentError(
+            f"{what}: {name} must be a tuple of integers, got {described(given)}."
+        ) from error
 
 
 # made
 
 
 @checked
-def full(shape: Any, fill_value: Any, dtype: DtypeLike = None, *, sharding: Any = None) -> Any:
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: Any = None) -> Any:
     """Make an array of one value.
 
     Args:
@@ -76,7 +79,7 @@ def full(shape: Any, fill_value: Any, dtype: DtypeLike = None, *, sharding: Any 
 
 @checked
 def full_like(
-    x: Any, fill_value: Any, dtype: DtypeLike = None, shape: Any = None, sharding: Any = None
+    x: Any, fill_value: Any, dtype: AnyDtypeLike = None, shape: Any = None, sharding: Any = None
 ) -> Any:
     """Make an array of one value with the shape, dtype and sharding of another.
 
@@ -307,7 +310,7 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
 
 
 @checked
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
     """Return the array with elements added at the ends of its dims and between its elements.
 
     Args:

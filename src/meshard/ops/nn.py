@@ -120,7 +120,7 @@ def squareplus(x: Any, b: Any = 4) -> Any:
     1.0
     """
     value = _float(x)
-    return (value + bind("sqrt", bind("square", value) + b)) / 2
+    return (value + bind("sqrt", bind("add", bind("square", value), b))) / 2
 
 
 def sparse_plus(x: Any) -> Any:
@@ -397,10 +397,10 @@ def standardize(
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "standardize")
-    off = value - (mean_(value, dims, keepdims=True) if mean is None else mean)
+    off = value - (mean_(value, dims, keepdims=True) if mean is None else as_array(mean))
     if variance is None:
         variance = var(value, dims, keepdims=True)
-    return off / bind("sqrt", variance + epsilon)
+    return off / bind("sqrt", as_array(variance) + epsilon)
 
 
 @checked

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 
@@ -191,6 +191,10 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """
     flat = as_array(indices)
     volume = math.prod(shape)
+    if flat.dtype.kind not in "iu" and flat.size:
+        raise DtypeError(
+            f"unravel_index: indices must be integers, but their dtype is {flat.dtype}."
+        )
     if is_traced(flat):
         flat = bind("minimum", bind("maximum", flat, 0), max(volume - 1, 0))
     elif flat.size and (int(flat.min()) < 0 or int(flat.max()) >= volume):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.arguments import checked_shape
-from meshard.runtime.place import as_array
+from meshard.runtime.arguments import checked_shape, described, integer
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, dtype_name
 
@@ -68,11 +68,13 @@ def permutation(
     [0, 1, 2, 3]
     """
     what = "permutation"
-    if isinstance(x, (int, np.integer)) or (not is_array(x) and not np.ndim(x)):
+    if isinstance(x, (int, np.integer)) or (not is_array(x) and not as_host(x, what).ndim):
         if not isinstance(x, (int, np.integer)):
-            raise DtypeError(f"{what}: x must be an integer or at least 1-dimensional, got {x!r}.")
+            raise DtypeError(
+                f"{what}: x must be an integer or have at least one dim, got {described(x)}."
+            )
         _dim(what, axis, 1)
-        found = _order(what, key, max(int(x), 0), out_sharding)
+        found = _order(what, key, max(integer(x, what, "x"), 0), out_sharding)
         return finished(what, found, out_sharding)
     values = as_array(x)
     if not values.ndim:

@@ -115,8 +115,9 @@ def _truncated(u: Any, lower: Any, upper: Any) -> Any:
     """Return normal numbers between bounds, by logarithms, so that far tails keep their digits."""
     from scipy.special import log_ndtr, ndtri_exp
 
-    flip = np.asarray(lower) + upper > 0  # the lower tail is the one with digits
-    low, high = np.where(flip, -np.asarray(upper), lower), np.where(flip, -np.asarray(lower), upper)
+    lower, upper = np.asarray(lower, u.dtype), np.asarray(upper, u.dtype)
+    flip = lower + upper > 0  # the lower tail is the one with digits
+    low, high = np.where(flip, -upper, lower), np.where(flip, -lower, upper)
     chance = np.logaddexp(log_ndtr(low) + np.log1p(-u), log_ndtr(high) + np.log(u))
     x = np.clip(ndtri_exp(np.minimum(chance, 0.0)), low, high)
     return np.where(low <= high, np.where(flip, -x, x), np.nan)

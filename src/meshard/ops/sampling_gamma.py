@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.arguments import checked_shape
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -373,12 +373,11 @@ def ball(
     (2, 3)
     """
     wanted = float_dtype(dtype, "ball")
-    if not isinstance(d, (int, np.integer)) or d < 0:
-        raise ArgumentError(f"ball: d={d!r} is not a number of dimensions.")
+    d = integer(d, "ball", "d", 0)
     power = parameter("ball", "p", p)
     if isinstance(power, float) and not power > 0:
         raise ArgumentError(f"ball: p={power} is not above 0, as the order of a norm is.")
-    sizes = (*checked_shape(shape, "ball"), int(d))
+    sizes = (*checked_shape(shape, "ball"), d)
     if isinstance(power, float) and power == np.inf:
         found = 2 * uniforms("ball", key, sizes, out_sharding) - 1
         return finished("ball", found.astype(wanted), out_sharding)

@@ -185,6 +185,10 @@ def randint(
 # distribution functions, inverted
 
 
+_FAR = 1e10
+"""The mean from which the search for a quantile ends at its first guess."""
+
+
 def _smallest(u: Block, k: Block, below: Callable[[Any, Any], Any], last: Any) -> Block:
     """Return the least whole numbers whose distribution function reaches ``u``.
 
@@ -232,14 +236,14 @@ def _poisson(u: Any, lam: Any) -> Any:
         return np.searchsorted(inside, u).astype(np.float64)
     shape, (chance, means) = _spread_out(u, lam)
     valid = means > 0
-    near: Any = np.where(valid & (means < 1e10), means, 1.0)
+    near: Any = np.where(valid & (means < _FAR), means, 1.0)
     k = _smallest(
         chance,
         _guess(chance, near, near, 1.0),
         lambda k, places: pdtr(k, near[places]),
         np.full(chance.shape, np.inf),
     )
-    k = np.where(means >= 1e10, _guess(chance, means, means, 1.0), k)
+    k = np.where(means >= _FAR, _guess(chance, means, means, 1.0), k)
     return np.where(valid, k, np.where(means == 0, 0.0, -1.0)).reshape(shape)
 
 
@@ -249,7 +253,9 @@ def _binomial(u: Any, n: Any, p: Any) -> Any:
     shape, (chance, number, rate) = _spread_out(u, n, p)
     number = np.floor(number)
     valid = (number >= 0) & np.isfinite(number) & (rate >= 0) & (rate <= 1)
-    count, share = np.where(valid, number, 0.0), np.where(valid, rate, 0.0)
+    far = valid & (number * rate >= _FAR)  # where steps of one are lost in rounding
+    near = valid & ~far
+    count, share = np.where(near, number, 0.0), np.where(near, rate, 0.0)
 
     def below(k: Any, places: Any) -> Any:
         left = count[places] - k
@@ -259,6 +265,9 @@ def _binomial(u: Any, n: Any, p: Any) -> Any:
     variance = count * share * (1 - share)
     guess = np.minimum(_guess(chance, count * share, variance, 1 - 2 * share), count)
     k = _smallest(chance, guess, below, count)
+    mean = np.where(far, number * rate, 0.0)
+    about = _guess(chance, mean, mean * np.where(far, 1 - rate, 0.0), 1 - 2 * share)
+    k = np.where(far, np.minimum(about, number), k)
     return np.where(valid, k, np.nan).reshape(shape)
 
 

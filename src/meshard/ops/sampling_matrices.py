@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.arguments import checked_shape
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.place import as_array
 
 from . import elementwise as element
@@ -119,10 +119,8 @@ def orthogonal(
     (2, 3, 3)
     """
     wanted = float_dtype(dtype, "orthogonal", complex=True)
-    columns = n if m is None else m
-    for name, size in (("n", n), ("m", columns)):
-        if not isinstance(size, (int, np.integer)) or size < 0:
-            raise ArgumentError(f"orthogonal: {name}={size!r} is not a size.")
+    n = integer(n, "orthogonal", "n", 0)
+    columns = n if m is None else integer(m, "orthogonal", "m", 0)
     lead = checked_shape(shape, "orthogonal")
     sides = (int(max(n, columns)), int(min(n, columns)))
     work = np.dtype(np.complex128 if wanted.kind == "c" else np.float64)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
@@ -194,6 +194,8 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
     """Return the logarithm of the running sum of exponentials, safely."""
     x = as_array(a)
     floats = x if x.dtype.kind not in "biu" else x.astype(default_float())
+    if floats.dtype.kind == "c":
+        raise DtypeError(f"cumlogsumexp: the elements must be real; the dtype is {floats.dtype}.")
     return _scanned("cumlogsumexp", floats, axis, "logaddexp", None)
 
 

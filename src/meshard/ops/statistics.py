@@ -288,6 +288,11 @@ def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool =
     x, gaps = _nan(a)
     if gaps is None:
         return mean(x, axis, dtype, keepdims)
+    if dtype is not None and np.dtype(dtype).kind in "biu":
+        raise DtypeError(
+            f"nanmean: dtype must be a float or complex dtype, since the mean of nothing is NaN; "
+            f"got {np.dtype(dtype)}."
+        )
     wide = accumulator(x.dtype if dtype is None else np.dtype(dtype))
     total = sum_(_filled(x, gaps, 0), axis, wide, keepdims)
     found = _quotient(total, count_nonzero(bind("logical_not", gaps), axis, keepdims))

@@ -320,7 +320,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def tobytes(self, order: Any = "C") -> bytes:
         """Return the elements' bytes, in C order by default."""
-        if order not in ("C", "F", "A", "K", None):
+        if order is not None and not (isinstance(order, str) and order in _ORDERS):
             raise ArgumentError(
                 f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
             )
@@ -420,6 +420,9 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def _repr_html_(self) -> str:
         return array_html(self._type, self._blocks)
+
+
+_ORDERS = ("C", "F", "A", "K")
 
 
 def to_numpy(x: Array) -> Block:

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshard.errors import ArgumentError
 
+from .arguments import shown
 from .operators import ArrayOperators
 from .primitive import call
 
@@ -73,7 +74,7 @@ class ArrayMethods(ArrayOperators):
     def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
         """Return the array placed on a device or sharding, as `meshard.device_put` does."""
         if stream is not None:
-            raise ArgumentError(f"to_device: there are no streams; got stream={stream!r}.")
+            raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
         return call("device_put", self, device)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:

@@ -168,6 +168,6 @@ class ArrayOperators:
         )
 
     def __round__(self, digits: int | None = None) -> Any:
-        found = call("round", self, digits or 0)
+        found = call("round", self, 0 if digits is None else digits)
         # As Python does: without digits a whole number.
         return found if digits is not None or found.dtype.kind in "biu" else found.astype(np.int64)

@@ -101,8 +101,8 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
                 else "no axis is bound here, outside of shard_map"
             )
             raise AxisNameError(
-                f"{what}: unbound axis name: {name!r}; {here}. An axis is bound by the mesh of "
-                "the enclosing meshard.shard_map (and its axis_names=, where that is given)."
+                f"{what}: unbound axis name: {shown(name)}; {here}. An axis is bound by the mesh "
+                "of the enclosing meshard.shard_map (and its axis_names=, where that is given)."
             )
         if list(names).count(name) > 1:
             raise ArgumentError(f"{what}: the axis name {name!r} stands twice in {tuple(names)}.")
