@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshard import config, distributed, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import P
@@ -143,8 +144,7 @@ _ABSENT: dict[str, str] = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
-        advice = f": {_ABSENT[name]}" if name in _ABSENT else ""
-        raise AttributeError(f"module 'meshard' has no attribute {name!r}{advice}")
+        return _absent(__name__, _ABSENT)(name)
     import importlib
 
     module, inside = _LATE[name]

@@ -23,9 +23,15 @@ The environment sets them at the start: ``MESHARD_NUM_DEVICES``, ``MESHARD_DEFAU
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.world import config as _config
 
 update = _config.update
 read = _config.read
 
 __all__ = ["read", "update"]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

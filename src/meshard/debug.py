@@ -1,5 +1,8 @@
 """Seeing what happens: how arrays lie on devices, what moves between them, and when."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg
 from meshard.runtime.ledger import Ledger, budget, ledger
@@ -25,3 +28,6 @@ __all__ = [
     "visualize_array_sharding",
     "visualize_sharding",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -4,6 +4,9 @@ JAX had it before its one Array type; ``x.to_array()`` and ``GlobalDeviceArray.f
 between the two without copying.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.gda import GlobalDeviceArray
 from meshard.compat.shard_places import (
     get_shard_indices,
@@ -19,3 +22,6 @@ __all__ = [
     "get_shard_indices_replica_ids",
     "get_shard_shape",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,5 +1,8 @@
 """Between what each process has and what all have together: to and from, gathering, checks."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.local_shapes import global_to_local_shape, local_to_global_shape
 from meshard.compat.multihost import (
     broadcast_one_to_all,
@@ -21,3 +24,6 @@ __all__ = [
     "process_allgather",
     "sync_global_devices",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,5 +1,8 @@
 """Resharding: any layout to any other, what it would take, and the reference's names."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.reference_reshard import (
     find_intermediate_sharding,
     reshard_with_intermediate_sharding,
@@ -43,3 +46,6 @@ __all__ = [
     "split_by_mesh_axis",
     "topology",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,5 +1,8 @@
 """How arrays lie on devices: meshes, specs and shardings."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import P, PartitionSpec
@@ -14,3 +17,6 @@ __all__ = [
     "Sharding",
     "SingleDeviceSharding",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

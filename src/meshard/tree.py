@@ -1,5 +1,8 @@
 """Trees of containers and leaves, by optree: maps, flattening, structures."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.runtime.tree_nodes import (
     register_dataclass,
     register_pytree_node,
@@ -37,3 +40,6 @@ __all__ = [
     "transpose",
     "unflatten",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -79,7 +79,11 @@ def number(value: Any, what: str, name: str) -> Any:
 
 
 def _integer(value: Any, what: str, name: str) -> Any:
-    return value if isinstance(value, Traced) else integer(value, what, name)
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, (bool, np.bool_)):  # most often a flag in the wrong place
+        raise ArgumentError(f"{what}: {name} must be an integer, got {described(value)}.")
+    return integer(value, what, name)
 
 
 def _text(value: Any, what: str, name: str) -> str:
@@ -103,6 +107,8 @@ def _any_dtype(value: Any, what: str, name: str) -> Any:
     if value is None:
         return None
     try:
+        if hasattr(value, "__array__") and not isinstance(value, type):
+            raise DtypeError(f"{described(value)} is not a dtype.")
         return as_dtype(value)
     except DtypeError as error:
         raise DtypeError(f"{what}: {name}: {error}") from None

@@ -197,14 +197,22 @@ def iscomplex(x: Any) -> Any:
     return bind("not_equal", bind("imag", as_array(x)), 0)
 
 
+def _ordered(name: str, x: Any) -> Any:
+    """Return an array of which there are greater and lesser elements."""
+    found = as_array(x)
+    if found.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no sign; the dtype is {found.dtype}.")
+    return found
+
+
 def isposinf(x: Any, /) -> Any:
     """Return where the elements are positive infinity."""
-    return bind("equal", as_array(x), float("inf"))
+    return bind("equal", _ordered("isposinf", x), float("inf"))
 
 
 def isneginf(x: Any, /) -> Any:
     """Return where the elements are negative infinity."""
-    return bind("equal", as_array(x), float("-inf"))
+    return bind("equal", _ordered("isneginf", x), float("-inf"))
 
 
 @checked
@@ -254,6 +262,8 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
         ArgumentError: if a number names no choice, or the mode is unknown.
     """
     number, count = as_array(a), len(choices)
+    if number.dtype.kind not in "biu":
+        raise DtypeError(f"choose: a must hold integers, but its dtype is {number.dtype}.")
     if mode == "clip":
         number = bind("minimum", bind("maximum", number, 0), count - 1)
     elif mode == "wrap":

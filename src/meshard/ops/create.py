@@ -13,7 +13,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.arguments import checked_shape
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.array import Array
 from meshard.runtime.place import (
     as_array,
@@ -33,6 +33,7 @@ from .arguments import AnyDtypeLike, DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float, promoted
 from .move import stack
+from .reduce import normalised_axes
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
 from .whole import by_layout, made
@@ -240,7 +241,7 @@ def _constant_of(name: str, number: float) -> Callable[..., Any]:
     >>> mnp.{name}((2, 3)).shape
     (2, 3)
     """
-    way_out = f"The sizes of all dims are one argument: {name}((2, 3))."
+    way_out = f"The sizes of all dims are one argument, as in {name}((3, 4))."
     return checked(dtype=way_out)(function)
 
 
@@ -403,15 +404,14 @@ def linspace(
     >>> mnp.linspace(0, 1, 5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    if not hasattr(num, "__index__") or num.__index__() < 0:
-        raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
-    count = num.__index__()
+    count = integer(num, "linspace", "num", 0)
     if is_traced(start, stop):
         values, step = _traced_line(start, stop, count, endpoint, axis)
         line = array(_whole(values, dtype), device=device)
         return (line, step) if retstep else line
     first, last = _number(start), _number(stop)
     low, high = as_host(first, "linspace"), as_host(last, "linspace")
+    normalised_axes(axis, max(low.ndim, high.ndim) + 1, "linspace")
     natural = _promoted((first, last, 1.0))
     wanted = as_dtype(dtype) if dtype is not None else natural
     parts = count - 1 if endpoint else count

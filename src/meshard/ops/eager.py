@@ -21,13 +21,11 @@ from meshard.errors import (
     ArgumentError,
     ConcretizationError,
     DtypeError,
-    MeshardError,
-    OutOfRangeError,
 )
 from meshard.runtime import primitive
 from meshard.runtime.agreeing import token_of
 from meshard.runtime.agreement import Agreement, Token
-from meshard.runtime.arguments import described, shown
+from meshard.runtime.arguments import described
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
 from meshard.runtime.ledger import wired
@@ -80,12 +78,9 @@ class Eager:
             if token is not None and world.agreement is not None:
                 found = partial(_agreed, world.agreement, token, found)
             world.decided(tuple(key), found)
-        try:
-            if world.profiles:
-                return _timed(world, name, found, operands)
-            return found(world, operands)
-        except OverflowError as error:
-            raise too_large(name, operands, error) from None
+        if world.profiles:
+            return _timed(world, name, found, operands)
+        return found(world, operands)
 
 
 EAGER = Eager()
@@ -129,18 +124,6 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
                 "array with meshard.numpy.asarray(...)."
             )
     return tuple(accepted)
-
-
-def too_large(name: str, operands: Sequence[Any], error: Exception) -> Exception:
-    """Return the error for a Python integer that the other operand's dtype cannot hold."""
-    if isinstance(error, MeshardError):
-        return error
-    numbers = [x for x in operands if isinstance(x, int)]
-    dtypes = {str(x.dtype): None for x in operands if isinstance(x, Array)}
-    return OutOfRangeError(
-        f"{name}: {', '.join(map(shown, numbers))} does not fit into the dtype of the other "
-        f"operand, {', '.join(dtypes)}. Convert that one with astype first."
-    )
 
 
 def _decide(

@@ -70,7 +70,10 @@ def histogram_bin_edges(
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
     [0.0, 2.0, 4.0]
     """
-    return as_array(_edges("histogram_bin_edges", as_array(a), bins, range))
+    x = as_array(a)
+    if weights is not None:
+        _weights("histogram_bin_edges", x, weights)
+    return as_array(_edges("histogram_bin_edges", x, bins, range))
 
 
 def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
@@ -206,6 +209,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
     if low < 0:
         raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
+    if minlength < 0:
+        raise ArgumentError(f"bincount: minlength must not be negative, got {minlength}.")
     bins = max(high + 1, int(minlength)) if length is None else int(length)
     counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weighted)
     return counted[:bins] if bins <= high else counted

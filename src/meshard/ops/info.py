@@ -80,6 +80,8 @@ def isdtype(dtype: DtypeLike, kind: Any) -> bool:
     >>> mnp.isdtype(mnp.float32, ("integral", "real floating"))
     True
     """
+    if dtype is None or kind is None:
+        raise DtypeError(f"isdtype: dtype and kind must be given, got {dtype} and {kind}.")
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     given = np.dtype(dtype)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import shown
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -188,7 +189,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     except (ValueError, RecursionError) as error:
         raise ArgumentError(
             f"round: rounding_method is RoundingMethod.AWAY_FROM_ZERO or TO_NEAREST_EVEN, not "
-            f"{rounding_method!r}."
+            f"{shown(rounding_method)}."
         ) from error
     value = as_array(x)
     if not is_float(value.dtype):

@@ -82,7 +82,10 @@ register(MoveOp("tile", _one_dim(DimMap.tile)))
 register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
 
 
-@checked
+_ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
+
+
+@checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
 def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
     """Return arrays joined along an existing dim.
 
@@ -117,7 +120,7 @@ def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeL
 concat = concatenate
 
 
-@checked
+@checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]

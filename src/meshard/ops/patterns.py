@@ -178,6 +178,8 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     value = as_array(x)
     if value.ndim != 1:
         raise ShapeError(f"vander: takes an array of one dim, got shape {value.shape}.")
+    if N is not None and N < 0:
+        raise ArgumentError(f"vander: N must not be negative, got {N}.")
     powers = np.arange(value.shape[0] if N is None else N)
     return bind("power", reshape(value, (-1, 1)), powers if increasing else powers[::-1])
 

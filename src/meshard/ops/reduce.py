@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import described
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -290,7 +291,13 @@ def _started(row: str, found: Any, initial: Any) -> Any:
     """Combine a reduction with a first value, in the result's dtype."""
     if initial is None:
         return found
-    return bind(row, found, as_array(initial).astype(found.dtype, copy=False))
+    value = as_array(initial)
+    if value.ndim or (value.dtype.kind == "c") > (found.dtype.kind == "c"):
+        raise ArgumentError(
+            f"{row}: initial must be one number that {found.dtype} can hold, got "
+            f"{described(initial)}."
+        )
+    return bind(row, found, value.astype(found.dtype, copy=False))
 
 
 @checked

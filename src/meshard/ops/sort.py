@@ -110,13 +110,24 @@ def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
     return x, dim
 
 
+_SORTS = ("quicksort", "mergesort", "heapsort", "stable")
+
+
+def _check_kind(name: str, kind: str | None) -> None:
+    """Refuse names of kinds that NumPy does not know; the known ones change nothing."""
+    if kind is not None and kind not in _SORTS:
+        raise ArgumentError(
+            f"{name}: kind must be one of {', '.join(map(repr, _SORTS))} or None, got {kind!r}."
+        )
+
+
 @checked
 def sort(
     a: Any,
     axis: int | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
 ) -> Any:
@@ -142,6 +153,7 @@ def sort(
     >>> mnp.sort(mnp.asarray([3, 1, 2]), descending=True).tolist()
     [3, 2, 1]
     """
+    _check_kind("sort", kind)
     x, dim = _operand("sort", a, axis)
     return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
@@ -152,7 +164,7 @@ def argsort(
     axis: int | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
 ) -> Any:
@@ -164,6 +176,7 @@ def argsort(
     >>> mnp.argsort(mnp.asarray([3, 1, 2])).tolist()
     [1, 2, 0]
     """
+    _check_kind("argsort", kind)
     x, dim = _operand("argsort", a, axis)
     return by_layout("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
 
@@ -268,7 +281,13 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
     if sorter is not None:
-        x = take(x, sorter)
+        order = as_array(sorter)
+        if order.shape != x.shape:
+            raise ShapeError(
+                f"searchsorted: sorter must have the shape of the array to search, {x.shape}, but "
+                f"its shape is {order.shape}."
+            )
+        x = take(x, order)
     return bind("searchsorted", x, values, side=side)
 
 

@@ -143,7 +143,10 @@ def percentile(
 def _parts_of(q: Any, most: int) -> Any:
     if is_traced(q):
         return bind("divide", q.astype(np.float64), most)
-    return np.asarray(known(q), np.float64) / most
+    parts = known(q)
+    if parts.dtype.kind == "c":
+        raise DtypeError(f"quantile: q must be real, but its dtype is {parts.dtype}.")
+    return np.asarray(parts, np.float64) / most
 
 
 def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:

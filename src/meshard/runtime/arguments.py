@@ -7,7 +7,7 @@ error that says what the argument may be and what was given.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "integer",
     "items",
     "shown",
+    "too_large",
 ]
 
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
@@ -87,6 +88,25 @@ def integer(value: Any, what: str, name: str, least: int | None = None) -> int:
 
 def _refused(value: object, what: str, name: str, allowed: str) -> ArgumentError:
     return ArgumentError(f"{what}: {name} must be {allowed}, got {described(value)}.")
+
+
+def too_large(what: str, error: OverflowError, operands: Sequence[Any] = ()) -> MeshardError:
+    """Return the error for a Python integer that an operand's dtype cannot hold.
+
+    Args:
+        what: the operation.
+        error: what NumPy raised.
+        operands: numbers and arrays, where they are known.
+    """
+    if isinstance(error, MeshardError):
+        return error
+    numbers = [shown(x) for x in operands if isinstance(x, int)]
+    dtypes = dict.fromkeys(str(x.dtype) for x in operands if hasattr(x, "dtype"))
+    return OutOfRangeError(
+        f"{what}: the integer {' or '.join(numbers) or 'given'} does not fit into the dtype of the "
+        f"other operand{', ' if dtypes else ''}{', '.join(dtypes)}. Convert that one with astype "
+        "first."
+    )
 
 
 def flag(value: Any, what: str, name: str) -> bool:

@@ -34,7 +34,7 @@ from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
 from .agreeing import agree
-from .arguments import described
+from .arguments import described, shown
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
@@ -157,6 +157,10 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
     if plain and value.dtype.kind in "fc" and config.default_float == "float32":
         value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
+        if value.size and all(isinstance(v, int) for v in value.flat):
+            raise OutOfRangeError(
+                f"{what}: {shown(x)} does not fit into integers of 64 bits; write floats."
+            )
         raise DtypeError(
             f"{what}: expected an array, a number or nested lists of numbers, got {described(x)}."
         )

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.attributes import no_attribute
 from meshard.algebra.sharding import Sharding
 from meshard.errors import ArgumentError, ConcretizationError
 
-from .methods import ArrayMethods
+from .methods import INSTEAD, ArrayMethods
 from .types import ArrayType, Block
 
 __all__ = ["Traced"]
@@ -121,10 +122,10 @@ class Traced(ArrayMethods):
         # Only for what is not found: what an Array says of its place, and this cannot.
         if name in _PLACED:
             raise AttributeError(
-                f"{name}: this {self._type.str_short()} is a value inside a transformation, and "
-                "lies nowhere by itself. Ask the array that goes in or comes out."
+                f"{name}: this {self._type.str_short()} is a value inside a transformation, which "
+                "is on no device by itself. Ask the array that goes in or comes out."
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise no_attribute(type(self), name, INSTEAD)
 
     def _live(self) -> Any:
         return (self._concrete("This function needs the values, not only the shape"),)

@@ -233,7 +233,7 @@ def psum_scatter(
     return _each(leaf, x)
 
 
-@checked
+@checked(perm="Write the pairs of source and destination as a list: [(0, 1), (1, 2)].")
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Send each device's value to another one along mesh axes.
 
@@ -273,7 +273,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     )
 
 
-@checked
+@checked(perm="Write the source of each position as a list: [1, 0].")
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     """Give each device along an axis the value of the position that ``perm`` lists for it.
 
