@@ -1,14 +1,15 @@
 """Calls of every public array function with odd values, enumerated from the public surface.
 
-`CASES` has one entry for each function of the array modules and each method of `Array`: a valid
-call, whose arguments come from `BY_NAME`, keyed by parameter name, or from `OVERRIDES` where a
-function needs something else. `odd_calls` then replaces one argument after the other by each of
-`ODD`.
+`cases` yields each function of the array modules and each method of `Array` with a valid call,
+whose arguments come from `BY_NAME`, by parameter name, or from `OVERRIDES` where a function needs
+something else. `Case.call` replaces one argument by one of `ODD`, and `fault` says what is wrong
+with what came of it.
 """
 
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import meshard
 import meshard.lax as lax
 import meshard.numpy as mnp
 from meshard import nn, random
+from meshard.errors import MeshardError
 from meshard.ops.update import Place
 from meshard.runtime.array import Array
 from meshard.runtime.operators import ArrayOperators
@@ -282,23 +284,54 @@ class Case:
 
     def call(self, name: str | None = None, odd: Any = None) -> Any:
         """Call the function, with one argument replaced by an odd value."""
+        values = self._values(name, odd)
+        return _in_mesh(lambda: self._call(values)) if self.in_mesh else self._call(values)
+
+    def traced(self, name: str, odd: Any) -> Any:
+        """Call the function in `jit`, with its arrays traced and one argument replaced."""
+        values = self._values(name, odd)
+        arrays = {n: v for n, v in values.items() if n != name and type(v) is Array}
+        static = {n: v for n, v in values.items() if n not in arrays}
+
+        def traced(arrays: dict[str, Any]) -> int:
+            self._call(static | arrays)
+            return 0
+
+        return meshard.jit(traced)(arrays)
+
+    def _values(self, name: str | None, odd: Any) -> dict[str, Any]:
+        return {n: make() for n, make in self.given.items() if n != name} | (
+            {} if name is None else {name: odd}
+        )
+
+    def _call(self, values: dict[str, Any]) -> Any:
         args, kwargs = [], {}
         for p in inspect.signature(self.function).parameters.values():
-            if p.name == name:
-                value = odd
-            elif p.name in self.given:
-                value = self.given[p.name]()
-            else:
+            if p.name not in values:
                 continue
-            if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) or (args is None):
-                kwargs[p.name] = value
-            elif p.default is p.empty or p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
-                args.append(value)
+            by_place = p.default is p.empty or p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)
+            if p.kind is not p.KEYWORD_ONLY and by_place:
+                args.append(values[p.name])
             else:
-                kwargs[p.name] = value
-        if not self.in_mesh:
-            return self.function(*args, **kwargs)
-        return _in_mesh(lambda: self.function(*args, **kwargs))
+                kwargs[p.name] = values[p.name]
+        return self.function(*args, **kwargs)
+
+
+def fault(call: Callable[[], Any]) -> str | None:
+    """Return what is wrong with how a call ends: with an error that is not one of meshard's.
+
+    What a function of the caller's raises, one of this module's lambdas, is the caller's.
+    """
+    try:
+        call()
+    except MeshardError:
+        return None
+    except Exception as error:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "<lambda>":
+            return None
+        return f"{type(error).__name__} at {frame.f_code.co_filename}:{line}: {str(error)[:200]}"
+    return None
 
 
 def _in_mesh(call: Callable[[], Any]) -> Any:
@@ -327,7 +360,7 @@ def cases() -> Iterator[Case]:
             if inspect.isfunction(function) and not function.__module__.startswith("numpy"):
                 yield _case(f"{door}.{name}", function)
     for name in sorted(dir(Array)):
-        function = getattr(Array, name)
+        function = getattr(Array, name, None)
         if not inspect.isfunction(function) or name in NOT_TRIED:
             continue
         if not name.startswith("_") or name in _OPERATORS:

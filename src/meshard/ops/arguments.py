@@ -185,19 +185,24 @@ def _union(kinds: list[_Kind | None]) -> _Kind | None:
     return _Kind(allowed, accept, *frozenset().union(*[kind.quick for kind in known]))
 
 
-_PLURAL = {
-    "an integer": "integers",
-    "a function": "functions",
-    "True or False": "bools",
-}
+_PLURAL = {"True or False": "bools"}
+_TUPLES = {2: "a pair", 3: "a triple"}
+
+
+def _plural(allowed: str) -> str:
+    """Return what several of a kind are called."""
+    if allowed in _PLURAL:
+        return _PLURAL[allowed]
+    first, *rest = allowed.removeprefix("an ").removeprefix("a ").split(" of ", 1)
+    return " of ".join([f"{first}s", *rest])
 
 
 def _sequence(elements: list[str], fixed: bool) -> _Kind:
     """Return the kind of a sequence; ``tuple[int, int]`` is a sequence of two."""
     inner = _kind_of(elements[0])
     count = len(elements) if fixed and "..." not in elements else None
-    of = "" if inner is None else f" of {_PLURAL.get(inner.allowed, 'sequences of integers')}"
-    allowed = f"a sequence{of}" if count is None else f"{count}{of.removeprefix(' of')}"
+    of = "" if inner is None else f" of {_plural(inner.allowed)}"
+    allowed = f"{'a sequence' if count is None else _TUPLES[count]}{of}"
 
     def accept(value: Any, what: str, name: str) -> Any:
         try:
