@@ -312,7 +312,7 @@ def polyval(p: Any, x: Any) -> Any:
     return found
 
 
-@checked
+@checked(period="Bring the points into one period with remainder(x, period) first.")
 def interp(
     x: Any,
     xp: Any,
@@ -341,11 +341,6 @@ def interp(
     >>> mnp.interp(mnp.asarray([0.5, 9.0]), mnp.asarray([0, 1]), mnp.asarray([10, 20])).tolist()
     [15.0, 20.0]
     """
-    if period is not None:
-        raise ArgumentError(
-            f"interp: period={period!r} is not supported; bring the places into one period with "
-            "remainder(x, period) first."
-        )
     places, values = as_array(xp), as_array(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise ShapeError(

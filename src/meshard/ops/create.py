@@ -327,7 +327,9 @@ def arange(
         lost = steps == 0 and last != first  # there is a way, too short for a float
         size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
     if wanted == np.bool_ and size > 2:
-        raise ArgumentError(f"arange: {size} different bools are asked for; there are two.")
+        raise ArgumentError(
+            f"arange: {size} different bools were requested, but there are only two."
+        )
     # As NumPy does: the first two elements are made from the numbers, the others from them.
     work = accumulator(wanted) if is_float(wanted) else wanted
     one, two = np.asarray([first, first + by][: max(size, 1)]).astype(wanted)[[0, -1]].astype(work)

@@ -209,7 +209,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     if given != wanted and KEY in (given, wanted):
         names = [dtype_name(k) if isinstance(k, np.dtype) else k.__name__ for k in (given, wanted)]
         raise DtypeError(
-            f"astype: from {names[0]} to {names[1]} is not possible: random keys are no numbers. "
+            f"astype: from {names[0]} to {names[1]} is not possible: random keys are not numbers. "
             "Their words are in meshard.random.key_data(key), and wrap_key_data(words) makes keys."
         )
     return (wanted,)

@@ -117,9 +117,7 @@ def _length(name: str, n: Any) -> int:
         ArgumentError: if it is not a whole number from 1 on.
     """
     if not hasattr(n, "__index__") or n.__index__() < 1:
-        raise ArgumentError(
-            f"{name}: the number of samples is a whole number from 1 on, not {n!r}."
-        )
+        raise ArgumentError(f"{name}: the number of samples must be a positive integer, not {n!r}.")
     return int(n.__index__())
 
 
@@ -138,7 +136,7 @@ def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str, real: bool =
     x = _samples(name, a, real)
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis is one whole number, not {axis!r}; fftn and its kin take several axes."
+            f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
         )
     (dim,) = normalised_axes(axis, x.ndim, name)
     return _along(name, x, how, None if n is None else _length(name, n), dim, norm)
@@ -438,7 +436,9 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
         raise DtypeError(f"{name}: frequencies are floats, not {wanted.name}.")
     distance = as_host(d, name)
     if distance.ndim or distance.dtype.kind not in "iuf" or not distance:
-        raise ArgumentError(f"{name}: d is the distance of samples, a number but 0, not {d!r}.")
+        raise ArgumentError(
+            f"{name}: d, the distance between samples, must be a number other than 0, not {d!r}."
+        )
     return count, 1.0 / (count * float(distance)), wanted
 
 

@@ -13,7 +13,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from .arguments import checked
-from .concrete import concrete, is_traced
+from .concrete import concrete, is_array, is_traced
 from .create import linspace
 from .dtypes import default_float
 from .reduce import max as max_
@@ -98,7 +98,7 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
     if not isinstance(bins, (int, np.integer)):
-        bins = as_host(bins, f"{name}: bins")
+        bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
     sample = np.zeros(0, x.dtype)
@@ -110,7 +110,7 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         return np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
-            f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
+            f"{name}: bins={bins!r} and range={limits!r} do not define bins: {error}"
         ) from error
 
 
@@ -185,7 +185,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     """
     values = as_array(x)
     if values.dtype.kind not in "biu":
-        raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
+        raise DtypeError(
+            f"bincount: the elements must be integers, but their dtype is {values.dtype}."
+        )
     if values.ndim != 1:
         raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
     values = values.astype(np.int64, copy=False)
@@ -208,7 +210,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         operands[0] = values
     low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
     if low < 0:
-        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
+        raise ArgumentError(f"bincount: the elements must not be negative, but the least is {low}.")
     if minlength < 0:
         raise ArgumentError(f"bincount: minlength must not be negative, got {minlength}.")
     bins = max(high + 1, int(minlength)) if length is None else int(length)

@@ -261,8 +261,8 @@ def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
         )
     if new > old and (not value.ndim or value.shape[-1] != new // old):
         raise ShapeError(
-            f"bitcast_convert_type: {new // old} elements of {value.dtype} make one of {wanted}, "
-            f"and stand in the last dim; the shape is {value.shape}."
+            f"bitcast_convert_type: one element of {wanted} is made of {new // old} of "
+            f"{value.dtype}, so the last dim must have that size; the shape is {value.shape}."
         )
     return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
 

@@ -144,8 +144,8 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     low, high, _ = _slice(start_dimension, stop_dimension).indices(x.ndim)
     if low >= high:
         raise ArgumentError(
-            f"collapse: no dim stands from {start_dimension} to before {stop_dimension} in an "
-            f"array with {x.ndim} dims."
+            f"collapse: there is no dim from {start_dimension} up to, but not including, "
+            f"{stop_dimension} in an array with {x.ndim} dims."
         )
     sizes = x.shape
     return shapes.reshape(x, (*sizes[:low], math.prod(sizes[low:high]), *sizes[high:]))
@@ -339,7 +339,7 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     if wrong or any(n < 0 for n in sizes):
         raise ShapeError(
             f"pad: padding_config {padding_config!r} for an array of shape {x.shape} would give "
-            f"{tuple(sizes)}; it has three whole numbers for each dim: how many before, after and "
+            f"{tuple(sizes)}; it needs three integers for each dim: how many before, after and "
             "between, of which the last is not negative."
         )
     found = x

@@ -166,7 +166,7 @@ def matrix_power(a: Any, n: int) -> Any:
     try:
         power = n.__index__()
     except AttributeError as error:
-        raise ArgumentError(f"matrix_power: n is a whole number, not {n!r}.") from error
+        raise ArgumentError(f"matrix_power: n must be an integer, not {n!r}.") from error
     if power == 0:
         return bind("add", zeros_like(x), eye(x.shape[-1], dtype=x.dtype))
     if power < 0:
@@ -201,8 +201,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     x, y = matrices("lstsq", a), as_array(b)
     if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[0] != x.shape[0]:
         raise ShapeError(
-            f"lstsq: takes a matrix and a right side with as many rows, got shapes {x.shape} and "
-            f"{y.shape}."
+            f"lstsq: takes a matrix and a right-hand side with the same number of rows, got "
+            f"shapes {x.shape} and {y.shape}."
         )
     u, s, vh = svd(x, full_matrices=False)
     large = s > _limit(x, s, rcond)

@@ -170,7 +170,9 @@ def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     if isinstance(indices_or_sections, (int, np.integer)):
         n = int(indices_or_sections)
         if n < 1 or size % n:
-            raise ShapeError(f"split: dim {dim} of size {size} has no {n} equal parts.")
+            raise ShapeError(
+                f"split: dim {dim} of size {size} cannot be split into {n} equal parts."
+            )
         cuts = [size // n * i for i in range(n + 1)]
     else:
         cuts = [0, *[int(i) for i in indices_or_sections], size]
@@ -210,7 +212,7 @@ def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
             f"roll: shift {shift} and axis {axis} have different lengths."
         ) from None
     if shifts.size and (shifts.ndim > 1 or shifts.dtype.kind not in "biu"):
-        raise ArgumentError(f"roll: shift {shift!r} is not a whole number, nor a tuple of them.")
+        raise ArgumentError(f"roll: shift {shift!r} is neither an integer nor a tuple of integers.")
     moves: dict[int, int] = {}
     for d, s in zip(axes.reshape(-1).tolist(), shifts.reshape(-1).tolist(), strict=True):
         (dim,) = normalised_axes(d, x.ndim, "roll")

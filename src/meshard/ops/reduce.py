@@ -55,7 +55,7 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
         given = (index(axis),) if hasattr(axis, "__index__") else tuple(map(index, axis))
     except TypeError:
         raise ArgumentError(
-            f"{what}: axis={axis!r} is neither a whole number, nor several of them, nor None."
+            f"{what}: axis={axis!r} must be an integer, a sequence of integers or None."
         ) from None
     for a in given:
         if not -ndim <= a < ndim:
@@ -357,8 +357,8 @@ def _not_empty(a: Any, axis: Axis, what: str) -> Any:
     for dim in normalised_axes(axis, x.ndim, what):
         if x.shape[dim] == 0:
             raise ShapeError(
-                f"{what}: dim {dim} of the shape {x.shape} is empty, and nothing is the {what} of "
-                "no elements."
+                f"{what}: dim {dim} of the shape {x.shape} is empty; the {what} of no "
+                "elements is undefined."
             )
     return x
 
@@ -367,8 +367,8 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
     if initial is None:
         if where is not None:
             raise ArgumentError(
-                f"{what}: with where= there may be no element, and nothing is the {what} of none; "
-                "give initial=, the value to begin with."
+                f"{what}: where= may leave out all elements, and the {what} of no elements is "
+                "undefined; give initial=, the value to start from."
             )
         return _reduce(what, _not_empty(a, axis, what), axis, keepdims)
     x = masked(as_array(a), where, initial, what)
@@ -441,7 +441,7 @@ def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
     if axis is not None and not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis={axis!r} is neither one whole number nor None, for the flat array."
+            f"{name}: axis={axis!r} must be one integer, or None for the flat array."
         )
     x = _not_empty(a, axis, name)
     return _reduce(name, x, axis, keepdims, shape=x.shape)

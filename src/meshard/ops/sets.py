@@ -137,8 +137,8 @@ def _first_of(
     if not values.size:
         if size and fill_value is None:
             raise ArgumentError(
-                f"unique: size={size} of an array without elements; give fill_value=, which then "
-                "stands for all."
+                f"unique: size={size} of an array without elements: there is no element to fill "
+                "the result with; give fill_value=."
             )
         empty = places[:size]
         made = [full((size,), fill_value or 0, dtype=v.dtype) for v in (values, order)]
@@ -151,7 +151,7 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
-@checked
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
 def unique(
     ar: Any,
     return_index: bool = False,
@@ -190,11 +190,6 @@ def unique(
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
     """
-    if axis is not None:
-        raise ArgumentError(
-            f"unique: axis={axis!r} asks for distinct slices, which is not supported; only the "
-            "distinct elements of the flat array are: leave out axis."
-        )
     wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
     found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
     return tuple(found) if any(wanted) else found[0]

@@ -291,7 +291,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     """Return the array with its dims permuted, reversed by default; no data moves.
 
     Raises:
-        ArgumentError: if ``axes`` is no permutation of the dims.
+        ArgumentError: if ``axes`` is not a permutation of the dims.
 
     >>> import meshard.numpy as mnp
     >>> mnp.transpose(mnp.ones((2, 3, 4)), (0, 2, 1)).shape
@@ -304,7 +304,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
         order = tuple(int(i) % x.ndim if -x.ndim <= i < x.ndim else int(i) for i in axes)
         if sorted(order) != list(range(x.ndim)):
             raise ArgumentError(
-                f"transpose: axes {tuple(axes)} is no permutation of the {x.ndim} dims."
+                f"transpose: axes {tuple(axes)} is not a permutation of the {x.ndim} dims."
             )
     return bind("transpose", x, axes=order)
 

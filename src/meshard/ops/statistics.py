@@ -60,8 +60,8 @@ def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ..
     dims = normalised_axes(axis, x.ndim, name)
     if any(x.shape[d] == 0 for d in dims):
         raise ShapeError(
-            f"{name}: dims {dims} of the shape {x.shape} hold no elements, and nothing is the "
-            f"{name} of none."
+            f"{name}: dims {dims} of the shape {x.shape} are empty; the {name} of no "
+            "elements is undefined."
         )
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
@@ -156,7 +156,7 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
         return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():
         most = 1 if name == "quantile" else 100
-        raise ArgumentError(f"{name}: q lies from 0 to {most}; got {(q * most).tolist()}.")
+        raise ArgumentError(f"{name}: q must be from 0 to {most}; got {(q * most).tolist()}.")
     ordered, law, dims = _ordered(name, a, axis)
     results = [
         _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)

@@ -81,7 +81,7 @@ def take(
     if mode in ("clip", "wrap"):
         places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
     if places.size and not size:
-        raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
+        raise IndexingError(f"take: dim {dim} has no elements, but {places.size} were requested.")
     if mode == "raise" and is_traced(places):
         way_out = (
             "With mode='raise' it looks whether the positions lie inside. Give mode='clip', "
@@ -172,7 +172,7 @@ def take_along_axis(
     if places.ndim != x.ndim:
         raise ShapeError(
             f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
-            "they must have as many dims."
+            "they must have the same number of dims."
         )
     size = x.shape[dim]
     if mode not in (None, "clip", "fill"):

@@ -350,7 +350,7 @@ def _check_options(options: dict[str, Any]) -> str | None:
     if options.get("wrap_negative_indices") is False:
         raise ArgumentError(
             "x.at[...]: wrap_negative_indices=False is not supported: negative positions count "
-            "from the end. Add the dim's size to those that are to lie outside."
+            "from the end. To name positions outside the array, add the dim's size."
         )
     mode = options.get("mode")
     if mode is not None and not isinstance(mode, str):

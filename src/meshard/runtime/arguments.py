@@ -29,6 +29,8 @@ __all__ = [
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
 """The range of the 64-bit integers that sizes and positions are computed in."""
 _LONGEST = 80
+_PLAIN = {type(None), type, bool, int, float, complex, str, bytes, list, tuple, dict, set}
+"""Types whose repr says what they are."""
 
 
 def shown(value: object) -> str:
@@ -50,7 +52,7 @@ def described(value: object) -> str:
     if isinstance(value, np.ndarray) and value.ndim:
         return f"a NumPy array of shape {value.shape} and dtype {value.dtype}"
     text = shown(value)
-    return text if value is None or isinstance(value, (type, bool)) else f"{text} of type {kind}"
+    return text if type(value) in _PLAIN else f"{text} of type {kind}"
 
 
 def integer(value: Any, what: str, name: str, least: int | None = None) -> int:

@@ -292,8 +292,8 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         if fresh and copy is False:
             raise BufferError(
                 f"This array {self._type.str_short()} is spread over "
-                f"{self._type.layout.piece_count} blocks, and has no DLPack form but a copy; "
-                "leave out copy=False."
+                f"{self._type.layout.piece_count} blocks, so that DLPack needs a copy; leave "
+                "out copy=False."
             )
         if copy or max_version is None or max_version < (1, 0):
             value = _to_keep(value, fresh)  # before version 1 nothing can be read-only

@@ -246,7 +246,7 @@ def _size(given: object, name: str) -> int | None:
         if found is not None and found[2].lower() in _UNITS:
             return int(Fraction(found[1]) * _UNITS[found[2].lower()])
     raise ArgumentError(
-        f"budget: {name} is a whole number of bytes from 0 on, or a text like '10 MB', "
+        f"budget: {name} must be a non-negative number of bytes, or a text like '10 MB', "
         f"'1.5 GiB' or '64 KiB', not {given!r}."
     )
 

@@ -260,16 +260,16 @@ def make_array_from_single_device_arrays(
     for x in arrays:
         if type(x) is not Array:
             raise ArgumentError(
-                f"{what}: expected Arrays that lie on one device each, got a {type(x).__name__}."
+                f"{what}: expected Arrays on one device each, got a {type(x).__name__}."
             )
         if not isinstance(x.device, Device):
             raise ShardingError(
-                f"{what}: an array of shape {x.shape} lies on {x.sharding.num_devices} devices; "
-                "each must lie on one."
+                f"{what}: an array of shape {x.shape} is on {x.sharding.num_devices} devices; "
+                "each must be on one."
             )
         if x.device in given:
             raise ShardingError(
-                f"{what}: two arrays lie on {x.device!r}; the arrays must lie on distinct devices."
+                f"{what}: two arrays are on {x.device!r}; the arrays must be on distinct devices."
             )
         x._live()
         given[x.device] = x
@@ -283,8 +283,8 @@ def make_array_from_single_device_arrays(
             foreign = [d for d in given if d.process_index != world.process_index]
             whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
             raise ShardingError(
-                f"{what}: no array lies on {device!r}; the arrays lie on {list(given)}.{whose} "
-                "Each process gives one array for each device of its own."
+                f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
+                "Each process gives one array for each of its own devices."
             )
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")

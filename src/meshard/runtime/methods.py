@@ -28,8 +28,8 @@ def _no_kind(kind: Any, order: Any, method: str) -> None:
     """Refuse what has no meaning here; None is what NumPy's functions pass."""
     if kind is not None or order is not None:
         raise ArgumentError(
-            f"{method}: kind= and order= are not supported; whether equal elements keep their "
-            "order is said by stable=."
+            f"{method}: kind= and order= are not supported; stable= says whether equal "
+            "elements keep their order."
         )
 
 

@@ -44,8 +44,8 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     """
     if not isinstance(sharding, NamedSharding):
         raise ArgumentError(
-            f"best_device_order: sharding is a NamedSharding, got {sharding!r} of type "
-            f"{type(sharding).__name__}; others have no order of devices that is free."
+            f"best_device_order: sharding must be a NamedSharding, got {sharding!r} of type "
+            f"{type(sharding).__name__}; the device order of others cannot be chosen."
         )
     leaves: list[Any] = [
         leaf

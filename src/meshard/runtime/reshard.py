@@ -267,7 +267,7 @@ def _check_window(
 ) -> None:
     """Refuse a window that does not hold one row of every box that is sent or received."""
     if window < 1:
-        raise ArgumentError(f"reshard: max_bytes is a number of bytes from 1 on, not {window}.")
+        raise ArgumentError(f"reshard: max_bytes must be a positive number of bytes, not {window}.")
     quota = window // (2 * max(1, world.process_count - 1))
     for part, (_, kind) in zip(parts, types, strict=True):
         for message in (*part.sends, *part.receives):

@@ -171,8 +171,8 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
             events += value["traceEvents"]
         except (ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
-                f"join_profiles: {part} is no trace that meshard.debug.profile has written: it is "
-                f"no JSON object with 'traceEvents' ({error})."
+                f"join_profiles: {part} is not a trace written by meshard.debug.profile: it is "
+                f"not a JSON object with 'traceEvents' ({error})."
             ) from error
     joined = {"displayTimeUnit": "ms", "traceEvents": events}
     Path(path).write_text(json.dumps(joined), encoding="utf-8")

@@ -114,8 +114,8 @@ class Traced(ArrayMethods):
         """
         raise ConcretizationError(
             f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
-            f"lies; it cannot be put on {sharding!r} there. Put the arguments of the "
-            "transformation, or what it returns."
+            f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
+            "results instead."
         )
 
     def __getattr__(self, name: str) -> Any:

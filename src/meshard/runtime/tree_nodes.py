@@ -50,7 +50,7 @@ def register_pytree_node(
         optree.register_pytree_node(nodetype, flatten_func, unflatten_func, namespace=_EVERYWHERE)
     except ValueError as error:
         raise ArgumentError(
-            f"tree: {nodetype.__name__} is registered already, which a class is once."
+            f"tree: {nodetype.__name__} is registered already; a class can be registered only once."
         ) from error
 
 
@@ -108,8 +108,8 @@ def register_dataclass(
     if data_fields is None or meta_fields is None:
         if own is None:
             raise ArgumentError(
-                f"tree: register_dataclass({name}): it is no dataclass. Say which attributes are "
-                "data_fields and which are meta_fields."
+                f"tree: register_dataclass({name}): it is not a dataclass. Say which attributes "
+                "are data_fields and which are meta_fields."
             )
         static = [f.name for f in own if f.metadata.get("static")]
         data_fields = [f.name for f in own if f.init and f.name not in {*static, *drop_fields}]

@@ -74,7 +74,7 @@ def check_numbers(array: Any, what: str) -> None:
     """
     if array.dtype.kind == KEY.kind and array.dtype == KEY:
         raise DtypeError(
-            f"{what}: typed random keys are no numbers. Gather or permute them, or draw numbers "
+            f"{what}: typed random keys are not numbers. Gather or permute them, or draw numbers "
             "with meshard.random first."
         )
 
@@ -105,7 +105,7 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
                 "of the enclosing meshard.shard_map (and its axis_names=, where that is given)."
             )
         if list(names).count(name) > 1:
-            raise ArgumentError(f"{what}: the axis name {name!r} stands twice in {tuple(names)}.")
+            raise ArgumentError(f"{what}: the axis name {name!r} is repeated in {tuple(names)}.")
     return tuple(names)
 
 

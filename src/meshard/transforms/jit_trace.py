@@ -154,8 +154,8 @@ def trace_of(
             except (MeshardError, TypeError, ValueError) as error:
                 raise ArgumentError(
                     f"{what}: the result{''.join(f'[{k!r}]' for k in path)} is {_brief(x)} of type "
-                    f"{type(x).__name__}, which is no array and no number. A jitted function "
-                    "returns trees of arrays; None is an empty tree."
+                    f"{type(x).__name__}, which is neither an array nor a number. A jitted "
+                    "function returns trees of arrays; None is an empty tree."
                 ) from error
         return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
 
@@ -231,8 +231,8 @@ def placed_kind(
             raise ShardingError(
                 f"{what}: argument {told}, {kind.str_short()}, is committed to {kind.sharding!r}, "
                 f"which does not match its in_shardings, {sharding!r}. Move it first with "
-                "meshard.device_put(x, sharding), or leave in_shardings out, and it is used where "
-                "it lies."
+                "meshard.device_put(x, sharding), or leave out in_shardings to use it where it "
+                "is."
             )
         return kind
     return world.type_of(kind.shape, kind.dtype, sharding, True)

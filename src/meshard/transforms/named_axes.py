@@ -246,7 +246,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if a source or destination repeats.
-        IndexingError: if a position lies outside the axis.
+        IndexingError: if a position is outside the axis.
 
     In one process blocks change hands by reference, and nothing is copied.
     """
@@ -262,7 +262,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     wrong = [i for i in (*sources, *targets) if not 0 <= i < n]
     if wrong:
         raise IndexingError(
-            f"ppermute: position {wrong[0]} lies outside the axis {told(axes)} of size {n}; perm "
+            f"ppermute: position {wrong[0]} is outside the axis {told(axes)} of size {n}; perm "
             f"is {pairs}."
         )
     origin: list[int | None] = [None] * n
@@ -296,14 +296,14 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
 
     Raises:
         AxisNameError: if an axis is not bound.
-        IndexingError: if ``source`` lies outside the axis.
+        IndexingError: if ``source`` is outside the axis.
     """
     axes = bound_axes(axis_name, "pbroadcast")
     n = positions(axes)
     (origin,) = whole_numbers((source,), "pbroadcast", "source")
     if not 0 <= origin < n:
         raise IndexingError(
-            f"pbroadcast: source {origin} lies outside the axis {told(axes)} of size {n}."
+            f"pbroadcast: source {origin} is outside the axis {told(axes)} of size {n}."
         )
     return _each(lambda value: bind("pbroadcast", as_array(value), axes=axes, source=origin), x)
 

@@ -150,7 +150,7 @@ def _length(arrays: Sequence[Any], length: int | None) -> int:
     if length is not None:
         count = -1 if isinstance(length, bool) else getattr(length, "__index__", lambda: -1)()
         if count < 0:
-            raise ArgumentError(f"scan: length must be a whole number from 0 on, got {length!r}.")
+            raise ArgumentError(f"scan: length must be a non-negative integer, got {length!r}.")
         if sizes and sizes[0] != count:
             raise ShapeError(
                 f"scan: got length {count}, which disagrees with the leading dim's size {sizes[0]}."
