@@ -394,7 +394,7 @@ REFUSALS = {
     "a value from nowhere": (
         takes(body=lambda x: "text"),
         TypeError,
-        "the result is 'text', which is no array",
+        "the result is 'text', which is not an array",
     ),
     "a value from nowhere in a tree": (
         takes(body=lambda x: {"a": [x, object()]}),

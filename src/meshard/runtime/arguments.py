@@ -176,8 +176,9 @@ def checked_shape(
         sizes = None
     if sizes is None or (not inferred and any(n < 0 for n in sizes)):
         wanted = "integers" if inferred else "non-negative integers"
+        which = "" if name == "shape" else f"{name} "
         raise ShapeError(
-            f"{what}: {name} must be one or several {wanted} of at most 63 bits, got "
-            f"{described(shape)}."
+            f"{what}: {which}{described(shape)} is not a shape: sizes must be {wanted} of at most "
+            "63 bits."
         )
     return sizes

@@ -57,8 +57,8 @@ def numpy_call(
                 name = f"{function.__module__}.{function.__name__}"
                 raise NotAddressableError(
                     f"{name}: {spans_processes(x.aval)} NumPy's functions see only what one "
-                    "process holds. Call the function of this name in meshard.numpy on all processes: it "
-                    "works on the whole array."
+                    "process holds. Call the function of this name in meshard.numpy on all "
+                    "processes: it works on the whole array."
                 )
     return plain(*args, **kwargs)
 

@@ -104,7 +104,7 @@ class ShapeDtypeStruct:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without dims")
+            raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
     def __eq__(self, other: object) -> bool:
