@@ -217,7 +217,11 @@ def test_refusals() -> None:
         (lambda: fft.rfft(z), DtypeError, "rfft: takes real samples, got complex128. Use fft, or"),
         (lambda: fft.ihfft(z), DtypeError, "ihfft: takes real samples, got complex128. Use ifft"),
         (lambda: fft.rfft2(z), DtypeError, "rfft2: takes real samples, got complex128. Use fft2"),
-        (lambda: fft.fftn(x, 4), ArgumentError, "fftn: s must be a sequence of integers or None, got 4"),
+        (
+            lambda: fft.fftn(x, 4),
+            ArgumentError,
+            "fftn: s must be a sequence of integers or None, got 4",
+        ),
         (lambda: fft.fftn(x, (4, 4, 4)), ArgumentError, r"fftn: s=\(4, 4, 4\) is longer .* 2 dims"),
         (lambda: fft.fftn(x, (4,), (0, 1)), ArgumentError, "fftn: s has 1 numbers .* for 2 axes"),
         (lambda: fft.fftn(x, axes=(0, -2)), ArgumentError, r"fftn: axis \(0, -2\) names a dim tw"),

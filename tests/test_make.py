@@ -622,12 +622,12 @@ def wrong_parts(change: str) -> tuple[Any, Sharding, Any, dict[str, Any]]:
     [
         ("too few", ShardingError, "expected 8 per-device arrays .* but got 7"),
         ("none", ShardingError, "expected 8 per-device arrays .* but got 0"),
-        ("twice", ShardingError, r"two arrays lie on CpuDevice\(id=0\)"),
-        ("elsewhere", ShardingError, r"no array lies on CpuDevice\(id=3\); .*\[CpuDevice\(id=0\)"),
+        ("twice", ShardingError, r"two arrays are on CpuDevice\(id=0\)"),
+        ("elsewhere", ShardingError, r"no array is on CpuDevice\(id=3\); .*\[CpuDevice\(id=0\)"),
         ("shape", ShardingError, r"expected shard shape \(4, 4\) on CpuDevice\(id=0\) .*\(2, 4\)"),
         ("dtype", ShardingError, r"CpuDevice\(id=5\) has float32, where float64 is expected"),
         ("said dtype", ShardingError, r"CpuDevice\(id=0\) has float64, where int32 is expected"),
-        ("sharded", ShardingError, r"array of shape \(8, 4\) lies on 8 devices; each must lie on"),
+        ("sharded", ShardingError, r"array of shape \(8, 4\) is on 8 devices; each must be on"),
         ("numpy", ArgumentError, "expected Arrays that lie on one device each, got a ndarray"),
         ("one", ArgumentError, "arrays is a Array; give a list or tuple"),
         ("generator", ArgumentError, "arrays is a generator"),
@@ -654,7 +654,7 @@ def test_arrays_of_another_process_are_refused():
         return str(caught.value)
 
     first, second = simulate(2, 4, body, deadline=20)
-    assert "no array lies on CpuDevice(id=3); the arrays lie on" in first
+    assert "no array is on CpuDevice(id=3); the arrays are on" in first
     assert "CpuDevice(id=4) is process 1's. Each process gives one array for each device" in first
     assert "CpuDevice(id=0) is process 0's." in second
 

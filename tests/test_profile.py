@@ -239,5 +239,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path):
     for number, text in enumerate(("no json", "[1]", "{}")):
         path = tmp_path / f"{number}.json"
         path.write_text(text)
-        with pytest.raises(ArgumentError, match=f"{number}.json is no trace that meshard.debug"):
+        with pytest.raises(
+            ArgumentError, match=f"{number}.json is not a trace written by meshard.debug"
+        ):
             join_profiles([path], tmp_path / "all.json")

@@ -242,8 +242,8 @@ REFUSALS = {
         SpecError,
         "in_specs refers to 'j'.*the axes that it runs along: 'i' of",
     ),
-    "an axis twice": (takes(ins=P("i", "i")), SpecError, "'i' stands twice in .*of in_specs"),
-    "an axis twice out": (takes(outs=P(("i", "i"))), SpecError, "'i' stands twice"),
+    "an axis twice": (takes(ins=P("i", "i")), SpecError, "'i' is repeated in .*of in_specs"),
+    "an axis twice out": (takes(outs=P(("i", "i"))), SpecError, "'i' is repeated"),
     "too long in": (
         takes(ins=P("i", None, None)),
         SpecError,

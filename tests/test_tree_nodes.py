@@ -71,7 +71,7 @@ def test_refusals() -> None:
         tree.register_pytree_node_class(Pair)
     with pytest.raises(ArgumentError, match="int has no method tree_flatten"):
         tree.register_pytree_node_class(int)
-    with pytest.raises(ArgumentError, match=r"register_dataclass\(Pair\): it is no dataclass"):
+    with pytest.raises(ArgumentError, match=r"register_dataclass\(Pair\): it is not a dataclass"):
         tree.register_dataclass(Pair)
     with pytest.raises(ArgumentError, match="data_fields and meta_fields both, or neither"):
         tree.register_dataclass(layer(), ["w"])

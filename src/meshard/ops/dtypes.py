@@ -124,7 +124,7 @@ def promoted(what: str, *dtypes: Dtype) -> Dtype:
         return np.result_type(*dtypes)
     except TypeError:
         kinds = " and ".join(
-            dict.fromkeys(dtype_name(d) if isinstance(d, np.dtype) else repr(d) for d in dtypes)
+            dict.fromkeys(dtype_name(d) if hasattr(d, "kind") else repr(d) for d in dtypes)
         )
         raise DtypeError(
             f"{what}: there is no dtype that {kinds} have in common. Convert one with astype."

@@ -225,12 +225,11 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 def cond(x: Any, p: float | str | None = None) -> Any:
     """Return the condition numbers of matrices, by a norm; by the singular values by default."""
     value = matrices("cond", x)
-    if p in (None, 2, -2):
+    if p is None or p in (2, -2):
         s = svdvals(value)
         ends = s[..., 0], s[..., -1]
         return ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
-    order = "fro" if p is None else p
-    return matrix_norm(value, ord=order) * matrix_norm(inv(value), ord=order)
+    return matrix_norm(value, ord=p) * matrix_norm(inv(value), ord=p)
 
 
 @checked

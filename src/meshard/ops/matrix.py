@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -156,8 +156,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     >>> float(mnp.linalg.vector_norm(mnp.asarray([3.0, 4.0])))
     5.0
     """
-    if not isinstance(ord, (int, float)):
-        raise ArgumentError(f"vector_norm: ord is a number, inf or -inf, not {ord!r}.")
+    ord = ord if isinstance(ord, (int, float)) else float(ord)
     value = _floats(x)
     size = bind("absolute", value)
     if ord == 2:
@@ -200,7 +199,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = 
     value = _floats(x)
     if ord in ("nuc", 2, -2):
         s = svdvals(value)
-        found = sum_(s, axis=-1) if ord == "nuc" else (max_ if ord > 0 else min_)(s, axis=-1)
+        found = sum_(s, axis=-1) if ord == "nuc" else (min_ if ord == -2 else max_)(s, axis=-1)
         found = expand_dims(found, (-2, -1)) if keepdims else found
     elif ord in (1, -1, np.inf, -np.inf):
         down = abs(ord) == 1
@@ -242,7 +241,9 @@ def norm(x: Any, ord: float | str | None = None, axis: Axis = None, keepdims: bo
         given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
         dims = tuple(normalised_axes(d, value.ndim, "norm")[0] for d in given)
     if len(dims) == 1:
-        return vector_norm(value, axis=dims, keepdims=keepdims, ord=2 if ord is None else ord)
+        return vector_norm(
+            value, axis=dims, keepdims=keepdims, ord=2 if ord is None else cast(float, ord)
+        )
     if len(dims) != 2:
         raise ArgumentError(
             f"norm: a vector has one dim and a matrix two; axis={axis!r} of an array of shape "

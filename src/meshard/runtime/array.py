@@ -324,7 +324,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             raise ArgumentError(
                 f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
             )
-        return to_numpy(self).tobytes(order)
+        return to_numpy(self).tobytes(order)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         if not self.shape:
