@@ -156,7 +156,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     >>> float(mnp.linalg.vector_norm(mnp.asarray([3.0, 4.0])))
     5.0
     """
-    ord = ord if isinstance(ord, (int, float)) else float(ord)
+    ord = float(ord)
     value = _floats(x)
     size = bind("absolute", value)
     if ord == 2:

@@ -52,7 +52,8 @@ def described(value: object) -> str:
     if isinstance(value, np.ndarray) and value.ndim:
         return f"a NumPy array of shape {value.shape} and dtype {value.dtype}"
     text = shown(value)
-    return text if type(value) in _PLAIN else f"{text} of type {kind}"
+    plain = type(value) in _PLAIN or text.startswith(f"a {kind} that")
+    return text if plain else f"{text} of type {kind}"
 
 
 def integer(value: Any, what: str, name: str, least: int | None = None) -> int:
