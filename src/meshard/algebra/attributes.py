@@ -38,6 +38,11 @@ class NoAttribute(AttributeError):
         return AttributeError, (str(self),)
 
 
+# To users it is the AttributeError that it stands for.
+NoAttribute.__module__ = "builtins"
+NoAttribute.__name__ = NoAttribute.__qualname__ = "AttributeError"
+
+
 def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
     """Return the names that are spelled almost like another, the nearest first."""
     listed = [n for n in names if not n.startswith("_")]
