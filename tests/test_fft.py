@@ -233,7 +233,7 @@ def test_refusals() -> None:
         (lambda: fft.rfftn(x, axes=()), ArgumentError, "rfftn: the last axis is the real one"),
         (lambda: fft.fft2(x, axes=(0,)), ArgumentError, r"fft2: takes two axes, got \(0,\); fftn"),
         (lambda: fft.fftfreq(0), ArgumentError, "fftfreq: the number of samples .* not 0"),
-        (lambda: fft.fftfreq(4, 0), ArgumentError, "fftfreq: d is the distance .* not 0"),
+        (lambda: fft.fftfreq(4, 0), ArgumentError, "fftfreq: d, the distance .* not 0"),
         (lambda: fft.rfftfreq(4, dtype=int), DtypeError, "rfftfreq: frequencies are .* not int64"),
         (lambda: fft.fftshift(x, 3), ArgumentError, "fftshift: axis 3 is out of bounds"),
     ]

@@ -628,7 +628,7 @@ def wrong_parts(change: str) -> tuple[Any, Sharding, Any, dict[str, Any]]:
         ("dtype", ShardingError, r"CpuDevice\(id=5\) has float32, where float64 is expected"),
         ("said dtype", ShardingError, r"CpuDevice\(id=0\) has float64, where int32 is expected"),
         ("sharded", ShardingError, r"array of shape \(8, 4\) is on 8 devices; each must be on"),
-        ("numpy", ArgumentError, "expected Arrays that lie on one device each, got a ndarray"),
+        ("numpy", ArgumentError, "expected Arrays on one device each, got a ndarray"),
         ("one", ArgumentError, "arrays is a Array; give a list or tuple"),
         ("generator", ArgumentError, "arrays is a generator"),
         ("deleted", DeletedArrayError, "deleted by delete"),
@@ -655,7 +655,7 @@ def test_arrays_of_another_process_are_refused():
 
     first, second = simulate(2, 4, body, deadline=20)
     assert "no array is on CpuDevice(id=3); the arrays are on" in first
-    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each device" in first
+    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each of its" in first
     assert "CpuDevice(id=0) is process 0's." in second
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import shown
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -86,6 +87,8 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     same = bind("equal", low, high)
     low, high = (bind("astype", as_array(v), dtype=default_float()) for v in (low, high))
     half = bind("where", same, 0.5, 0.0)
+    if np.asarray(bins).dtype.kind not in "iu":
+        raise ArgumentError(f"{name}: bins must be an integer or edges, got {shown(bins)}.")
     return linspace(low - half, high + half, int(bins) + 1)
 
 

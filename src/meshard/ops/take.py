@@ -10,7 +10,7 @@ import numpy as np
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.types import Block
+from meshard.runtime.types import KEY, Block
 
 from .arguments import checked
 from .concrete import concrete, is_traced
@@ -24,11 +24,13 @@ __all__ = ["gap", "take", "take_along_axis"]
 
 
 def gap(dtype: Any, fill_value: Any) -> Any:
-    """Return what stands where a position lies outside: NaN, or the least integer."""
+    """Return what stands where a position is outside: NaN, the least integer, a key of ones."""
     if fill_value is not None:
         return as_array(fill_value).astype(dtype, copy=False)
     if dtype.kind in "biu":
         return np.asarray(True if dtype.kind == "b" else _farthest(dtype), dtype)
+    if dtype == KEY:
+        return np.full((2,), 0xFFFFFFFF, np.uint32).view(KEY).reshape(())
     return np.asarray(np.nan, dtype)
 
 
