@@ -133,7 +133,8 @@ def test_a_shard_that_does_not_exist_is_refused():
     n = meshard.local_device_count()
     for i in (n, -n - 1):
         with pytest.raises(
-            IndexError, match=rf"addressable_data\({i}\): this process holds {n} sh"
+            IndexError,
+            match=rf"addressable_data: index {i} is out of range: this process holds {n} sh",
         ):
             x.addressable_data(i)
 
@@ -592,13 +593,25 @@ def test_items_that_do_not_exist_are_refused(args, error, message):
         (complex, TypeError, "Python complex"),
         (lambda x: range(9)[x], TypeError, "Only integer arrays.*float64"),
         (lambda x: range(9)[x.astype(int)], TypeError, r"Python index; the shape is \(8, 4\)"),
-        (lambda x: len(x[0, 0]), TypeError, r"len\(\) of an array without dims"),
-        (lambda x: iter(x[0, 0]), TypeError, "iteration over a 0-d array"),
+        (lambda x: len(x[0, 0]), TypeError, "len: an array without dims has no length"),
+        (
+            lambda x: iter(x[0, 0]),
+            TypeError,
+            "iteration: an array without dims cannot be iterated over",
+        ),
         (hash, TypeError, r"unhashable: .*x\.tobytes\(\), or id\(x\)"),
         (lambda x: {x: 1}, TypeError, "unhashable"),
         (lambda x: x.__setitem__(0, 1), TypeError, r"write x = x\.at\[index\]\.set\(y\)"),
-        (lambda x: None in x, TypeError, "None is in it"),
-        (lambda x: "a" in x, TypeError, "'a' is in it"),
+        (
+            lambda x: None in x,
+            TypeError,
+            "in: an array holds numbers only, so None cannot be one of its elements",
+        ),
+        (
+            lambda x: "a" in x,
+            TypeError,
+            "in: an array holds numbers only, so 'a' cannot be one of its elements",
+        ),
         (lambda x: format(x, ".2f"), TypeError, "unsupported format string"),
         (lambda x: x.nonsense, AttributeError, "nonsense"),
         (lambda x: setattr(x, "shape", (4, 8)), AttributeError, "shape"),

@@ -413,10 +413,13 @@ def test_operands_without_dims():
         (([0], [0, 1]), r"do not pair up: 1 dims of the first operand go with 2 of the second"),
         (([5], [0]), r"tensordot: axis 5 is out of bounds for an array with 2 dims"),
         (([0, 0], [0, 1]), r"tensordot: axis \[0, 0\] names a dim twice"),
-        (([0, 1],), r"axes=\(\[0, 1\],\) is neither a number of dims nor two lists"),
-        ("ab", r"axes='ab' is neither a number of dims nor two lists of them"),
-        (1.0, r"axes=1.0 is neither"),
-        (None, r"axes=None is neither"),
+        (
+            ([0, 1],),
+            r"tensordot: axes must be a number of dims or two lists of dims, got \(\[0, 1\],\)",
+        ),
+        ("ab", "tensordot: axes must be a number of dims or two lists of dims, got 'ab'"),
+        (1.0, r"tensordot: axes must be a number of dims or two lists of dims, got 1\.0"),
+        (None, "tensordot: axes must be a number of dims or two lists of dims, got None"),
     ],
 )
 def test_axes_of_tensordot(axes, message):

@@ -171,17 +171,17 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "pred a list": (
         lambda lax, np: lax.cond([True], lambda: 1, lambda: 2),
         ArgumentError,
-        "cond: pred must be a scalar, got [True] of type list.",
+        "cond: pred must be a scalar, got [True].",
     ),
     "pred None": (
         lambda lax, np: lax.cond(None, lambda: 1, lambda: 2),
         ArgumentError,
-        "cond: pred must be a scalar, got None of type NoneType.",
+        "cond: pred must be a scalar, got None.",
     ),
     "pred text": (
         lambda lax, np: lax.cond("yes", lambda: 1, lambda: 2),
         ArgumentError,
-        "cond: pred must be a scalar, got 'yes' of type str.",
+        "cond: pred must be a scalar, got 'yes'.",
     ),
     "pred with dims": (
         lambda lax, np: lax.cond(np.ones(1), lambda: 1, lambda: 2),
@@ -267,7 +267,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "branches that are none": (
         lambda lax, np: lax.switch(0, [1, 2]),
         ArgumentError,
-        "switch: branches should be callable.",
+        "switch: branches must be a sequence of functions, got [1, 2].",
     ),
     "while on a number": (
         lambda lax, np: lax.while_loop(lambda c: c, lambda c: c, 1),
@@ -287,7 +287,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "while of no function": (
         lambda lax, np: lax.while_loop(1, lambda c: c, 1),
         ArgumentError,
-        "while_loop: cond_fun must be a function, got 1 of type int.",
+        "while_loop: cond_fun must be a function, got 1.",
     ),
     "carry tree": (
         lambda lax, np: lax.while_loop(lambda c: c[0] < 5, lambda c: c[0], (1, 2)),
@@ -358,7 +358,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "fori of no function": (
         lambda lax, np: lax.fori_loop(0, 2, 3, 1),
         ArgumentError,
-        "fori_loop: body_fun must be a function, got 3 of type int.",
+        "fori_loop: body_fun must be a function, got 3.",
     ),
     "no pair": (
         lambda lax, np: lax.scan(body_of_one, 1, x),
@@ -388,7 +388,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "scan of no function": (
         lambda lax, np: lax.scan(3, 0.0, x),
         ArgumentError,
-        "scan: f must be a function, got 3 of type int.",
+        "scan: f must be a function, got 3.",
     ),
     "text from a position": (
         lambda lax, np: lax.scan(lambda c, v: (c, "a"), 0.0, x),
@@ -419,7 +419,7 @@ def test_what_jax_refuses(name: str, jax: Any) -> None:
 
 @pytest.mark.parametrize("length", [3.0, -1, True])
 def test_length_is_a_whole_number(length: Any) -> None:
-    told = rf"length must be a whole number from 0 on, got {length}"
+    told = rf"scan: length must be .*integer.*, got {length}"
     with pytest.raises(ArgumentError, match=told):
         alone(lambda: lax.scan(lambda c, v: (c, None), 1, None, length=length))
 

@@ -458,8 +458,8 @@ def test_groups_of_an_axis_under_a_mask() -> None:
 
 
 def refused(body: Callable[..., Any], axes: str, name: str = "psum") -> None:
-    told = f"{name} over .* stands in code that runs under a condition which varies over the mesh "
-    told += f"axis {axes}: some of the devices that should take part would not come here"
+    told = f"{name} over .* is inside code that runs under a condition which varies over the mesh "
+    told += f"axis {axes}: some of the devices that should take part would not get here"
 
     def run() -> None:
         with pytest.raises(ArgumentError, match=told):

@@ -643,9 +643,9 @@ def test_shapes_that_do_not_broadcast(left, right, where):
 @pytest.mark.parametrize("bad", [[1, 2], (1, 2), "ab", None, {1: 2}, object()])
 def test_operands_that_are_no_arrays(bad):
     a = put(np.ones(2))
-    with pytest.raises(DtypeError, match=f"add: operand 1 is .* of type {type(bad).__name__}"):
+    with pytest.raises(DtypeError, match="add: operand 1 must be an array or a number, got "):
         mnp.add(a, bad)
-    with pytest.raises(DtypeError, match=r"operand 0 is .* which is no array\. Make one with"):
+    with pytest.raises(DtypeError, match="sin: operand 0 must be an array or a number, got "):
         mnp.sin(bad)
     with pytest.raises(TypeError):
         a + bad
@@ -657,7 +657,10 @@ def test_operands_that_are_no_arrays(bad):
 def test_arrays_that_hold_no_numbers():
     with pytest.raises(DtypeError, match="dtype <U1 is not one of numbers"):
         put(np.ones(2)) + np.array(["a", "b"])
-    with pytest.raises(DtypeError, match=r"got array\(\[None, 1\], dtype=object\)"):
+    with pytest.raises(
+        DtypeError,
+        match="nested lists of numbers, got",
+    ):
         mnp.sin(np.array([None, 1]))
     with pytest.raises(DtypeError, match=r"dtype datetime64\[D\] is not one of numbers"):
         np.array(["2020-01-01"], "M8[D]") + put(np.ones(1))

@@ -201,23 +201,39 @@ def test_dtypes_and_shapes_are_those_of_jax(jax: Any) -> None:
 def test_refusals() -> None:
     x, z = put(np.ones((8, 6)), "i"), put(np.ones((8, 6), complex), "i")
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: fft.fft(x, 0), ArgumentError, "fft: the number of samples is .* not 0"),
-        (lambda: fft.fft(x, 2.0), ArgumentError, r"fft: the number of samples is .* not 2\.0"),
+        (
+            lambda: fft.fft(x, 0),
+            ArgumentError,
+            "fft: the number of samples must be a positive integer, not 0",
+        ),
+        (lambda: fft.fft(x, 2.0), ArgumentError, r"fft: n must be an integer or None, got 2\.0"),
         (lambda: fft.irfft(x, axis=2), ArgumentError, "irfft: axis 2 is out of bounds .* 2 dims"),
-        (lambda: fft.fft(x, axis=(0, 1)), ArgumentError, r"fft: axis is one .* not \(0, 1\); fftn"),
+        (
+            lambda: fft.fft(x, axis=(0, 1)),
+            ArgumentError,
+            r"fft: axis must be an integer, got \(0, 1\)",
+        ),
         (lambda: fft.hfft(x, norm="no"), ArgumentError, "hfft: norm is 'backward', .* not 'no'"),
         (lambda: fft.rfft(z), DtypeError, "rfft: takes real samples, got complex128. Use fft, or"),
         (lambda: fft.ihfft(z), DtypeError, "ihfft: takes real samples, got complex128. Use ifft"),
         (lambda: fft.rfft2(z), DtypeError, "rfft2: takes real samples, got complex128. Use fft2"),
-        (lambda: fft.fftn(x, 4), ArgumentError, "fftn: s has one number .* it is not 4"),
+        (
+            lambda: fft.fftn(x, 4),
+            ArgumentError,
+            "fftn: s must be a sequence of integers or None, got 4",
+        ),
         (lambda: fft.fftn(x, (4, 4, 4)), ArgumentError, r"fftn: s=\(4, 4, 4\) is longer .* 2 dims"),
         (lambda: fft.fftn(x, (4,), (0, 1)), ArgumentError, "fftn: s has 1 numbers .* for 2 axes"),
         (lambda: fft.fftn(x, axes=(0, -2)), ArgumentError, r"fftn: axis \(0, -2\) names a dim tw"),
-        (lambda: fft.fftn(x, (0, 4)), ArgumentError, "fftn: the number of samples is .* not 0"),
+        (
+            lambda: fft.fftn(x, (0, 4)),
+            ArgumentError,
+            "fftn: the number of samples must be .* not 0",
+        ),
         (lambda: fft.rfftn(x, axes=()), ArgumentError, "rfftn: the last axis is the real one"),
         (lambda: fft.fft2(x, axes=(0,)), ArgumentError, r"fft2: takes two axes, got \(0,\); fftn"),
         (lambda: fft.fftfreq(0), ArgumentError, "fftfreq: the number of samples .* not 0"),
-        (lambda: fft.fftfreq(4, 0), ArgumentError, "fftfreq: d is the distance .* not 0"),
+        (lambda: fft.fftfreq(4, 0), ArgumentError, "fftfreq: d, the distance .* not 0"),
         (lambda: fft.rfftfreq(4, dtype=int), DtypeError, "rfftfreq: frequencies are .* not int64"),
         (lambda: fft.fftshift(x, 3), ArgumentError, "fftshift: axis 3 is out of bounds"),
     ]

@@ -230,6 +230,12 @@ def is_door_statement(node: ast.stmt) -> bool:
         case ast.FunctionDef(name="__getattr__"):
             return True
         case ast.If(
+            test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id="_TYPE_CHECKING")),
+            body=[ast.Assign(targets=[ast.Name(id="__getattr__")])],
+            orelse=[],
+        ):
+            return True
+        case ast.If(
             test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"),
             body=body,
             orelse=[],

@@ -359,7 +359,7 @@ def test_bad_arguments_are_named():
         meshard.jit(lambda x: x, static_argnums=4)
     with pytest.raises(ArgumentError, match="no argument 'm'"):
         meshard.jit(lambda x: x, static_argnames="m")
-    with pytest.raises(ArgumentError, match="static and as donated"):
+    with pytest.raises(ArgumentError, match="both static and donated"):
         meshard.jit(lambda x: x, static_argnums=0, donate_argnums=0)
     with pytest.raises(ArgumentError, match=r"argument x\['a'\] is 'text' of type str"):
         meshard.jit(lambda x: 1)({"a": "text"})

@@ -19,6 +19,7 @@ from meshard.errors import (
     DtypeError,
     IndivisibleError,
     NotAddressableError,
+    OutOfRangeError,
     ShapeError,
     ShardingError,
     SpecError,
@@ -122,9 +123,7 @@ def test_what_is_no_prefix_is_refused(prefix):
 def test_what_is_no_place_is_refused(target):
     with pytest.raises(ArgumentError, match="device_put: expected a Sharding, a Device, a spec or"):
         meshard.device_put(GRID, target)
-    with pytest.raises(
-        ArgumentError, match=r"got 3 of type int\. A device by its number is meshard"
-    ):
+    with pytest.raises(ArgumentError, match=r"got 3\. A device by its number is meshard"):
         meshard.device_put(GRID, 3)
 
 
@@ -133,15 +132,18 @@ def test_what_is_no_place_is_refused(target):
     [
         ("text", "dtype <U4 is not one of numbers"),
         (object(), "got <object object at .* of type object"),
-        (np.array([None, 1]), "of type ndarray"),
+        (
+            np.array([None, 1]),
+            r"nested lists of numbers, got a NumPy array of shape \(2,\) and dtype object",
+        ),
         (np.datetime64("2020-01-01"), "dtype datetime64"),
-        (2**70, "got 1180591620717411303424 of type int"),
+        (2**70, "1180591620717411303424 does not fit into integers of 64 bits"),
         (meshard.ShapeDtypeStruct((2,), "f4"), "of type ShapeDtypeStruct"),
     ],
 )
 def test_what_is_no_number_is_refused(value, message):
     for target in (None, meshard.devices()[0]):
-        with pytest.raises(DtypeError, match=message):
+        with pytest.raises((DtypeError, OutOfRangeError), match=message):
             meshard.device_put(value, target)
 
 
@@ -409,10 +411,26 @@ def test_a_callbacks_wrong_dtype_names_the_index():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda s: ((2, -1), s, None), ShapeError, r"\(2, -1\) is not a shape"),
-        (lambda s: ("ab", s, None), ShapeError, "'ab' is not a shape"),
-        (lambda s: ((2.0,), s, None), ShapeError, r"\(2.0,\) is not a shape"),
-        (lambda s: (None, s, None), ShapeError, "None is not a shape"),
+        (
+            lambda s: ((2, -1), s, None),
+            ShapeError,
+            r"make_array_from_callback: \(2, -1\) is not a shape: sizes must be",
+        ),
+        (
+            lambda s: ("ab", s, None),
+            ShapeError,
+            "make_array_from_callback: 'ab' is not a shape: sizes must be non-negative",
+        ),
+        (
+            lambda s: ((2.0,), s, None),
+            ShapeError,
+            r"make_array_from_callback: \(2\.0,\) is not a shape: sizes must be",
+        ),
+        (
+            lambda s: (None, s, None),
+            ShapeError,
+            "make_array_from_callback: None is not a shape: sizes must be non-negative",
+        ),
         (lambda s: ((2,), None, None), ArgumentError, "a sharding is needed, got None"),
         (lambda s: ((2,), P("i"), None), ShardingError, "needs a mesh"),
         (lambda s: ((2,), "cpu", None), ArgumentError, "expected a Sharding"),
@@ -429,7 +447,10 @@ def test_wrong_arguments_are_refused_before_the_callback_is_called(make, error, 
 
 
 def test_a_callback_that_gives_nothing_is_refused():
-    with pytest.raises(DtypeError, match=r"make_array_from_callback: .* None of type NoneType"):
+    with pytest.raises(
+        DtypeError,
+        match="make_array_from_callback: expected an array, a number or nested lists of",
+    ):
         meshard.make_array_from_callback((8,), split("i"), lambda i: None)
 
 
@@ -601,13 +622,13 @@ def wrong_parts(change: str) -> tuple[Any, Sharding, Any, dict[str, Any]]:
     [
         ("too few", ShardingError, "expected 8 per-device arrays .* but got 7"),
         ("none", ShardingError, "expected 8 per-device arrays .* but got 0"),
-        ("twice", ShardingError, r"two arrays lie on CpuDevice\(id=0\)"),
-        ("elsewhere", ShardingError, r"no array lies on CpuDevice\(id=3\); .*\[CpuDevice\(id=0\)"),
+        ("twice", ShardingError, r"two arrays are on CpuDevice\(id=0\)"),
+        ("elsewhere", ShardingError, r"no array is on CpuDevice\(id=3\); .*\[CpuDevice\(id=0\)"),
         ("shape", ShardingError, r"expected shard shape \(4, 4\) on CpuDevice\(id=0\) .*\(2, 4\)"),
         ("dtype", ShardingError, r"CpuDevice\(id=5\) has float32, where float64 is expected"),
         ("said dtype", ShardingError, r"CpuDevice\(id=0\) has float64, where int32 is expected"),
-        ("sharded", ShardingError, r"array of shape \(8, 4\) lies on 8 devices; each must lie on"),
-        ("numpy", ArgumentError, "expected Arrays that lie on one device each, got a ndarray"),
+        ("sharded", ShardingError, r"array of shape \(8, 4\) is on 8 devices; each must be on"),
+        ("numpy", ArgumentError, "expected Arrays on one device each, got a ndarray"),
         ("one", ArgumentError, "arrays is a Array; give a list or tuple"),
         ("generator", ArgumentError, "arrays is a generator"),
         ("deleted", DeletedArrayError, "deleted by delete"),
@@ -633,8 +654,8 @@ def test_arrays_of_another_process_are_refused():
         return str(caught.value)
 
     first, second = simulate(2, 4, body, deadline=20)
-    assert "no array lies on CpuDevice(id=3); the arrays lie on" in first
-    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each device" in first
+    assert "no array is on CpuDevice(id=3); the arrays are on" in first
+    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each of its" in first
     assert "CpuDevice(id=0) is process 0's." in second
 
 

@@ -10,7 +10,14 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndivisibleError,
+    OutOfRangeError,
+    ShapeError,
+    ShardingError,
+)
 from meshard.runtime import place
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
@@ -128,9 +135,9 @@ def test_python_floats_take_the_default_float(default_float):
         (b"ab", "dtype .S2"),
         (np.array("2020", "M8[D]"), r"dtype datetime64\[D\]"),
         (np.zeros(2, [("a", "i4")]), "dtype .*'a'"),
-        ({1, 2}, "got {1, 2} of type set"),
-        (["x" * 200, None], r"got \['x{74} \.\.\. of type list"),
-        (None, "got None of type NoneType"),
+        ({1, 2}, r"nested lists of numbers, got \{1, 2\}"),
+        (["x" * 200, None], "what: expected an array, a number or nested lists of numbers, got"),
+        (None, "what: expected an array, a number or nested lists of numbers, got None"),
     ],
 )
 def test_what_is_no_number_is_refused(given, message):
@@ -144,7 +151,7 @@ def test_lists_of_different_lengths_are_refused():
 
 
 def test_a_value_that_its_dtype_cannot_hold_is_refused():
-    with pytest.raises(DtypeError, match="what: 300 cannot become an array"):
+    with pytest.raises(OutOfRangeError, match="what: 300 cannot become an array"):
         place.as_host(300, "what", np.int8)
 
 
@@ -173,7 +180,7 @@ def test_places_are_shardings_devices_and_specs():
         assert place.as_sharding(P("i"), "f") == sharding
     with pytest.raises(ShardingError, match=r"f: the bare spec P\('i',\) needs a mesh"):
         place.as_sharding(P("i"), "f")
-    with pytest.raises(ArgumentError, match=r"f: expected a Sharding, .* got 3 of type int"):
+    with pytest.raises(ArgumentError, match=r"f: expected a Sharding, .* got 3"):
         place.as_sharding(3, "f")
 
 

@@ -118,10 +118,26 @@ def test_refused_reshapes(shape, new):
     ("call", "error", "words"),
     [
         (lambda x: x.reshape(48, order="K"), ArgumentError, "order is 'C' or 'F', not 'K'"),
-        (lambda x: x.reshape("48"), ShapeError, "reshape: '48' is not a shape"),
-        (lambda x: x.reshape(4.0, 12), ShapeError, r"reshape: \(4.0, 12\) is not a shape"),
-        (lambda x: mnp.transpose(x, (0, 0)), ArgumentError, r"\(0, 0\) is no permutation of the 2"),
-        (lambda x: mnp.transpose(x, (0, 2)), ArgumentError, "no permutation"),
+        (
+            lambda x: x.reshape("48"),
+            ShapeError,
+            "reshape: '48' is not a shape: sizes must be integers of at most 63 bits",
+        ),
+        (
+            lambda x: x.reshape(4.0, 12),
+            ShapeError,
+            r"reshape: \(4\.0, 12\) is not a shape: sizes must be integers of at most 63 bits",
+        ),
+        (
+            lambda x: mnp.transpose(x, (0, 0)),
+            ArgumentError,
+            r"transpose: axes \(0, 0\) is not a permutation of the 2 dims",
+        ),
+        (
+            lambda x: mnp.transpose(x, (0, 2)),
+            ArgumentError,
+            r"transpose: axes \(0, 2\) is not a permutation of the 2 dims",
+        ),
         (lambda x: mnp.swapaxes(x, 0, 2), ArgumentError, "swapaxes: axis 2 is out of bounds"),
         (lambda x: mnp.moveaxis(x, 0, (0, 1)), ArgumentError, "have different lengths"),
         (lambda x: mnp.moveaxis(x, (0, 0), (0, 1)), ArgumentError, "names a dim twice"),
@@ -129,8 +145,16 @@ def test_refused_reshapes(shape, new):
         (lambda x: mnp.expand_dims(x, 4), ArgumentError, "expand_dims: axis 4 is out of bounds"),
         (lambda x: mnp.squeeze(x, 1), ShapeError, r"dim 1 of \(8, 6\) has size 6, not one"),
         (lambda x: mnp.broadcast_to(x, (6, 8)), ShapeError, r"\(8, 6\) does not broadcast to"),
-        (lambda x: mnp.broadcast_to(x, 6), ShapeError, "does not broadcast to"),
-        (lambda x: mnp.broadcast_to(x, (-1, 8, 6)), ShapeError, "does not broadcast to"),
+        (
+            lambda x: mnp.broadcast_to(x, 6),
+            ShapeError,
+            r"broadcast_to: shape \(8, 6\) does not broadcast to \(6,\)",
+        ),
+        (
+            lambda x: mnp.broadcast_to(x, (-1, 8, 6)),
+            ShapeError,
+            r"broadcast_to: \(-1, 8, 6\) is not a shape: sizes must be non-negative",
+        ),
         (lambda x: mnp.broadcast_arrays(x, np.ones(5)), ShapeError, "do not broadcast"),
         (lambda x: mnp.matrix_transpose(x[0]), ShapeError, r"at least two dims, got shape \(6,\)"),
     ],
@@ -218,7 +242,9 @@ def test_how_new_and_broadcast_dims_lie():
 
 def test_broadcast_shapes_and_arrays():
     assert mnp.broadcast_shapes((3, 1), (4,), ()) == (3, 4)
-    with pytest.raises(ShapeError, match=r"\(\(3,\), \(4,\)\) do not broadcast"):
+    with pytest.raises(
+        ShapeError, match=r"broadcast_shapes: the shapes \(3,\), \(4,\) do not broadcast"
+    ):
         mnp.broadcast_shapes((3,), (4,))
     a, b = mnp.broadcast_arrays(np.ones((3, 1)), np.arange(4))
     assert a.shape == b.shape == (3, 4)

@@ -242,8 +242,8 @@ REFUSALS = {
         SpecError,
         "in_specs refers to 'j'.*the axes that it runs along: 'i' of",
     ),
-    "an axis twice": (takes(ins=P("i", "i")), SpecError, "'i' stands twice in .*of in_specs"),
-    "an axis twice out": (takes(outs=P(("i", "i"))), SpecError, "'i' stands twice"),
+    "an axis twice": (takes(ins=P("i", "i")), SpecError, "'i' is repeated in .*of in_specs"),
+    "an axis twice out": (takes(outs=P(("i", "i"))), SpecError, "'i' is repeated"),
     "too long in": (
         takes(ins=P("i", None, None)),
         SpecError,
@@ -394,7 +394,7 @@ REFUSALS = {
     "a value from nowhere": (
         takes(body=lambda x: "text"),
         TypeError,
-        "the result is 'text', which is no array",
+        "the result is 'text', which is not an array",
     ),
     "a value from nowhere in a tree": (
         takes(body=lambda x: {"a": [x, object()]}),

@@ -243,7 +243,10 @@ def test_refusals() -> None:
         mnp.partition(x, 4, 0)
     with pytest.raises(ArgumentError, match="digitize: the bins are edges that rise or fall"):
         mnp.digitize(x, np.array([1, 3, 2]))
-    with pytest.raises(ArgumentError, match=r"unique: axis=0 asks for distinct slices"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"unique: axis must be None, got 0\. Distinct slices along a dim are not",
+    ):
         mnp.unique(x, axis=0)
     with pytest.raises(ShapeError, match=r"extract: a condition of shape \(3,\) .* \(4, 2\)"):
         mnp.extract(np.ones(3, bool), x)
@@ -373,19 +376,19 @@ def test_counts_in_bins_move_counts_only() -> None:
 @in_worlds
 def test_refusals_of_statistics() -> None:
     x = put(np.arange(8.0).reshape(4, 2), "i")
-    with pytest.raises(ArgumentError, match=r"quantile: q lies from 0 to 1; got \[0.5, 1.5\]"):
+    with pytest.raises(ArgumentError, match=r"quantile: q must be from 0 to 1; got \[0.5, 1.5\]"):
         mnp.quantile(x, [0.5, 1.5])
-    with pytest.raises(ArgumentError, match=r"percentile: q lies from 0 to 100; got 101"):
+    with pytest.raises(ArgumentError, match=r"percentile: q must be from 0 to 100; got 101"):
         mnp.percentile(x, 101)
     with pytest.raises(ArgumentError, match=r"quantile: method is one of linear, .* not 'weibull'"):
         mnp.quantile(x, 0.5, method="weibull")
-    with pytest.raises(ShapeError, match=r"median: dims \(1,\) of the shape \(4, 0\) hold no"):
+    with pytest.raises(ShapeError, match=r"median: dims \(1,\) of the shape \(4, 0\) are empty"):
         mnp.median(x[:, :0], axis=1)
     with pytest.raises(DtypeError, match="median: complex numbers have no order"):
         mnp.median(x * 1j)
     with pytest.raises(ArgumentError, match="histogram: bins='auto' names a way to choose"):
         mnp.histogram(x, "auto")
-    with pytest.raises(ArgumentError, match=r"histogram: bins=0 and range=None give no bins"):
+    with pytest.raises(ArgumentError, match=r"histogram: bins=0 and range=None do not define bins"):
         mnp.histogram(x, 0)
     with pytest.raises(ShapeError, match=r"histogram: weights of shape \(2,\) .* \(4, 2\)"):
         mnp.histogram(x, weights=np.ones(2))

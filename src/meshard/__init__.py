@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshard import config, distributed, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import P
@@ -148,15 +149,11 @@ _ABSENT: dict[str, str] = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in _ABSENT:
-        raise AttributeError(f"module 'meshard' has no attribute {name!r}: {_ABSENT[name]}")
     if name not in _LATE:
-        message = errors.no_such_name("meshard", name, __all__)
-        for door in () if name.startswith("_") else _DOORS:
-            if name in importlib.import_module(f"meshard.{door}").__all__:
-                message = f"module 'meshard' has no attribute {name!r}: it is meshard.{door}.{name}"
-                break
-        raise AttributeError(message)
+        if name not in _ABSENT and not name.startswith("_"):
+            for door in _DOORS:
+                importlib.import_module(f"meshard.{door}")  # where the name may be
+        return _absent(__name__, _ABSENT)(name)
     module, inside = _LATE[name]
     found = importlib.import_module(module)
     if inside is not None:

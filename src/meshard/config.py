@@ -26,12 +26,15 @@ The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 processes. A variable that is almost called so is refused.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.world import config as _config
-from meshard.errors import suggesting as _suggesting
 
 update = _config.update
 read = _config.read
 
 __all__ = ["read", "update"]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,6 +1,8 @@
 """Seeing what happens: how arrays lie on devices, what moves between them, and when."""
 
-from meshard.errors import suggesting as _suggesting
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.svg import drawing_svg, sharding_svg
 from meshard.runtime.ledger import Ledger, budget, ledger
@@ -27,4 +29,5 @@ __all__ = [
     "visualize_sharding",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

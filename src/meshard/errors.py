@@ -16,6 +16,7 @@ catches ``ValueError`` goes on working::
     ├── ShapeError           ValueError, TypeError    shapes that do not go together
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other argument that is refused
+    │   └── OutOfRangeError  OverflowError   an integer too large for its dtype, or for 64 bits
     ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong kind
     ├── ConcretizationError  TypeError     a value that is asked for where there is not one
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
@@ -35,8 +36,7 @@ catches ``ValueError`` goes on working::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,6 +60,7 @@ __all__ = [
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
     "NotAddressableError",
+    "OutOfRangeError",
     "PlanError",
     "ReplicationError",
     "RuleError",
@@ -122,6 +123,10 @@ class DtypeError(MeshardError, TypeError):
 
 class ArgumentError(MeshardError, ValueError, TypeError):
     """An argument that is refused for another reason than its shape, dtype or sharding."""
+
+
+class OutOfRangeError(ArgumentError, OverflowError):
+    """An integer that does not fit into its dtype, or into 64 bits."""
 
 
 class IndexingError(MeshardError, IndexError, TypeError):
@@ -190,51 +195,3 @@ class AgreementError(TransportError):
 
 class UnequalError(MeshardError, ValueError, AssertionError):
     """Values that were said to be the same on all processes, and are not."""
-
-
-def no_such_name(module: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that a module does not have.
-
-    Args:
-        module: the module's name, as users import it.
-        name: the name that was asked for.
-        known: the names that there are; the nearest of them is suggested.
-
-    >>> no_such_name("meshard.tree", "falten", ["flatten", "leaves"])
-    "module 'meshard.tree' has no attribute 'falten'. Did you mean meshard.tree.flatten?"
-    """
-    text = f"module {module!r} has no attribute {name!r}"
-    nearest = None if name.startswith("__") else nearest_name(name, known)
-    return text if nearest is None else f"{text}. Did you mean {module}.{nearest}?"
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the name that is spelt most like another; None if all are too different.
-
-    >>> nearest_name("partitionspec", ["PartitionSpec", "Mesh"])
-    'PartitionSpec'
-    """
-    from difflib import get_close_matches  # errors are rare, and imports are counted
-
-    spelt = {k.lower(): k for k in known}
-    found = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
-    return spelt[found[0]] if found else None
-
-
-def suggesting(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for a module, which suggests the nearest of its names.
-
-    Args:
-        module: the module's name.
-        known: its public names.
-    """
-
-    def getattr_(name: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            AttributeError: always; with the nearest name that there is.
-        """
-        raise AttributeError(no_such_name(module, name, known))
-
-    return getattr_

@@ -4,13 +4,15 @@ JAX had it before its one Array type; ``x.to_array()`` and ``GlobalDeviceArray.f
 between the two without copying.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.gda import GlobalDeviceArray
 from meshard.compat.shard_places import (
     get_shard_indices,
     get_shard_indices_replica_ids,
     get_shard_shape,
 )
-from meshard.errors import suggesting as _suggesting
 from meshard.runtime.array import Shard
 
 __all__ = [
@@ -21,4 +23,5 @@ __all__ = [
     "get_shard_shape",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -4,6 +4,9 @@ JAX's own demand operands of one dtype and mostly of one shape; these promote dt
 as NumPy does. Results are laid out as computation follows sharding.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops.dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
@@ -188,3 +191,6 @@ __all__ = [
     "tile", "top_k", "transpose", "unstack", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,5 +1,8 @@
 """Between what each process has and what all have together: to and from, gathering, checks."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.local_shapes import global_to_local_shape, local_to_global_shape
 from meshard.compat.multihost import (
     broadcast_one_to_all,
@@ -9,7 +12,6 @@ from meshard.compat.multihost import (
     process_allgather,
 )
 from meshard.compat.process_checks import assert_equal, sync_global_devices
-from meshard.errors import suggesting as _suggesting
 
 __all__ = [
     "assert_equal",
@@ -23,4 +25,5 @@ __all__ = [
     "sync_global_devices",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

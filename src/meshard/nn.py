@@ -1,5 +1,8 @@
 """Functions of neural networks, each keeping the sharding."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops.attention import dot_product_attention
 from meshard.ops.nn import (
     celu,
@@ -69,3 +72,6 @@ __all__ = [
     "swish",
     "tanh",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

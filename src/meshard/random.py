@@ -12,6 +12,9 @@ streams of a key meet. Where arithmetic on its bits ends in logarithms and sines
 and SciPy's.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops.keys import (
     PRNGKey,
     clone,
@@ -112,3 +115,6 @@ __all__ = [
     "weibull_min",
     "wrap_key_data",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

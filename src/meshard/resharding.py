@@ -1,5 +1,8 @@
 """Resharding: any layout to any other, what it would take, and the reference's names."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.reference_reshard import (
     find_intermediate_sharding,
     reshard_with_intermediate_sharding,
@@ -11,7 +14,6 @@ from meshard.errors import (
     NoIntermediateShardingNeededError,
     PlanError,
 )
-from meshard.errors import suggesting as _suggesting
 from meshard.plan.bounds import Bounds, bounds_of
 from meshard.plan.planner import PlanCache
 from meshard.plan.presets import presets, topology
@@ -46,4 +48,5 @@ __all__ = [
     "topology",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,9 +1,11 @@
 """How arrays lie on devices: meshes, specs and shardings."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import P, PartitionSpec
-from meshard.errors import suggesting as _suggesting
 
 __all__ = [
     "AxisType",
@@ -16,4 +18,5 @@ __all__ = [
     "SingleDeviceSharding",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,6 +1,8 @@
 """Trees of containers and leaves, by optree: maps, flattening, structures."""
 
-from meshard.errors import suggesting as _suggesting
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.runtime.tree_nodes import (
     register_dataclass,
     register_pytree_node,
@@ -39,4 +41,5 @@ __all__ = [
     "unflatten",
 ]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -45,7 +45,7 @@ def shown(value: object, most: int = 80) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # too deep, or a repr of the caller's that fails
-        text = object.__repr__(value)
+        return f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= most else f"{text[: most - 4].rstrip()} ..."
 
 
@@ -214,7 +214,6 @@ def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
     """
     if type(value) is tuple and all(type(n) is int and 0 <= n < 1 << 63 for n in value):
         return value
-    whole = True
     try:
         if not isinstance(value, (str, bytes, bytearray, Mapping)):
             single = not isinstance(value, Iterable) or getattr(value, "shape", None) == ()
@@ -222,13 +221,12 @@ def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
             sizes = tuple([operator.index(n) for n in items])  # type: ignore[arg-type]
             if all(0 <= n < 1 << 63 for n in sizes):
                 return sizes
-            if all(n >= 0 for n in sizes):
-                whole = False
     except Exception:  # what an array-like of the caller's own raises is no better
         pass
-    sizes_are = "non-negative integers" if whole else "integers below 2**63"
     whose = f"{what}: {shown(value)}" if name == "shape" else f"{what}: {name}: {shown(value)}"
-    raise ShapeError(f"{whose} is not a shape: sizes are {sizes_are}, one for each dim.")
+    raise ShapeError(
+        f"{whose} is not a shape: sizes must be non-negative integers of at most 63 bits."
+    )
 
 
 def path_of(value: object, what: str, name: str = "path") -> Path:

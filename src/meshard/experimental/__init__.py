@@ -1,9 +1,12 @@
 """Names that JAX keeps, or kept, under ``jax.experimental``."""
 
-from meshard.errors import suggesting as _suggesting
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 
 from . import global_device_array, mesh_utils, multihost_utils, pjit, shard_map
 
 __all__ = ["global_device_array", "mesh_utils", "multihost_utils", "pjit", "shard_map"]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

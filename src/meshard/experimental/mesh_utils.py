@@ -1,8 +1,11 @@
 """Arrangements of devices for meshes."""
 
-from meshard.errors import suggesting as _suggesting
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.runtime.devices import create_device_mesh, create_hybrid_device_mesh
 
 __all__ = ["create_device_mesh", "create_hybrid_device_mesh"]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

@@ -1,8 +1,11 @@
 """`pjit` where JAX has it: `meshard.jit`, by its older name."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.compat.parallel_outputs import pjit
-from meshard.errors import suggesting as _suggesting
 
 __all__ = ["pjit"]
 
-__getattr__ = _suggesting(__name__, __all__)
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__)

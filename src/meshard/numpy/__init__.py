@@ -4,9 +4,12 @@ Names, arguments and numerics are NumPy's and the Array API standard's; results 
 computation follows sharding. ``device=`` of the creation functions takes a sharding.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops import info as _info
 from meshard.ops.composed import (
     allclose,
@@ -391,3 +394,6 @@ __all__ = [
     "zeros_like",
 ]
 # fmt: on
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__, reference="numpy")

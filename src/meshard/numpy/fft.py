@@ -1,5 +1,8 @@
 """Fourier transforms, with NumPy's names."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops.fft import (
     fft,
     fft2,
@@ -41,3 +44,6 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__, reference="numpy.fft")

@@ -1,5 +1,8 @@
 """Linear algebra, with the names of NumPy and of the Array API standard."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from meshard.algebra.attributes import absent as _absent
 from meshard.ops.linalg import (
     EighResult,
     EigResult,
@@ -75,3 +78,6 @@ __all__ = [
     "vecdot",
     "vector_norm",
 ]
+
+if not _TYPE_CHECKING:  # an editor sees only what is listed
+    __getattr__ = _absent(__name__, reference="numpy.linalg")

@@ -10,6 +10,7 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
+from .arguments import checked
 from .create import arange
 from .dtypes import accumulator
 from .einsum import einsum
@@ -19,6 +20,7 @@ from .shape import expand_dims, reshape, transpose
 __all__ = ["dot_product_attention"]
 
 
+@checked
 def dot_product_attention(
     query: Any,
     key: Any,

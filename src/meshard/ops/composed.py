@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
-from .dtypes import SMALL_FLOATS, default_float, is_float, is_whole, same_dtype
+from .dtypes import SMALL_FLOATS, default_float, is_float, is_whole, operand_dtype, same_dtype
 from .elementwise import clip
 from .frame import replicated_beside
 from .info import finfo
@@ -73,6 +74,9 @@ def _interpolate(x: Any, xp: Block, fp: Block, *, left: float | None, right: flo
 
 
 def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    for name, operand in zip(("x", "xp"), operands, strict=False):
+        if operand_dtype(operand).kind == "c":
+            raise DtypeError(f"interp: {name} must be real, but its dtype is complex.")
     dtype = operands[2][1]
     is_complex = isinstance(dtype, np.dtype) and dtype.kind == "c"
     return (np.dtype(np.complex128 if is_complex else np.float64),)
@@ -86,6 +90,7 @@ register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 # nearness
 
 
+@checked
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """Return where two arrays are equal but for ``atol + rtol * abs(b)``.
 
@@ -103,6 +108,7 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     return bind("isclose", a, b, rtol=float(rtol), atol=float(atol), equal_nan=bool(equal_nan))
 
 
+@checked
 def allclose(
     a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
@@ -115,6 +121,7 @@ def allclose(
     return all_(isclose(a, b, rtol, atol, equal_nan))
 
 
+@checked
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     """Return whether two arrays have one shape and equal elements: an array without dims.
 
@@ -142,6 +149,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     return all_(bind("equal", x, y))
 
 
+@checked
 def nan_to_num(
     x: Any,
     copy: bool = True,
@@ -192,16 +200,25 @@ def iscomplex(x: Any) -> Any:
     return bind("not_equal", bind("imag", as_array(x)), 0)
 
 
+def _ordered(name: str, x: Any) -> Any:
+    """Return an array of which there are greater and lesser elements."""
+    found = as_array(x)
+    if found.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no sign; the dtype is {found.dtype}.")
+    return found
+
+
 def isposinf(x: Any, /) -> Any:
     """Return where the elements are positive infinity."""
-    return bind("equal", as_array(x), float("inf"))
+    return bind("equal", _ordered("isposinf", x), float("inf"))
 
 
 def isneginf(x: Any, /) -> Any:
     """Return where the elements are negative infinity."""
-    return bind("equal", as_array(x), float("-inf"))
+    return bind("equal", _ordered("isneginf", x), float("-inf"))
 
 
+@checked
 def angle(z: Any, deg: bool = False) -> Any:
     """Return the angles of complex numbers, in radians or degrees."""
     x = as_array(z)
@@ -212,6 +229,7 @@ def angle(z: Any, deg: bool = False) -> Any:
 # choices
 
 
+@checked
 def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
     """Return for each element the choice of the first condition that is true.
 
@@ -234,6 +252,7 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return found
 
 
+@checked
 def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
     """Return for each element the element of the choice that its number names.
 
@@ -246,6 +265,8 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
         ArgumentError: if a number names no choice, or the mode is unknown.
     """
     number, count = as_array(a), len(choices)
+    if number.dtype.kind not in "biu":
+        raise DtypeError(f"choose: a must hold integers, but its dtype is {number.dtype}.")
     if mode == "clip":
         number = clip(number, 0, count - 1)
     elif mode == "wrap":
@@ -283,12 +304,17 @@ def polyval(p: Any, x: Any) -> Any:
     [-1, 0, 3]
     """
     coefficients, value = as_array(p), as_array(x)
+    if coefficients.ndim != 1:
+        raise ShapeError(
+            f"polyval: the coefficients must have one dim, but their shape is {coefficients.shape}."
+        )
     found: Any = full(value.shape, 0, common_dtype("polyval", (coefficients.dtype, value.dtype)))
     for i in range(coefficients.shape[0]):
         found = found * value + coefficients[i]
     return found
 
 
+@checked(period="Bring the points into one period with remainder(x, period) first.")
 def interp(
     x: Any,
     xp: Any,
@@ -317,11 +343,6 @@ def interp(
     >>> mnp.interp(mnp.asarray([0.5, 9.0]), mnp.asarray([0, 1]), mnp.asarray([10, 20])).tolist()
     [15.0, 20.0]
     """
-    if period is not None:
-        raise ArgumentError(
-            f"interp: period={period!r} is not supported; bring the places into one period with "
-            "remainder(x, period) first."
-        )
     places, values = as_array(xp), as_array(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise ShapeError(

@@ -14,11 +14,13 @@ import numpy as np
 
 from meshard.algebra.rule import OpRule, Term
 from meshard.errors import ArgumentError, IncompatibleDevicesError, ShapeError
+from meshard.runtime.arguments import shown
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .dtypes import as_dtype, is_float, operand_dtype
 from .promotion import cast, common_dtype, promoted
 from .reduce import normalised_axes
@@ -136,8 +138,9 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
         raise IncompatibleDevicesError(message) from None
 
 
+@checked
 def matmul(
-    x1: Any, x2: Any, /, *, preferred_element_type: Any = None, precision: Any = None
+    x1: Any, x2: Any, /, *, preferred_element_type: DtypeLike = None, precision: Any = None
 ) -> Any:
     """Return the matrix product, with leading dims broadcast as in NumPy.
 
@@ -192,7 +195,8 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
     return x, y
 
 
-def dot(a: Any, b: Any, *, preferred_element_type: Any = None, precision: Any = None) -> Any:
+@checked
+def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: Any = None) -> Any:
     """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -207,7 +211,8 @@ def dot(a: Any, b: Any, *, preferred_element_type: Any = None, precision: Any = 
     return _paired("dot", x, y, [(last, but_one)], preferred_element_type)
 
 
-def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: Any = None) -> Any:
+@checked
+def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: DtypeLike = None) -> Any:
     """Return the product summed over pairs of dims.
 
     Args:
@@ -249,7 +254,7 @@ def _pairs(x: Array, y: Array, axes: Any) -> list[tuple[int, int]]:
         left, right = ([index(d)] if hasattr(d, "__index__") else [*map(index, d)] for d in axes)
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"tensordot: axes={axes!r} is neither a number of dims nor two lists of them."
+            f"tensordot: axes must be a number of dims or two lists of dims, got {shown(axes)}."
         ) from None
     if len(left) != len(right):
         raise ArgumentError(
@@ -308,13 +313,14 @@ def _conjugated(x: Array) -> Any:
     return bind("conjugate", x) if x.dtype.kind == "c" else x
 
 
+@checked
 def vecdot(
     x1: Any,
     x2: Any,
     /,
     *,
     axis: int = -1,
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
     precision: Any = None,
 ) -> Any:
     """Return the products summed over one dim, the first operand conjugated.

@@ -17,6 +17,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, MeshardError, ShapeError
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.array import Array
 from meshard.runtime.place import (
     as_array,
@@ -32,10 +33,12 @@ from meshard.runtime.same_values import check_same_values
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
+from .arguments import AnyDtypeLike, DtypeLike, checked
 from .concrete import concrete, has_devices, is_array, is_traced
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .move import stack
-from .promotion import promoted
+from .promotion import common_dtype
+from .reduce import normalised_axes
 from .registry import Dtype
 from .shape import broadcast_arrays, broadcast_to, expand_dims
 from .whole import by_layout, made
@@ -84,17 +87,6 @@ def _made(
     return found
 
 
-def _shape(shape: Any, what: str) -> tuple[int, ...]:
-    try:
-        given = (shape,) if hasattr(shape, "__index__") else tuple(shape)
-        sizes = tuple(n.__index__() for n in given)
-    except (AttributeError, TypeError):
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"{what}: {shape!r} is not a shape: sizes are whole numbers from 0 on.")
-    return sizes
-
-
 def _from_nested(value: Any) -> Any:
     """Stack lists that hold arrays; leave everything else alone."""
     if isinstance(value, (list, tuple)) and _holds_array(value):
@@ -104,14 +96,24 @@ def _from_nested(value: Any) -> Any:
     return value
 
 
-def _holds_array(value: Any) -> bool:
+def _holds_array(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(_holds_array(v) for v in value)
+        # No array has more dims than this; a list that contains itself is endlessly deep.
+        return depth < _MOST_DIMS and any(_holds_array(v, depth + 1) for v in value)
     return is_array(value)
 
 
+_MOST_DIMS = 64
+
+
+@checked
 def array(
-    object: Any, dtype: Any = None, *, copy: bool | None = True, ndmin: int = 0, device: Any = None
+    object: Any,
+    dtype: AnyDtypeLike = None,
+    *,
+    copy: bool | None = True,
+    ndmin: int = 0,
+    device: Any = None,
 ) -> Any:
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
@@ -130,6 +132,8 @@ def array(
     >>> mnp.array([[1, 2], [3, 4]]).shape
     (2, 2)
     """
+    if not 0 <= ndmin <= _MOST_DIMS:
+        raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
     place = as_sharding(device, "array")
@@ -156,7 +160,10 @@ def array(
     return result
 
 
-def asarray(a: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Any:
+@checked
+def asarray(
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
+) -> Any:
     """Make an array; one that is an array already stays where it is.
 
     >>> import meshard.numpy as mnp
@@ -171,7 +178,8 @@ def copy(a: Any) -> Any:
     return as_array(a).copy()
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
     """Make an array of one value.
 
     Args:
@@ -184,7 +192,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     >>> mnp.full((2,), 7).tolist()
     [7, 7]
     """
-    sizes = _shape(shape, "full")
+    sizes = checked_shape(shape, "full")
     if has_devices(fill_value):
         return _spread(fill_value, sizes, dtype, device)
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
@@ -222,9 +230,9 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
 
 
 def _constant_of(name: str, number: float) -> Callable[..., Any]:
-    def function(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
         wanted = default_float() if dtype is None else as_dtype(dtype)
-        return _full(_shape(shape, name), np.asarray(number, wanted), device, name)
+        return _full(checked_shape(shape, name), np.asarray(number, wanted), device, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""Make an array of {name}, by default in the default float.
@@ -238,7 +246,8 @@ def _constant_of(name: str, number: float) -> Callable[..., Any]:
     >>> mnp.{name}((2, 3)).shape
     (2, 3)
     """
-    return function
+    way_out = f"The sizes of all dims are one argument, as in {name}((3, 4))."
+    return checked(dtype=way_out)(function)
 
 
 zeros = _constant_of("zeros", 0)
@@ -246,8 +255,9 @@ ones = _constant_of("ones", 1)
 empty = _constant_of("empty", 0)
 
 
+@checked
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None
+    a: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
 ) -> Any:
     """Make an array of one value with the shape, dtype and sharding of another.
 
@@ -261,7 +271,7 @@ def full_like(
     """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
-    sizes = x.shape if shape is None else _shape(shape, "full_like")
+    sizes = x.shape if shape is None else checked_shape(shape, "full_like")
     if has_devices(fill_value):
         committed = type(x) is Array and x.committed and sizes == x.shape
         place = x.sharding if device is None and committed else device
@@ -301,23 +311,27 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
     return NamedSharding(own.mesh, PartitionSpec())
 
 
-def zeros_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def zeros_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
-def ones_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def ones_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
-def empty_like(a: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Any:
+@checked
+def empty_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
+@checked
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
+    start: Any, stop: Any = None, step: Any = None, dtype: DtypeLike = None, *, device: Any = None
 ) -> Any:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
@@ -331,7 +345,7 @@ def arange(
     if stop is None:
         start, stop = 0, start
     first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
-    given = [np.asarray(v).dtype for v in (first, last, by)]
+    given = [as_host(v, "arange").dtype for v in (first, last, by)]
     real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
     if not real or not all(map(np.isfinite, (first, last, by))):
         raise ArgumentError(
@@ -349,7 +363,9 @@ def arange(
         lost = steps == 0 and last != first  # there is a way, too short for a float
         size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
     if wanted == np.bool_ and size > 2:
-        raise ArgumentError(f"arange: {size} different bools are asked for; there are two.")
+        raise ArgumentError(
+            f"arange: {size} different bools were requested, but there are only two."
+        )
     # As NumPy does: the first two elements are made from the numbers, the others from them.
     work = accumulator(wanted) if is_float(wanted) else wanted
     one, two = np.asarray([first, first + by][: max(size, 1)]).astype(wanted)[[0, -1]].astype(work)
@@ -382,27 +398,28 @@ def _number(value: Any) -> Any:
 def _kinds(values: Sequence[Any]) -> list[Any]:
     """Return what is promoted: the types of Python's numbers, of others the dtypes."""
     numbers = (bool, int, float, complex)
-    arrays = [v if is_array(v) or type(v) in numbers else np.asarray(v) for v in values]
+    arrays = [v if is_array(v) or type(v) in numbers else as_host(v, "linspace") for v in values]
     return [type(v) if type(v) in numbers else v.dtype for v in arrays]
 
 
 def _promoted(values: Sequence[Any]) -> Dtype:
     """Return the dtype of numbers together: wide only if one is, besides Python's own."""
     kinds = _kinds(values)
-    found = promoted(kinds)
+    found = common_dtype("linspace", kinds)
     wide = (np.dtype(np.float64), np.dtype(np.complex128))
     if found not in wide or any(isinstance(k, np.dtype) and k in wide for k in kinds):
         return found
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
 
+@checked
 def linspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     axis: int = 0,
     *,
     device: Any = None,
@@ -426,15 +443,14 @@ def linspace(
     >>> mnp.linspace(0, 1, 5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    if not hasattr(num, "__index__") or num.__index__() < 0:
-        raise ArgumentError(f"linspace: num is a whole number from 0 on, not {num!r}.")
-    count = num.__index__()
+    count = integer(num, "linspace", "num", 0)
     if has_devices(start, stop):
         values, step = _line_between(start, stop, count, endpoint, axis)
         line = array(_whole(values, dtype), device=device)
         return (line, step) if retstep else line
     first, last = _number(start), _number(stop)
     low, high = as_host(first, "linspace"), as_host(last, "linspace")
+    normalised_axes(axis, max(low.ndim, high.ndim) + 1, "linspace")
     natural = _promoted((first, last, 1.0))
     wanted = as_dtype(dtype) if dtype is not None else natural
     parts = count - 1 if endpoint else count
@@ -444,7 +460,7 @@ def linspace(
         )
         result = array(values, device=device)
         return (result, step) if retstep else result
-    exact = promoted(_kinds((first, last, 1.0)))  # whatever the default float is
+    exact = common_dtype("linspace", _kinds((first, last, 1.0)))  # whatever the default float is
     first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
     step = (last - first) / parts
 
@@ -497,7 +513,7 @@ def _by_position(
     k: Any,
 ) -> Any:
     """Return a matrix of which each element is what a test of j - i and ``k`` says."""
-    shape = _shape((n, n if m is None else m), what)
+    shape = checked_shape((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if is_traced(k):
         off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
@@ -511,21 +527,29 @@ def _by_position(
     return _made(shape, wanted, device, part, what)
 
 
-def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
     return _by_position(N, M, dtype, device, "eye", operator.eq, k)
 
 
-def identity(n: int, dtype: Any = None) -> Any:
+@checked
+def identity(n: int, dtype: DtypeLike = None) -> Any:
     """Make an identity matrix."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
+@checked
+def tri(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
     return _by_position(N, M, dtype, device, "tri", operator.le, k)
 
 
+@checked
 def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
     """Return the coordinates of a grid, one array per axis of it."""
     if indexing not in ("xy", "ij"):

@@ -18,6 +18,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import is_traced
 from .dtypes import accumulator, default_float, is_whole
 from .promotion import common_dtype
@@ -302,6 +303,7 @@ def solve(a: Any, b: Any) -> Any:
     return found[..., 0] if alone else found
 
 
+@checked
 def cholesky(a: Any, *, upper: bool = False) -> Any:
     """Return the Cholesky factors ``L`` of Hermitian matrices: ``a = L @ L.mT.conj()``.
 
@@ -320,6 +322,7 @@ def cholesky(a: Any, *, upper: bool = False) -> Any:
     return _run("cholesky", "cholesky", "is not positive definite", x, upper=bool(upper))[0]
 
 
+@checked
 def qr(a: Any, mode: str = "reduced") -> Any:
     """Return the factors of ``a = Q @ R``, ``Q`` orthonormal and ``R`` upper triangular.
 
@@ -343,6 +346,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return QRResult(*_run("qr", "qr", _UNSETTLED, x, mode=mode))
 
 
+@checked
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """Return the singular value decomposition ``a = U * S @ Vh``.
 
@@ -375,6 +379,7 @@ def _triangle(name: str, UPLO: str) -> str:
     return UPLO.upper()
 
 
+@checked
 def eigh(a: Any, UPLO: str = "L") -> EighResult:
     """Return eigenvalues, rising, and eigenvectors of Hermitian matrices.
 
@@ -393,6 +398,7 @@ def eigh(a: Any, UPLO: str = "L") -> EighResult:
     return EighResult(*_run("eigh", "eigh", _UNSETTLED, x, UPLO=_triangle("eigh", UPLO)))
 
 
+@checked
 def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     """Return the eigenvalues of Hermitian matrices, rising."""
     x = matrices("eigvalsh", a, square=True)

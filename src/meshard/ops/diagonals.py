@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import tri
 from .dtypes import same_dtype
@@ -66,16 +67,19 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
     return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
 
 
+@checked
 def tril(m: Any, k: int = 0) -> Any:
     """Return the array with zeros above the diagonal ``k`` of its last two dims."""
     return _triangle(m, k, lower=True)
 
 
+@checked
 def triu(m: Any, k: int = 0) -> Any:
     """Return the array with zeros below the diagonal ``k`` of its last two dims."""
     return _triangle(m, k, lower=False)
 
 
+@checked
 def diag(v: Any, k: int = 0) -> Any:
     """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
     x = as_array(v)

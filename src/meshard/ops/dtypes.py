@@ -14,6 +14,7 @@ import numpy as np
 
 from meshard.algebra.world import config
 from meshard.errors import DtypeError, MeshardError
+from meshard.runtime.arguments import described
 from meshard.runtime.place import checked_dtype
 from meshard.runtime.types import KEY, dtype_name
 
@@ -29,6 +30,7 @@ __all__ = [
     "is_whole",
     "operand_dtype",
     "order_matters",
+    "promoted",
     "result_dtypes",
     "same_dtype",
     "weak_dtypes",
@@ -57,8 +59,8 @@ def as_dtype(given: Any) -> Dtype:
         return default_complex()
     try:
         dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
-    except TypeError as error:
-        raise DtypeError(f"{given!r} is not a dtype.") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DtypeError(f"{described(given)} is not a dtype.") from error
     return checked_dtype(dtype, "dtype")
 
 
@@ -115,6 +117,23 @@ def order_matters(op: Op, operands: Sequence[Operand]) -> bool:
     if op.sums:
         return any(is_float(k) or k.kind == "c" for k in kinds)
     return op.style == "ufunc" and np.dtype(np.float16) in kinds
+
+
+def promoted(what: str, *dtypes: Dtype) -> Dtype:
+    """Return the dtype that several dtypes are promoted to together.
+
+    Raises:
+        DtypeError: if there is none, as for numbers and typed random keys.
+    """
+    try:
+        return np.result_type(*dtypes)
+    except TypeError:
+        kinds = " and ".join(
+            dict.fromkeys(dtype_name(d) if hasattr(d, "kind") else repr(d) for d in dtypes)
+        )
+        raise DtypeError(
+            f"{what}: there is no dtype that {kinds} have in common. Convert one with astype."
+        ) from None
 
 
 def same_dtype(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import DtypeError, IndexingError, ShapeError
+from meshard.runtime.arguments import items, shown
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import is_array, is_traced
 from .dtypes import same_dtype
 from .reduce import normalised_axes
@@ -95,7 +97,7 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
     elif is_array(given) or isinstance(given, np.ndarray):
         places = list(_values(what, given)) if given.ndim == 1 else [given]
     else:
-        places = list(given)
+        places = items(given, what, "start_indices", "a sequence of integers")
     if len(places) != len(shape):
         raise ShapeError(
             f"{what}: {len(places)} start indices for an array of shape {shape}, which has "
@@ -107,7 +109,8 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
         dtype = place.dtype if is_array(place) else as_host(place, what).dtype
         if dtype.kind not in "iu" or np.ndim(place):
             raise DtypeError(
-                f"{what}: the start index of dim {d} is {place!r}, of {dtype}; it is one integer."
+                f"{what}: the start index of dim {d} must be one integer, got {shown(place)} "
+                f"of dtype {dtype}."
             )
         fixed = isinstance(place, (int, np.integer))
         at = place if is_traced(place) else index(_values(what, place)[()])
@@ -142,6 +145,7 @@ def _check_sizes(what: str, sizes: Sequence[int], shape: tuple[int, ...], name: 
         )
 
 
+@checked
 def dynamic_slice(
     operand: Any,
     start_indices: Any,
@@ -186,6 +190,7 @@ def dynamic_slice(
     return bind("slice", x, slices=spans, dropped=())
 
 
+@checked
 def dynamic_update_slice(
     operand: Any,
     update: Any,
@@ -232,6 +237,7 @@ def _along(x: Any, axis: int, what: str, start: Any) -> tuple[int, list[Any]]:
     return dim, starts
 
 
+@checked
 def dynamic_slice_in_dim(
     operand: Any,
     start_index: Any,
@@ -252,6 +258,7 @@ def dynamic_slice_in_dim(
     return dynamic_slice(x, starts, sizes, allow_negative_indices=allow_negative_indices)
 
 
+@checked
 def dynamic_index_in_dim(
     operand: Any,
     index: Any,
@@ -272,6 +279,7 @@ def dynamic_index_in_dim(
     return found if keepdims else reshape(found, (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
+@checked
 def dynamic_update_slice_in_dim(
     operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:
@@ -286,6 +294,7 @@ def dynamic_update_slice_in_dim(
     return dynamic_update_slice(x, update, starts, allow_negative_indices=allow_negative_indices)
 
 
+@checked
 def dynamic_update_index_in_dim(
     operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:

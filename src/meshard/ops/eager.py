@@ -17,10 +17,15 @@ import numpy as np
 
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.world import config
-from meshard.errors import ArgumentError, ConcretizationError, DtypeError
+from meshard.errors import (
+    ArgumentError,
+    ConcretizationError,
+    DtypeError,
+)
 from meshard.runtime import primitive
 from meshard.runtime.agreeing import token_of
 from meshard.runtime.agreement import Agreement, Token
+from meshard.runtime.arguments import described
 from meshard.runtime.array import Array
 from meshard.runtime.execute import LARGE, run_part
 from meshard.runtime.ledger import wired
@@ -115,8 +120,8 @@ def _accepted(name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
             accepted.append(as_array(x))
         else:
             raise DtypeError(
-                f"{name}: operand {i} is {x!r} of type {type(x).__name__}, which is no array. "
-                "Make one with meshard.numpy.asarray(...)."
+                f"{name}: operand {i} must be an array or a number, got {described(x)}. Make an "
+                "array with meshard.numpy.asarray(...)."
             )
     return tuple(accepted)
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import described, integer
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .contract import contract
 from .dtypes import accumulator, as_dtype
 from .promotion import common_dtype
@@ -39,12 +41,13 @@ def _diagonal(x: Block, *, inputs: tuple[str, ...], output: tuple[str, ...]) -> 
 register(Op("einsum_diagonal", _diagonal_rule, _diagonal))
 
 
+@checked
 def einsum(
     subscripts: Any,
     /,
     *operands: Any,
     optimize: Any = "auto",
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
     precision: Any = None,
 ) -> Any:
     """Return the sum of products that Einstein's notation describes.
@@ -106,9 +109,21 @@ def _labels(item: Any) -> bool:
 
 def _ordering(optimize: Any) -> Any:
     """Return einsum's ``optimize`` in a form that can be looked up."""
-    if isinstance(optimize, (list, tuple)):
-        return tuple(tuple(step) for step in optimize if not isinstance(step, str))
-    return "auto" if optimize is True else optimize or False
+    try:
+        if isinstance(optimize, (list, tuple)):
+            return tuple(
+                tuple([integer(i, "einsum", "a step of optimize") for i in step])
+                for step in optimize
+                if not isinstance(step, str)
+            )
+        if optimize is None or isinstance(optimize, (bool, str)):
+            return "auto" if optimize is True else optimize or False
+    except TypeError:
+        pass
+    raise ArgumentError(
+        "einsum: optimize must be a bool, the name of a strategy, or a path as a list of tuples "
+        f"of integers, got {described(optimize)}."
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -131,7 +146,7 @@ def _path(
             shapes=True,
             optimize=list(optimize) if isinstance(optimize, tuple) else optimize,
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ShapeError(
             f"einsum: {subscripts!r} does not fit operands of shapes "
             f"{', '.join(map(str, shapes)) or '(none)'}: {error}"

@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import KEY, Block, dtype_name
 
+from .arguments import AnyDtypeLike, checked
 from .dtypes import SMALL_FLOATS, as_dtype
 from .nonzero import nonzero
 from .promotion import EXTENDED, cast, kind_of, limits_of
@@ -221,7 +222,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     if given != wanted and KEY in (given, wanted):
         names = [dtype_name(k) if isinstance(k, np.dtype) else k.__name__ for k in (given, wanted)]
         raise DtypeError(
-            f"astype: from {names[0]} to {names[1]} is not possible: random keys are no numbers. "
+            f"astype: from {names[0]} to {names[1]} is not possible: random keys are not numbers. "
             "Their words are in meshard.random.key_data(key), and wrap_key_data(words) makes keys."
         )
     return (wanted,)
@@ -233,6 +234,7 @@ register(Op("round", "... -> ...", _round, alike=0))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 
+@checked
 def where(
     condition: Any,
     x: Any = None,
@@ -329,12 +331,14 @@ def imag(x: Any, /) -> Any:
     return bind("imag", x)
 
 
+@checked
 def round(x: Any, /, decimals: int = 0) -> Any:
     """Return the elements rounded to a number of decimals, halves to even."""
     return bind("round", x, decimals=int(decimals))
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+@checked
+def astype(x: Any, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Any:
     """Return the array converted to another dtype; the sharding stays.
 
     Raises:

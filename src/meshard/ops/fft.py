@@ -20,6 +20,7 @@ from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .create import arange
 from .dtypes import accumulator, as_dtype, default_float, is_float, is_whole, operand_dtype
 from .elementwise import conjugate, where
@@ -116,9 +117,7 @@ def _length(name: str, n: Any) -> int:
         ArgumentError: if it is not a whole number from 1 on.
     """
     if not hasattr(n, "__index__") or n.__index__() < 1:
-        raise ArgumentError(
-            f"{name}: the number of samples is a whole number from 1 on, not {n!r}."
-        )
+        raise ArgumentError(f"{name}: the number of samples must be a positive integer, not {n!r}.")
     return int(n.__index__())
 
 
@@ -137,7 +136,7 @@ def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str, real: bool =
     x = _samples(name, a, real)
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis is one whole number, not {axis!r}; fftn and its kin take several axes."
+            f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
         )
     (dim,) = normalised_axes(axis, x.ndim, name)
     return _along(name, x, how, None if n is None else _length(name, n), dim, norm)
@@ -217,6 +216,7 @@ def _many(
     return x
 
 
+@checked
 def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the discrete Fourier transform along a dim, which is made whole on each device.
 
@@ -240,6 +240,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
     return _one("fft", a, "fft", n, axis, _norm("fft", norm))
 
 
+@checked
 def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `fft`, whose arguments it takes.
 
@@ -250,6 +251,7 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("ifft", a, "ifft", n, axis, _norm("ifft", norm))
 
 
+@checked
 def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the half of the transform of real samples that says it all: ``n // 2 + 1`` numbers.
 
@@ -265,6 +267,7 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm), real=True)
 
 
+@checked
 def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `rfft`, real samples.
 
@@ -281,6 +284,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return _one("irfft", a, "irfft", n, axis, _norm("irfft", norm))
 
 
+@checked
 def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the transform, real numbers, of samples of which one half mirrors the other.
 
@@ -299,6 +303,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     return _one("hfft", conjugate(x) if x.dtype.kind == "c" else x, "irfft", n, axis, scale)
 
 
+@checked
 def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
     """Return the inverse of `hfft`: of real numbers one half of the samples, ``n // 2 + 1``.
 
@@ -315,6 +320,7 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     return conjugate(_one("ihfft", a, "rfft", n, axis, scale, real=True))
 
 
+@checked
 def fftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -342,6 +348,7 @@ def fftn(
     return _many("fftn", a, "fft", s, axes, norm)
 
 
+@checked
 def ifftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -352,6 +359,7 @@ def ifftn(
     return _many("ifftn", a, "ifft", s, axes, norm)
 
 
+@checked
 def rfftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -372,6 +380,7 @@ def rfftn(
     return _many("rfftn", a, "rfft", s, axes, norm)
 
 
+@checked
 def irfftn(
     a: Any,
     s: Sequence[int] | None = None,
@@ -387,6 +396,7 @@ def irfftn(
     return _many("irfftn", a, "irfft", s, axes, norm)
 
 
+@checked
 def fft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -394,6 +404,7 @@ def fft2(
     return _many("fft2", a, "fft", s, axes, norm, two=True)
 
 
+@checked
 def ifft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -401,6 +412,7 @@ def ifft2(
     return _many("ifft2", a, "ifft", s, axes, norm, two=True)
 
 
+@checked
 def rfft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -408,6 +420,7 @@ def rfft2(
     return _many("rfft2", a, "rfft", s, axes, norm, two=True)
 
 
+@checked
 def irfft2(
     a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
 ) -> Any:
@@ -423,11 +436,14 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
         raise DtypeError(f"{name}: frequencies are floats, not {wanted.name}.")
     distance = as_host(d, name)
     if distance.ndim or distance.dtype.kind not in "iuf" or not distance:
-        raise ArgumentError(f"{name}: d is the distance of samples, a number but 0, not {d!r}.")
+        raise ArgumentError(
+            f"{name}: d, the distance between samples, must be a number other than 0, not {d!r}."
+        )
     return count, 1.0 / (count * float(distance)), wanted
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+@checked
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
@@ -449,7 +465,8 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) ->
     return where(k < (count + 1) // 2, k, k - count).astype(wanted) * step
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+@checked
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp
@@ -460,6 +477,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -
     return arange(count // 2 + 1, dtype=wanted, device=device) * step
 
 
+@checked
 def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     """Return the array with frequency zero moved to the middle of dims, by default all.
 
@@ -472,6 +490,7 @@ def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     return roll(value, tuple(value.shape[d] // 2 for d in dims), dims)
 
 
+@checked
 def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
     """Return the inverse of `fftshift`; the two differ for odd sizes."""
     value = as_array(x)

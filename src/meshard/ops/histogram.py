@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.arguments import shown
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_array, is_traced
 from .create import linspace
 from .dtypes import default_float, is_whole
@@ -57,7 +59,10 @@ register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial
 register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add, "counts")))
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+@checked
+def histogram_bin_edges(
+    a: Any, bins: Any = 10, range: Sequence[float] | None = None, weights: Any = None
+) -> Any:
     """Return the edges of bins that cover an array: a number of equal ones, or those given.
 
     Raises:
@@ -67,7 +72,10 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
     [0.0, 2.0, 4.0]
     """
-    return _edges("histogram_bin_edges", as_array(a), bins, range)
+    x = as_array(a)
+    if weights is not None:
+        _weights("histogram_bin_edges", x, weights)
+    return _edges("histogram_bin_edges", x, bins, range)
 
 
 def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
@@ -83,6 +91,8 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     same = bind("equal", low, high)
     low, high = (as_array(v).astype(wanted, copy=False) for v in (low, high))
     half = bind("where", same, 0.5, 0.0).astype(wanted)
+    if np.asarray(bins).dtype.kind not in "iu":
+        raise ArgumentError(f"{name}: bins must be an integer or edges, got {shown(bins)}.")
     return linspace(low - half, high + half, int(bins) + 1)
 
 
@@ -94,6 +104,8 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         )
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
+    if not isinstance(bins, (int, np.integer)):
+        bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
     sample, given = np.zeros(0, x.dtype), bins
@@ -107,13 +119,18 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         edges = np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
-            f"{name}: bins={bins!r} and range={limits!r} give no bins: {error}"
+            f"{name}: bins={bins!r} and range={limits!r} do not define bins: {error}"
         ) from error
     return replicated_beside(name, np.array(edges), x, given)
 
 
+@checked
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, density: bool = False, weights: Any = None
+    a: Any,
+    bins: Any = 10,
+    range: Sequence[float] | None = None,
+    density: bool = False,
+    weights: Any = None,
 ) -> tuple[Any, Any]:
     """Return how many elements fall into each bin, and the bins' edges.
 
@@ -156,6 +173,7 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
     return found
 
 
+@checked
 def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
     """Return how often each whole number from 0 on stands in an array.
 
@@ -178,7 +196,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     """
     values = as_array(x)
     if not is_whole(values.dtype):
-        raise DtypeError(f"bincount: counts whole numbers; the dtype is {values.dtype}.")
+        raise DtypeError(
+            f"bincount: the elements must be integers, but their dtype is {values.dtype}."
+        )
     if values.ndim != 1:
         raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
     values = values.astype(np.int64, copy=False)
@@ -201,7 +221,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         operands[0] = values
     low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
     if low < 0:
-        raise ArgumentError(f"bincount: counts numbers from 0 on; the least is {low}.")
+        raise ArgumentError(f"bincount: the elements must not be negative, but the least is {low}.")
+    if minlength < 0:
+        raise ArgumentError(f"bincount: minlength must not be negative, got {minlength}.")
     bins = max(high + 1, int(minlength)) if length is None else int(length)
     counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weighted)
     return counted[:bins] if bins <= high else counted

@@ -141,6 +141,10 @@ class IndexParts:
         return at, (*sizes_of(before, shape), *common, *sizes_of(rest, shape))
 
 
+_DEEPEST = 64
+"""The most dims of a NumPy array."""
+
+
 def _entry(entry: Any) -> Any:
     """Return an entry of an index as None, an ellipsis, a slice, a number or an array."""
     if entry is None or entry is Ellipsis or type(entry) is Array:
@@ -163,10 +167,14 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
-def _holds_array(entry: Any) -> bool:
-    if isinstance(entry, (list, tuple)):
-        return any(map(_holds_array, entry))
-    return is_array(entry)
+def _holds_array(entry: Any, depth: int = 0) -> bool:
+    if not isinstance(entry, (list, tuple)):
+        return is_array(entry)
+    if depth > _DEEPEST:
+        raise IndexingError(
+            f"A list of an index is nested more than {_DEEPEST} deep, or contains itself."
+        )
+    return any(_holds_array(e, depth + 1) for e in entry)
 
 
 def stacked(entries: Sequence[Any]) -> Any:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import ml_dtypes
 import numpy as np
 
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, DtypeError, MeshardError
+from meshard.runtime.arguments import described
 from meshard.runtime.array import Array
 from meshard.runtime.place import home
 from meshard.runtime.traced import Traced
 from meshard.runtime.world import here
 
+from .arguments import DtypeLike, checked
 from .dtypes import SMALL_FLOATS, as_dtype, default_complex, default_float
 from .promotion import common_dtype
 
@@ -41,6 +44,23 @@ _KINDS["integral"] = _KINDS["signed integer"] + _KINDS["unsigned integer"]
 _KINDS["numeric"] = _KINDS["integral"] + _KINDS["real floating"] + _KINDS["complex floating"]
 
 
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+
+@contextlib.contextmanager
+def _refusing(what: str, name: str, *given: Any) -> Iterator[None]:
+    """Turn NumPy's refusal of what should be a dtype into ours."""
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, MeshardError):
+            raise
+        raise DtypeError(
+            f"{what}: {name} must be a dtype, an array or a number that it takes, got "
+            f"{', '.join(map(described, given)) or 'nothing'}: {error}"
+        ) from None
+
+
 def _dtype(given: Any) -> Any:
     """Return the dtype of an array; anything else as it is."""
     return given.dtype if isinstance(given, (Array, Traced)) else given
@@ -55,7 +75,8 @@ def _kind(given: Any) -> Any:
     return as_dtype(_dtype(given))
 
 
-def isdtype(dtype: Any, kind: Any) -> bool:
+@checked
+def isdtype(dtype: DtypeLike, kind: Any) -> bool:
     """Return whether a dtype is of a kind.
 
     Args:
@@ -70,6 +91,8 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     >>> mnp.isdtype(mnp.float32, ("integral", "real floating"))
     True
     """
+    if dtype is None or kind is None:
+        raise DtypeError(f"isdtype: dtype and kind must be given, got {dtype} and {kind}.")
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     given = np.dtype(dtype)
@@ -79,7 +102,8 @@ def isdtype(dtype: Any, kind: Any) -> bool:
                 f"isdtype: kind {kind!r} is not known; it is a dtype or one of "
                 f"{', '.join(map(repr, _KINDS))}."
             )
-        return bool(given == np.dtype(kind))
+        with _refusing("isdtype", "kind", kind):
+            return bool(given == np.dtype(kind))
     if given in SMALL_FLOATS or given == np.float16:
         return kind in ("real floating", "numeric")
     return given.name in _KINDS[kind]
@@ -92,10 +116,12 @@ def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     >>> mnp.result_type(mnp.ones(2, "float32"), 1.0)
     dtype('float32')
     """
-    return common_dtype("result_type", [_kind(a) for a in arrays_and_dtypes])
+    with _refusing("result_type", "arrays_and_dtypes", *arrays_and_dtypes):
+        return common_dtype("result_type", [_kind(a) for a in arrays_and_dtypes])
 
 
-def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
+@checked
+def promote_types(type1: DtypeLike, type2: DtypeLike) -> np.dtype[Any]:
     """Return the dtype that two dtypes are promoted to together, as every function does it.
 
     >>> import meshard.numpy as mnp
@@ -105,24 +131,32 @@ def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
     return common_dtype("promote_types", [as_dtype(type1), as_dtype(type2)])
 
 
-def can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
+@checked
+def can_cast(from_: Any, to: DtypeLike, casting: str = "safe") -> bool:
     """Return whether a dtype, or that of an array, can be converted to another by a law.
 
     >>> import meshard.numpy as mnp
     >>> mnp.can_cast(mnp.int32, mnp.float64), mnp.can_cast(mnp.float64, mnp.float32)
     (True, False)
     """
-    return bool(np.can_cast(_dtype(from_), as_dtype(to), casting))
+    if casting not in _CASTINGS:
+        raise ArgumentError(
+            f"can_cast: casting must be one of {', '.join(map(repr, _CASTINGS))}, got {casting!r}."
+        )
+    with _refusing("can_cast", "from_", from_):
+        return bool(np.can_cast(_dtype(from_), as_dtype(to), casting))  # type: ignore[arg-type]
 
 
 def finfo(type: Any, /) -> Any:
     """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on."""
-    return _finfo(_dtype(type))
+    with _refusing("finfo", "type", type):
+        return _finfo(_dtype(type))
 
 
 def iinfo(type: Any, /) -> Any:
     """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``."""
-    return _iinfo(_dtype(type))
+    with _refusing("iinfo", "type", type):
+        return _iinfo(_dtype(type))
 
 
 @final

@@ -23,11 +23,11 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
+from meshard.runtime.arguments import checked_shape, described, shown
 from meshard.runtime.array import Array
 from meshard.runtime.fetch import gathered
 from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import here
@@ -129,11 +129,11 @@ def _as_keys(values: Block, typed: bool) -> Block:
 def _check_impl(impl: Any, dtype: Any, what: str) -> None:
     if dtype is not None and impl is not None:
         raise ArgumentError(f"{what}: impl= and dtype= say the same; give one of them.")
-    if dtype is not None and dtype != KEY:
-        raise ArgumentError(f"{what}: dtype={dtype!r} is not one of keys; that is {KEY!r}.")
-    if impl is not None and impl not in _IMPLS:
+    if dtype is not None and not (isinstance(dtype, np.dtype) and dtype == KEY):
+        raise ArgumentError(f"{what}: dtype must be {KEY!r}, that of keys, got {described(dtype)}.")
+    if impl is not None and not (isinstance(impl, str) and impl in _IMPLS):
         raise ArgumentError(
-            f"{what}: unrecognized PRNG implementation {impl!r}. There is one generator, "
+            f"{what}: unrecognized PRNG implementation {shown(impl)}. There is one generator, "
             f"{_IMPLS[0]!r}; leave out impl=."
         )
 
@@ -269,8 +269,8 @@ def _keys(given: Any, what: str) -> Any:
     """Return keys as an array, typed or plain."""
     if not hasattr(given, "dtype"):
         raise DtypeError(
-            f"{what}: expected a random key, got {given!r} of type {type(given).__name__}. Make "
-            "one with random.key(seed)."
+            f"{what}: expected a random key, got {described(given)}. Make one "
+            "with random.key(seed)."
         )
     x = as_array(given)
     if x.dtype != KEY:

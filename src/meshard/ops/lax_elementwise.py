@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import shown
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import AnyDtypeLike, checked
 from .concrete import is_array
 from .dtypes import SMALL_FLOATS, as_dtype, is_float, is_whole, operand_dtype, same_dtype
 from .promotion import BYTES, limits_of, promoted
@@ -189,10 +191,10 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     """
     try:
         method = RoundingMethod(getattr(rounding_method, "value", rounding_method))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(
             f"round: rounding_method is RoundingMethod.AWAY_FROM_ZERO or TO_NEAREST_EVEN, not "
-            f"{rounding_method!r}."
+            f"{shown(rounding_method)}."
         ) from error
     value = as_array(x)
     if not is_float(value.dtype):
@@ -200,6 +202,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     return bind("round_away" if method is RoundingMethod.AWAY_FROM_ZERO else "rint", value)
 
 
+@checked
 def integer_pow(x: Any, y: int) -> Any:
     """Return the elements to the power of one Python integer.
 
@@ -222,7 +225,8 @@ def integer_pow(x: Any, y: int) -> Any:
     return bind("square", value) if power == 2 else bind("power", value, power)
 
 
-def convert_element_type(operand: Any, new_dtype: Any) -> Any:
+@checked
+def convert_element_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
     """Return the array converted to another dtype.
 
     >>> import meshard.numpy as mnp
@@ -233,7 +237,8 @@ def convert_element_type(operand: Any, new_dtype: Any) -> Any:
     return value if value.dtype == wanted else bind("astype", value, dtype=wanted)
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+@checked
+def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
     """Return the bits of the elements read as another dtype.
 
     Of a shorter dtype, several stand in a new last dim for each element; of a longer one, a last
@@ -261,12 +266,13 @@ def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
         )
     if new > old and (not value.ndim or value.shape[-1] != new // old):
         raise ShapeError(
-            f"bitcast_convert_type: {new // old} elements of {value.dtype} make one of {wanted}, "
-            f"and stand in the last dim; the shape is {value.shape}."
+            f"bitcast_convert_type: one element of {wanted} is made of {new // old} of "
+            f"{value.dtype}, so the last dim must have that size; the shape is {value.shape}."
         )
     return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
 
 
+@checked
 def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     """Return floats rounded as if they had fewer bits of exponent and mantissa.
 
@@ -371,7 +377,8 @@ def clamp(min: Any, x: Any, max: Any) -> Any:
     [1, 1, 2, 3, 3]
     """
     value = as_array(x)
-    for name, limit in (("min", min), ("max", max)):
+    for name, given in (("min", min), ("max", max)):
+        limit = as_array(given)
         if np.shape(limit) not in ((), value.shape):
             raise ShapeError(
                 f"clamp: {name} has shape {np.shape(limit)}, the array {value.shape}; a limit is a "

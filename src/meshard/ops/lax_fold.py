@@ -13,6 +13,7 @@ from meshard.runtime.primitive import bind
 
 from . import elementwise
 from . import lax_table as table
+from .arguments import checked
 from .index import getitem
 from .lax_reduce import (
     reduce_and,
@@ -48,6 +49,7 @@ _MONOIDS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 )
 
 
+@checked
 def reduce(
     operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
 ) -> Any:
@@ -119,6 +121,7 @@ def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Calla
     return combine
 
 
+@checked
 def associative_scan(
     fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
 ) -> Any:

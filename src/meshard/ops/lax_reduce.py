@@ -9,6 +9,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime import trees
+from meshard.runtime.arguments import shown
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
@@ -16,6 +17,7 @@ from meshard.runtime.types import Block
 from . import reduce as reductions
 from . import scan
 from . import sort as sorting
+from .arguments import DtypeLike, checked
 from .contract import contract, matmul
 from .dtypes import as_dtype, is_whole, same_dtype
 from .move import flip
@@ -106,7 +108,7 @@ def _reduction(name: str, row: str, text: str) -> Callable[..., Any]:
     >>> lax.{name}(mnp.ones((2, 3), int), (0,)).shape
     (3,)
     """
-    return function
+    return checked(function)
 
 
 reduce_sum = _reduction("reduce_sum", "sum", "Return the sum over some dims")
@@ -140,7 +142,7 @@ def _cumulative(name: str, run: Callable[..., Any], text: str) -> Callable[..., 
     >>> lax.{name}(mnp.asarray([1, 3, 2])).shape
     (3,)
     """
-    return function
+    return checked(function)
 
 
 cumsum = _cumulative(
@@ -165,7 +167,8 @@ cumlogsumexp = _cumulative(
 # order
 
 
-def argmax(operand: Any, axis: int, index_dtype: Any) -> Any:
+@checked
+def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
     """Return the positions of the first maximum along a dim, in a dtype of integers.
 
     >>> import meshard.numpy as mnp
@@ -175,7 +178,8 @@ def argmax(operand: Any, axis: int, index_dtype: Any) -> Any:
     return reductions.argmax(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
-def argmin(operand: Any, axis: int, index_dtype: Any) -> Any:
+@checked
+def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
     """Return the positions of the first minimum along a dim, in a dtype of integers.
 
     >>> import meshard.numpy as mnp
@@ -185,6 +189,7 @@ def argmin(operand: Any, axis: int, index_dtype: Any) -> Any:
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
+@checked
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
     """Return an array sorted along a dim, or several sorted together.
 
@@ -218,6 +223,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(take_along_axis(x, order, dim) for x in arrays)
 
 
+@checked
 def sort_key_val(
     keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Any, Any]:
@@ -237,12 +243,13 @@ top_k = sorting.top_k
 # products
 
 
+@checked
 def dot_general(
     lhs: Any,
     rhs: Any,
     dimension_numbers: Any,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
 ) -> Any:
     """Return products summed over pairs of dims, with other pairs as batch dims.
 
@@ -275,8 +282,9 @@ def dot_general(
         batch = list(zip(left_batch, right_batch, strict=True))
     except (TypeError, ValueError) as error:
         raise ArgumentError(
-            f"dot_general: dimension_numbers {dimension_numbers!r} do not pair up dims of shapes "
-            f"{x.shape} and {y.shape}: they are ((summed of lhs, of rhs), (batch of lhs, of rhs))."
+            f"dot_general: dimension_numbers {shown(dimension_numbers)} do not pair up dims of "
+            f"shapes {x.shape} and {y.shape}: they must be ((summed of lhs, of rhs), "
+            "(batch of lhs, of rhs))."
         ) from error
     for i, j in (*pairs, *batch):
         if x.shape[i] != y.shape[j]:
@@ -293,13 +301,14 @@ def dot_general(
     return contract("dot_general", x, y, rule, preferred_element_type)
 
 
+@checked
 def dot(
     lhs: Any,
     rhs: Any,
     *,
     dimension_numbers: Any = None,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DtypeLike = None,
 ) -> Any:
     """Return the product of two vectors or matrices; of others by dimension numbers.
 

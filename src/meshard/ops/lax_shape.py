@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.runtime.arguments import described
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import create, move
 from . import shape as shapes
+from .arguments import AnyDtypeLike, DtypeLike, checked
 from .dtypes import as_dtype
 from .index import getitem
 from .reduce import normalised_axes
@@ -51,13 +53,16 @@ def _sizes(what: str, name: str, given: Any) -> tuple[int, ...]:
     try:
         return tuple(map(index, given))
     except TypeError as error:
-        raise ArgumentError(f"{what}: {name}={given!r} is no tuple of whole numbers.") from error
+        raise ArgumentError(
+            f"{what}: {name} must be a tuple of integers, got {described(given)}."
+        ) from error
 
 
 # made
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
+@checked
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: Any = None) -> Any:
     """Make an array of one value.
 
     Args:
@@ -72,8 +77,9 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None
     return create.full(shape, fill_value, dtype, device=sharding)
 
 
+@checked
 def full_like(
-    x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None
+    x: Any, fill_value: Any, dtype: AnyDtypeLike = None, shape: Any = None, sharding: Any = None
 ) -> Any:
     """Make an array of one value with the shape, dtype and sharding of another.
 
@@ -84,7 +90,8 @@ def full_like(
     return create.full_like(x, fill_value, dtype, shape=shape, device=sharding)
 
 
-def iota(dtype: Any, size: int) -> Any:
+@checked
+def iota(dtype: DtypeLike, size: int) -> Any:
     """Make an array that counts from 0 on.
 
     >>> iota("int32", 3).tolist()
@@ -93,7 +100,8 @@ def iota(dtype: Any, size: int) -> Any:
     return create.arange(index(size)).astype(as_dtype(dtype), copy=False)
 
 
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
+@checked
+def broadcasted_iota(dtype: DtypeLike, shape: Sequence[int], dimension: int) -> Any:
     """Make an array whose elements are their positions along one dim.
 
     >>> broadcasted_iota("int32", (2, 2), 1).tolist()
@@ -107,6 +115,7 @@ def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
 # regrouped
 
 
+@checked
 def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Any:
     """Return the array in another shape with the same elements.
 
@@ -123,6 +132,7 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     return shapes.reshape(x if dimensions is None else shapes.transpose(x, dimensions), new_sizes)
 
 
+@checked
 def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Any:
     """Return the array with the dims from one to before another merged.
 
@@ -134,13 +144,14 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     low, high, _ = _slice(start_dimension, stop_dimension).indices(x.ndim)
     if low >= high:
         raise ArgumentError(
-            f"collapse: no dim stands from {start_dimension} to before {stop_dimension} in an "
-            f"array with {x.ndim} dims."
+            f"collapse: there is no dim from {start_dimension} up to, but not including, "
+            f"{stop_dimension} in an array with {x.ndim} dims."
         )
     sizes = x.shape
     return shapes.reshape(x, (*sizes[:low], math.prod(sizes[low:high]), *sizes[high:]))
 
 
+@checked
 def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     """Return the array with dims of size one, which stand where ``dimensions`` says.
 
@@ -151,6 +162,7 @@ def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     return shapes.expand_dims(array, tuple(dimensions))
 
 
+@checked
 def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
     """Return the array without some dims, whose size is one.
 
@@ -161,6 +173,7 @@ def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
     return shapes.squeeze(array, tuple(dimensions))
 
 
+@checked
 def transpose(operand: Any, permutation: Sequence[int]) -> Any:
     """Return the array with its dims permuted.
 
@@ -171,6 +184,7 @@ def transpose(operand: Any, permutation: Sequence[int]) -> Any:
     return shapes.transpose(operand, tuple(int(d) for d in permutation))
 
 
+@checked
 def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
     """Return the array repeated along new leading dims.
 
@@ -182,6 +196,7 @@ def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
     return shapes.broadcast_to(x, (*_sizes("broadcast", "sizes", sizes), *x.shape))
 
 
+@checked
 def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Any) -> Any:
     """Return the array repeated to a shape.
 
@@ -217,6 +232,7 @@ def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: A
 # moved
 
 
+@checked
 def rev(operand: Any, dimensions: Sequence[int]) -> Any:
     """Return the array with some dims reversed.
 
@@ -227,6 +243,7 @@ def rev(operand: Any, dimensions: Sequence[int]) -> Any:
     return move.flip(operand, tuple(dimensions))
 
 
+@checked
 def concatenate(operands: Sequence[Any], dimension: int) -> Any:
     """Return arrays joined along an existing dim.
 
@@ -237,6 +254,7 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
     return move.concatenate(operands, axis=dimension)
 
 
+@checked
 def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim.
 
@@ -247,6 +265,7 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     return move.stack(operands, axis=axis)
 
 
+@checked
 def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     """Return the parts along a dim, without it.
 
@@ -257,6 +276,7 @@ def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     return move.unstack(x, axis=axis)
 
 
+@checked
 def tile(operand: Any, reps: Sequence[int]) -> Any:
     """Return the array repeated as a whole along dims.
 
@@ -267,6 +287,7 @@ def tile(operand: Any, reps: Sequence[int]) -> Any:
     return move.tile(operand, tuple(reps))
 
 
+@checked
 def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
     """Return the parts of these sizes along a dim.
 
@@ -288,7 +309,8 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
     return move.split(x, ends, dim)
 
 
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
+@checked
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
     """Return the array with elements added at the ends of its dims and between its elements.
 
     Args:
@@ -317,7 +339,7 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]
     if wrong or any(n < 0 for n in sizes):
         raise ShapeError(
             f"pad: padding_config {padding_config!r} for an array of shape {x.shape} would give "
-            f"{tuple(sizes)}; it has three whole numbers for each dim: how many before, after and "
+            f"{tuple(sizes)}; it needs three integers for each dim: how many before, after and "
             "between, of which the last is not negative."
         )
     found = x
@@ -358,6 +380,7 @@ def _spread(x: Any, dim: int, low: int, high: int, between: int) -> Any:
 # taken out
 
 
+@checked
 def slice(
     operand: Any,
     start_indices: Sequence[int],
@@ -390,6 +413,7 @@ def slice(
     return getitem(x, tuple(_slice(a, b, s) for a, b, s in spans))
 
 
+@checked
 def slice_in_dim(
     operand: Any,
     start_index: int | None,
@@ -415,6 +439,7 @@ def slice_in_dim(
     return slice(x, starts, limits, strides)
 
 
+@checked
 def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
     """Return the elements at one position along a dim, which stays with size one, or goes.
 
@@ -428,6 +453,7 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
     return shapes.expand_dims(found, dim) if keepdims else found
 
 
+@checked
 def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
     """Return the elements at positions along some dims, which become one leading dim.
 

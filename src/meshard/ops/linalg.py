@@ -19,6 +19,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
 from . import contract, matrix
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul, tensordot, vecdot
 from .create import eye, zeros, zeros_like
@@ -97,6 +98,7 @@ def _limit(x: Array, s: Any, rtol: Any) -> Any:
     return max_(s, axis=-1, keepdims=True) * share
 
 
+@checked
 def pinv(a: Any, *, rtol: Any = None, hermitian: bool = False) -> Any:
     """Return the pseudo-inverses of matrices.
 
@@ -149,6 +151,7 @@ def matrix_rank(A: Any, tol: Any = None, *, rtol: Any = None) -> Any:
     return sum_(bind("greater", s, limit), axis=-1)
 
 
+@checked
 def matrix_power(a: Any, n: int) -> Any:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
@@ -163,7 +166,7 @@ def matrix_power(a: Any, n: int) -> Any:
     try:
         power = n.__index__()
     except AttributeError as error:
-        raise ArgumentError(f"matrix_power: n is a whole number, not {n!r}.") from error
+        raise ArgumentError(f"matrix_power: n must be an integer, not {n!r}.") from error
     if power == 0:
         return bind("add", zeros_like(x), eye(x.shape[-1], dtype=x.dtype))
     if power < 0:
@@ -178,6 +181,7 @@ def matrix_power(a: Any, n: int) -> Any:
         x = matmul(x, x)
 
 
+@checked
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
     """Return the least-squares solution of ``a @ x = b``.
 
@@ -197,8 +201,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     x, y = matrices("lstsq", a), as_array(b)
     if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[0] != x.shape[0]:
         raise ShapeError(
-            f"lstsq: takes a matrix and a right side with as many rows, got shapes {x.shape} and "
-            f"{y.shape}."
+            f"lstsq: takes a matrix and a right-hand side with the same number of rows, got "
+            f"shapes {x.shape} and {y.shape}."
         )
     u, s, vh = svd(x, full_matrices=False)
     large = s > _limit(x, s, rcond)
@@ -217,17 +221,18 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     return found if y.ndim == 2 else found[:, 0], residuals, rank, s
 
 
-def cond(x: Any, p: Any = None) -> Any:
+@checked
+def cond(x: Any, p: float | str | None = None) -> Any:
     """Return the condition numbers of matrices, by a norm; by the singular values by default."""
     value = matrices("cond", x)
-    if p in (None, 2, -2):
+    if p is None or p in (2, -2):
         s = svdvals(value)
         ends = s[..., 0], s[..., -1]
         return ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
-    order = "fro" if p is None else p
-    return matrix_norm(value, ord=order) * matrix_norm(inv(value), ord=order)
+    return matrix_norm(value, ord=p) * matrix_norm(inv(value), ord=p)
 
 
+@checked
 def multi_dot(arrays: Sequence[Any]) -> Any:
     """Return the product of two or more matrices, in the order that costs least.
 
@@ -265,11 +270,13 @@ def outer(x1: Any, x2: Any, /) -> Any:
     return contract.outer(x, y)
 
 
+@checked
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
     """Return the diagonals of matrices, the last two dims; each device gives what it holds."""
     return matrix.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+@checked
+def trace(x: Any, /, *, offset: int = 0, dtype: DtypeLike = None) -> Any:
     """Return the sums of the diagonals of matrices, the last two dims."""
     return matrix.trace(x, offset, -2, -1, dtype)

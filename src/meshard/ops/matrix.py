@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .decompose import svdvals
 from .dtypes import accumulator, default_float, is_float, operand_dtype
 from .promotion import promoted
@@ -40,6 +41,7 @@ def _two_dims(name: str, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:
     return first, second
 
 
+@checked
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     """Return the diagonal of two dims, as a last dim.
 
@@ -66,7 +68,8 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return last[(..., places + max(-offset, 0), places + max(offset, 0))]
 
 
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+@checked
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None) -> Any:
     """Return the sum of the diagonal of two dims; takes what `diagonal` takes.
 
     >>> import meshard.numpy as mnp
@@ -93,6 +96,7 @@ def _cross_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]
 register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law, alike=0))
 
 
+@checked
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Return the cross products of vectors with three elements.
 
@@ -137,7 +141,8 @@ def _law(x: Any) -> Any:
     return dtype if is_float(dtype) else default_float()
 
 
-def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Any:
+@checked
+def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Any:
     """Return the norm of vectors over dims, all by default.
 
     A split dim is reduced part by part.
@@ -152,8 +157,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: An
     >>> float(mnp.linalg.vector_norm(mnp.asarray([3.0, 4.0])))
     5.0
     """
-    if not isinstance(ord, (int, float)):
-        raise ArgumentError(f"vector_norm: ord is a number, inf or -inf, not {ord!r}.")
+    ord = float(ord)
     value = _floats(x)
     size = bind("absolute", value)
     if ord == 2:
@@ -175,7 +179,8 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: An
     return found.astype(_law(x), copy=False)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+@checked
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Any:
     """Return the norms of matrices, the last two dims.
 
     Args:
@@ -195,7 +200,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     value = _floats(x)
     if ord in ("nuc", 2, -2):
         s = svdvals(value)
-        found = sum_(s, axis=-1) if ord == "nuc" else (max_ if ord > 0 else min_)(s, axis=-1)
+        found = sum_(s, axis=-1) if ord == "nuc" else (min_ if ord == -2 else max_)(s, axis=-1)
         found = expand_dims(found, (-2, -1)) if keepdims else found
     elif ord in (1, -1, np.inf, -np.inf):
         down = abs(ord) == 1
@@ -209,7 +214,8 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     return found.astype(_law(x), copy=False)
 
 
-def norm(x: Any, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Any:
+@checked
+def norm(x: Any, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the norm of vectors or matrices, as ``numpy.linalg.norm``.
 
     Args:
@@ -236,7 +242,9 @@ def norm(x: Any, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> 
         given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
         dims = tuple(normalised_axes(d, value.ndim, "norm")[0] for d in given)
     if len(dims) == 1:
-        return vector_norm(value, axis=dims, keepdims=keepdims, ord=2 if ord is None else ord)
+        return vector_norm(
+            value, axis=dims, keepdims=keepdims, ord=2 if ord is None else cast(float, ord)
+        )
     if len(dims) != 2:
         raise ArgumentError(
             f"norm: a vector has one dim and a matrix two; axis={axis!r} of an array of shape "

@@ -12,6 +12,7 @@ from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
+from .arguments import DtypeLike, checked
 from .dtypes import accumulator, as_dtype, default_float, is_float
 from .reduce import normalised_axes, sum, where_of
 from .shape import broadcast_to
@@ -32,8 +33,9 @@ def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str)
     return sum(broadcast_to(where_of(x, where, what), x.shape), dims, np.int64, keepdims)
 
 
+@checked
 def mean(
-    a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False, *, where: Any = None
+    a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
     """Return the mean over dims, all by default; of integers in the default float.
 
@@ -57,10 +59,11 @@ def mean(
     return found if found.dtype == wanted else found.astype(wanted)
 
 
+@checked
 def var(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
@@ -87,10 +90,11 @@ def var(
     return found if found.dtype == real_dtype else found.astype(real_dtype)
 
 
+@checked
 def std(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
@@ -103,6 +107,7 @@ def std(
     return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction, where=where))
 
 
+@checked
 def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
     """Return the mean over dims, all by default.
 

@@ -14,10 +14,12 @@ import numpy as np
 
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.arguments import described
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .dtypes import as_dtype
 from .promotion import common_dtype
@@ -82,7 +84,11 @@ register(MoveOp("tile", _one_dim(DimMap.tile)))
 register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
 
 
-def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Any:
+_ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
+
+
+@checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
+def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -116,7 +122,8 @@ def concatenate(arrays: Any, /, axis: int | None = 0, *, dtype: Any = None) -> A
 concat = concatenate
 
 
-def stack(arrays: Any, /, axis: int = 0) -> Any:
+@checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
     if not values:
@@ -130,17 +137,20 @@ def stack(arrays: Any, /, axis: int = 0) -> Any:
     return concatenate([expand_dims(x, dim) for x in values], axis=dim)
 
 
-def hstack(arrays: Any) -> Any:
+@checked
+def hstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the second dim, or the first of one-dim arrays."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
 
 
-def vstack(arrays: Any) -> Any:
+@checked
+def vstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the first dim, one-dim arrays as rows."""
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
 
+@checked
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     """Return the parts along a dim, without it."""
     value = as_array(x)
@@ -149,7 +159,8 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     return tuple(value[(*head, i)] for i in range(value.shape[dim]))
 
 
-def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+@checked
+def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim: a number of equal ones, or at cut points.
 
     Raises:
@@ -161,7 +172,9 @@ def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     if isinstance(indices_or_sections, (int, np.integer)):
         n = int(indices_or_sections)
         if n < 1 or size % n:
-            raise ShapeError(f"split: dim {dim} of size {size} has no {n} equal parts.")
+            raise ShapeError(
+                f"split: dim {dim} of size {size} cannot be split into {n} equal parts."
+            )
         cuts = [size // n * i for i in range(n + 1)]
     else:
         cuts = [0, *[int(i) for i in indices_or_sections], size]
@@ -169,6 +182,7 @@ def split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     return [x[(*head, slice(a, b))] for a, b in pairwise(cuts)]
 
 
+@checked
 def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
     """Return the array with some dims reversed, all by default."""
     x = as_array(m)
@@ -176,7 +190,8 @@ def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
     return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+@checked
+def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
     """Return the array with its elements moved along dims, those that fall out coming back in.
 
     Args:
@@ -193,14 +208,14 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     if any(map(is_traced, shift if isinstance(shift, (list, tuple)) else [shift])):
         return _rolled(x, shift, axis)
     try:
-        shift = known(shift) if is_array(shift) else shift
-        shifts, axes = np.broadcast_arrays(np.asarray(shift), np.asarray(axis, np.int64))
+        steps = np.asarray(known(shift) if is_array(shift) else shift)
+        shifts, axes = np.broadcast_arrays(steps, np.asarray(axis, np.int64))
     except ValueError:
         raise ArgumentError(
             f"roll: shift {shift} and axis {axis} have different lengths."
         ) from None
     if shifts.size and (shifts.ndim > 1 or shifts.dtype.kind not in "biu"):
-        raise ArgumentError(f"roll: shift {shift!r} is not a whole number, nor a tuple of them.")
+        raise ArgumentError(f"roll: shift {shift!r} is neither an integer nor a tuple of integers.")
     moves: dict[int, int] = {}
     for d, s in zip(axes.reshape(-1).tolist(), shifts.reshape(-1).tolist(), strict=True):
         (dim,) = normalised_axes(d, x.ndim, "roll")
@@ -233,6 +248,7 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
 _PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
 
 
+@checked
 def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
     """Return the array with elements added at the ends of its dims.
 
@@ -262,9 +278,9 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
         filling = None
     widths = _per_side("pad_width", pad_width, x.ndim)
     if widths.size and widths.dtype.kind not in "iu":
-        raise ArgumentError(f"pad: pad_width {pad_width!r} is not made of whole numbers.")
+        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
     if (widths < 0).any():
-        raise ArgumentError(f"pad: pad_width {pad_width!r} holds a negative width.")
+        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
     added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
     if mode in _PAD_MODES:
         for d in added:
@@ -284,7 +300,8 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
     if filling is not None and mode == "constant":
         return _filled(x, result, added, filling)
-    values = _per_side("constant_values", constant_values, x.ndim).astype(x.dtype)
+    filler = as_host(constant_values, "pad: constant_values")
+    values = _per_side("constant_values", filler, x.ndim).astype(x.dtype)
     if mode == "constant" and values.any():
         for d, (low, _) in added.items():
             size, at = result.shape[d], np.arange(result.shape[d])
@@ -307,11 +324,12 @@ def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) 
 def _per_side(name: str, given: Any, ndim: int) -> Block:
     """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
     try:
-        return np.broadcast_to(np.asarray(given), (ndim, 2))
-    except ValueError as error:
+        return np.broadcast_to(as_host(given, f"pad: {name}"), (ndim, 2))
+    except ValueError:
         raise ArgumentError(
-            f"pad: {name} {given!r} is not a number, a pair or a pair for each of the {ndim} dims."
-        ) from error
+            f"pad: {name} must be a number, a pair, or a pair for each of the {ndim} dims, got "
+            f"{described(given)}."
+        ) from None
 
 
 def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
@@ -344,14 +362,17 @@ def tile(A: Any, reps: Any) -> Any:
 
 
 def _counts(what: str, name: str, given: Any) -> list[int]:
-    counts = known(given) if is_array(given) else np.asarray(given)
+    counts = known(given) if is_array(given) else as_host(given, f"{what}: {name}")
     if counts.size and (counts.dtype.kind not in "biu" or counts.ndim > 1):
-        raise ArgumentError(f"{what}: {name} {given!r} is not a whole number, nor a list of them.")
+        raise ArgumentError(
+            f"{what}: {name} must be an integer or a list of integers, got {described(given)}."
+        )
     if (counts < 0).any():
-        raise ArgumentError(f"{what}: {name} {given!r} holds a negative number.")
+        raise ArgumentError(f"{what}: {name} must not be negative, got {described(given)}.")
     return [int(n) for n in counts.reshape(-1).tolist()]
 
 
+@checked
 def repeat(
     a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
 ) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 
+from .arguments import DtypeLike, checked
 from .create import arange
 from .dtypes import as_dtype, default_float, is_whole
 from .elementwise import clip
@@ -213,6 +214,7 @@ def silu(x: Any) -> Any:
 swish = silu
 
 
+@checked
 def gelu(x: Any, approximate: bool = True) -> Any:
     """Return the Gaussian error linear unit (Hendrycks and Gimpel, 2016).
 
@@ -232,6 +234,7 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
 
 
+@checked
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """Return x where positive, alpha * (exp(x) - 1) elsewhere."""
     value = _float(x)
@@ -243,6 +246,7 @@ def selu(x: Any) -> Any:
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
+@checked
 def celu(x: Any, alpha: float = 1.0) -> Any:
     """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
     value = _float(x)
@@ -251,18 +255,21 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
     )
 
 
+@checked
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """Return x where it is not negative, x times a slope elsewhere."""
     value = _float(x)
     return bind("where", value >= 0, value, value * negative_slope)
 
 
+@checked
 def glu(x: Any, axis: int = -1) -> Any:
     """Return the first half along a dim times the sigmoid of the second."""
     first, second = split(_float(x), 2, axis)
     return first * sigmoid(second)
 
 
+@checked
 def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """Return exp(x) divided by its sum over a dim, safely.
 
@@ -294,6 +301,7 @@ def _masked(value: Any, axis: Axis, where: Any) -> tuple[Any, Any]:
     return value, bind("where", top == lowest, 0.0, top)
 
 
+@checked
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """Return the logarithm of the softmax, safely.
 
@@ -313,6 +321,7 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     return shifted - bind("log", bind("where", total == 0, 1.0, total))
 
 
+@checked
 def logsumexp(
     a: Any,
     axis: Axis = None,
@@ -358,6 +367,7 @@ def logsumexp(
     return (found, sign) if return_sign else found
 
 
+@checked
 def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
     """Return the logarithm of the mean of exponentials, safely.
 
@@ -380,6 +390,7 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
     return total - bind("log", sum_(mask, dims, value.dtype, keepdims))
 
 
+@checked
 def standardize(
     x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
 ) -> Any:
@@ -394,13 +405,14 @@ def standardize(
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "standardize")
-    off = value - (mean_(value, dims, keepdims=True) if mean is None else mean)
+    off = value - (mean_(value, dims, keepdims=True) if mean is None else as_array(mean))
     if variance is None:
         variance = var(value, dims, keepdims=True)
-    return off / bind("sqrt", variance + epsilon)
+    return off / bind("sqrt", as_array(variance) + epsilon)
 
 
-def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
+@checked
+def one_hot(x: Any, num_classes: int, *, dtype: DtypeLike = None, axis: int = -1) -> Any:
     """Return for each integer a row of zeros with a one at its place."""
     value = as_array(x)
     (at,) = normalised_axes((axis,), value.ndim + 1, "one_hot")

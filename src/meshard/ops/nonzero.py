@@ -12,6 +12,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, eagerly, is_traced
 from .registry import Dtype, Op, Operand, Params, RuleText, register
 from .samplesort import compress, regular
@@ -53,11 +54,13 @@ def first_true(mask: Any, size: int) -> Any:
     """Return the first positions where a mask of one dim is true; -1 after the last.
 
     Raises:
-        ArgumentError: if the size is no whole number from 0 on.
+        ArgumentError: if the size is negative or traced.
     """
-    if not hasattr(size, "__index__") or is_traced(size) or size.__index__() < 0:
-        raise ArgumentError(f"size={size!r} is no whole number from 0 on.")
-    return bind("first_true", mask, size=size.__index__())
+    if is_traced(size):
+        raise ArgumentError("size must be a Python integer, but it is traced.")
+    if size < 0:
+        raise ArgumentError(f"size must not be negative, got {size}.")
+    return bind("first_true", mask, size=int(size))
 
 
 def filled(places: Any, values: Any, fill_value: Any) -> Any:
@@ -92,6 +95,7 @@ def _unravelled(places: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+@checked
 def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
     """Return the positions of the elements that are not zero, one array per dim.
 

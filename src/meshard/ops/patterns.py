@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, IndexingError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
 
+from .arguments import DtypeLike, checked
 from .concrete import concrete, is_array, is_traced
 from .create import arange, array, linspace, zeros
 from .diagonals import diag
@@ -55,13 +56,14 @@ __all__ = [
 # arrays by a formula
 
 
+@checked
 def logspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
     base: Any = 10.0,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     device: Any = None,
 ) -> Any:
@@ -75,12 +77,13 @@ def logspace(
     return found.astype(default_float() if dtype is None else as_dtype(dtype), copy=False)
 
 
+@checked
 def geomspace(
     start: Any,
     stop: Any,
     num: int = 50,
     endpoint: bool = True,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     device: Any = None,
 ) -> Any:
@@ -95,18 +98,21 @@ def geomspace(
             "mnp.log(stop), num))."
         )
         start, stop = (concrete(v, "geomspace", way_out) for v in (start, stop))
-    first, last = (known(v) if is_array(v) else v for v in (start, stop))
+    first, last = (known(v) if is_array(v) else as_host(v, "geomspace") for v in (start, stop))
     try:
         values = np.geomspace(first, last, num, endpoint)
-    except ValueError as error:
-        raise ArgumentError(f"geomspace: from {start} to {stop}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"geomspace: there is no sequence from {start} to {stop}: {error}."
+        ) from error
     if values.dtype.kind != "c":
         values = values.astype(default_float())
     own = replicated_beside("geomspace", values, start, stop)
     return array(own, None if dtype is None else as_dtype(dtype), device=device)
 
 
-def indices(dimensions: Sequence[int], dtype: Any = int, sparse: bool = False) -> Any:
+@checked
+def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = False) -> Any:
     """Return for a grid of a shape each position's number along each dim.
 
     Args:
@@ -128,8 +134,9 @@ def indices(dimensions: Sequence[int], dtype: Any = int, sparse: bool = False) -
     return stack([broadcast_to(x, whole) for x in thin])
 
 
+@checked
 def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: Any = float, **kwargs: Any
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: DtypeLike = float, **kwargs: Any
 ) -> Any:
     """Return what a function makes of each position's numbers along the dims.
 
@@ -142,37 +149,45 @@ def fromfunction(
     return function(*grid, **kwargs)
 
 
+@checked
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     """Return the positions at and above the diagonal ``k`` of a matrix."""
     rows, columns = np.triu_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
+@checked
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     """Return the positions at and below the diagonal ``k`` of a matrix."""
     rows, columns = np.tril_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
+@checked
 def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
     """Return the positions of the main diagonal of an array with equal dims."""
     return (arange(n),) * ndim
 
 
+@checked
 def diagflat(v: Any, k: int = 0) -> Any:
     """Return a matrix with the flat array on its diagonal ``k``."""
     return diag(reshape(v, (-1,)), k)
 
 
+@checked
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """Return the powers of each element as a row, the highest first by default."""
     value = as_array(x)
     if value.ndim != 1:
         raise ShapeError(f"vander: takes an array of one dim, got shape {value.shape}.")
+    if N is not None and N < 0:
+        raise ArgumentError(f"vander: N must not be negative, got {N}.")
     powers = np.arange(value.shape[0] if N is None else N)
     return bind("power", reshape(value, (-1, 1)), powers if increasing else powers[::-1])
 
 
+@checked
 def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """Return the positions along each dim of positions in the flat array.
 
@@ -181,6 +196,10 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """
     flat = as_array(indices)
     volume = math.prod(shape)
+    if flat.dtype.kind not in "iu" and flat.size:
+        raise DtypeError(
+            f"unravel_index: indices must be integers, but their dtype is {flat.dtype}."
+        )
     if is_traced(flat):
         flat = bind("minimum", bind("maximum", flat, 0), max(volume - 1, 0))
     elif flat.size and (int(flat.min()) < 0 or int(flat.max()) >= volume):
@@ -195,6 +214,7 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+@checked
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
     """Return an array of what another library's array on the host holds.
 
@@ -234,6 +254,7 @@ def shape(a: Any) -> tuple[int, ...]:
     return tuple(as_array(a).shape)
 
 
+@checked
 def size(a: Any, axis: int | None = None) -> int:
     """Return the number of elements, or the size of a dim."""
     x = as_array(a)
@@ -243,6 +264,7 @@ def size(a: Any, axis: int | None = None) -> int:
 # put together and apart
 
 
+@checked
 def append(arr: Any, values: Any, axis: int | None = None) -> Any:
     """Return an array with others joined at its end, along a dim or flat."""
     return concatenate([arr, values], axis=axis)
@@ -256,18 +278,21 @@ def atleast_3d(a: Any) -> Any:
     return reshape(x, [(1, 1, 1), (1, x.size, 1), (*x.shape, 1)][x.ndim])
 
 
-def dstack(arrays: Any) -> Any:
+@checked
+def dstack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined along the third dim."""
     return concatenate([atleast_3d(a) for a in arrays], axis=2)
 
 
-def column_stack(arrays: Any) -> Any:
+@checked
+def column_stack(arrays: Sequence[Any]) -> Any:
     """Return arrays joined as columns; those of one dim become columns first."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
 
-def array_split(a: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+@checked
+def array_split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
     """Return the parts of the array along a dim, which may differ in size by one.
 
     Raises:
@@ -297,19 +322,22 @@ def _split(name: str, a: Any, sections: Any, dim: int) -> list[Any]:
     return split(x, sections, dim)
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def vsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the first of two or more dims."""
     if as_array(ary).ndim < 2:
         raise ShapeError(f"vsplit: needs at least 2 dims, got shape {as_array(ary).shape}.")
     return _split("vsplit", ary, indices_or_sections, 0)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def hsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the second dim, or the first of one-dim arrays."""
     return _split("hsplit", ary, indices_or_sections, 0 if as_array(ary).ndim == 1 else 1)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+@checked
+def dsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
     """Return the parts of the array along the third dim."""
     return _split("dsplit", ary, indices_or_sections, 2)
 
@@ -324,6 +352,7 @@ def fliplr(m: Any) -> Any:
     return flip(m, 1)
 
 
+@checked
 def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
     """Return the array turned by 90 degrees, from the first of two dims towards the second.
 

@@ -13,11 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import described
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
 from . import narrow
+from .arguments import DtypeLike, checked
 from .dtypes import as_dtype, is_float, is_whole, operand_dtype
 from .promotion import BYTES
 from .registry import Bounds, Dtype, Op, Operand, Params, Partial, register
@@ -56,7 +58,7 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
         given = (index(axis),) if hasattr(axis, "__index__") else tuple(map(index, axis))
     except TypeError:
         raise ArgumentError(
-            f"{what}: axis={axis!r} is neither a whole number, nor several of them, nor None."
+            f"{what}: axis={axis!r} must be an integer, a sequence of integers or None."
         ) from None
     for a in given:
         if not -ndim <= a < ndim:
@@ -299,13 +301,20 @@ def _started(row: str, found: Any, initial: Any) -> Any:
     """Combine a reduction with a first value, in the result's dtype."""
     if initial is None:
         return found
-    return bind(row, found, as_array(initial).astype(found.dtype, copy=False))
+    value = as_array(initial)
+    if value.ndim or (value.dtype.kind == "c") > (found.dtype.kind == "c"):
+        raise ArgumentError(
+            f"{row}: initial must be one number that {found.dtype} can hold, got "
+            f"{described(initial)}."
+        )
+    return bind(row, found, value.astype(found.dtype, copy=False))
 
 
+@checked
 def sum(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
     initial: Any = None,
@@ -337,10 +346,11 @@ def sum(
     return _started("add", _reduce("sum", x, axis, keepdims, dtype=wanted), initial)
 
 
+@checked
 def prod(
     a: Any,
     axis: Axis = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
     initial: Any = None,
@@ -357,8 +367,8 @@ def _not_empty(a: Any, axis: Axis, what: str) -> Any:
     for dim in normalised_axes(axis, x.ndim, what):
         if x.shape[dim] == 0:
             raise ShapeError(
-                f"{what}: dim {dim} of the shape {x.shape} is empty, and nothing is the {what} of "
-                "no elements."
+                f"{what}: dim {dim} of the shape {x.shape} is empty; the {what} of no "
+                "elements is undefined."
             )
     return x
 
@@ -367,8 +377,8 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
     if initial is None:
         if where is not None:
             raise ArgumentError(
-                f"{what}: with where= there may be no element, and nothing is the {what} of none; "
-                "give initial=, the value to begin with."
+                f"{what}: where= may leave out all elements, and the {what} of no elements is "
+                "undefined; give initial=, the value to start from."
             )
         return _reduce(what, _not_empty(a, axis, what), axis, keepdims)
     x = masked(as_array(a), where, initial, what)
@@ -376,6 +386,7 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
     return _started(row, _reduce(what, x, axis, keepdims), initial)
 
 
+@checked
 def max(
     a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
 ) -> Any:
@@ -399,6 +410,7 @@ def max(
     return _extreme_of("max", a, axis, keepdims, initial, where)
 
 
+@checked
 def min(
     a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
 ) -> Any:
@@ -409,22 +421,26 @@ def min(
     return _extreme_of("min", a, axis, keepdims, initial, where)
 
 
+@checked
 def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return maximum less minimum over dims."""
     x = _not_empty(a, axis, "ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
+@checked
 def any(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
     """Return whether any element is true over dims, all by default; of those ``where`` says."""
     return _reduce("any", masked(as_array(a), where, 0, "any"), axis, keepdims)
 
 
+@checked
 def all(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
     """Return whether all elements are true over dims, all by default; of those ``where`` says."""
     return _reduce("all", masked(as_array(a), where, 1, "all"), axis, keepdims)
 
 
+@checked
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the number of elements that are not zero over dims."""
     x = as_array(a)
@@ -435,12 +451,13 @@ def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
     if axis is not None and not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis={axis!r} is neither one whole number nor None, for the flat array."
+            f"{name}: axis={axis!r} must be one integer, or None for the flat array."
         )
     x = _not_empty(a, axis, name)
     return _reduce(name, x, axis, keepdims, shape=x.shape)
 
 
+@checked
 def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the position of the first maximum along a dim; without one, in the flat array.
 
@@ -451,6 +468,7 @@ def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     return _positions("argmax", a, axis, keepdims)
 
 
+@checked
 def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the position of the first minimum along a dim; without one, in the flat array."""
     return _positions("argmin", a, axis, keepdims)

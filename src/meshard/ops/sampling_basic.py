@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import ArgumentError
-from meshard.runtime.structs import checked_shape
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .dtypes import as_dtype, is_float
 from .registry import Dtype
 from .sampling import Draw, drawn, register_sampler
@@ -149,7 +150,8 @@ def float_dtype(dtype: Any, what: str, *, complex: bool = False) -> Dtype:
     return wanted
 
 
-def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def bits(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None) -> Any:
     """Draw random bits as unsigned integers.
 
     Args:
@@ -174,7 +176,8 @@ def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = No
     return drawn("bits", key, "bits", checked_shape(shape, "bits"), wanted, out_sharding)
 
 
-def normal(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def normal(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None) -> Any:
     """Draw from the normal distribution of mean 0 and variance 1.
 
     Of a complex dtype real and imaginary part have variance 1/2 each.
@@ -197,7 +200,10 @@ def normal(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = 
     return drawn("normal", key, "normal", sizes, wanted, out_sharding)
 
 
-def exponential(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def exponential(
+    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+) -> Any:
     """Draw from the exponential distribution of mean 1.
 
     Args:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.runtime.place import as_array
+from meshard.runtime.arguments import checked_shape, described, integer
+from meshard.runtime.place import as_array, as_host
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import KEY, dtype_name
 
+from .arguments import checked
 from .concrete import is_array, is_traced
 from .dtypes import is_float
 from .keys import single_key
@@ -45,6 +46,7 @@ def _order(what: str, key: Any, size: int, place: Any) -> Any:
     return argsort(drawn(what, key, "words", (size,), _WORDS, place, (0,)))
 
 
+@checked
 def permutation(
     key: Any, x: Any, axis: int = 0, independent: bool = False, *, out_sharding: Any = None
 ) -> Any:
@@ -66,11 +68,13 @@ def permutation(
     [0, 1, 2, 3]
     """
     what = "permutation"
-    if isinstance(x, (int, np.integer)) or (not is_array(x) and not np.ndim(x)):
+    if isinstance(x, (int, np.integer)) or (not is_array(x) and not as_host(x, what).ndim):
         if not isinstance(x, (int, np.integer)):
-            raise DtypeError(f"{what}: x must be an integer or at least 1-dimensional, got {x!r}.")
+            raise DtypeError(
+                f"{what}: x must be an integer or have at least one dim, got {described(x)}."
+            )
         _dim(what, axis, 1)
-        found = _order(what, key, max(int(x), 0), out_sharding)
+        found = _order(what, key, max(integer(x, what, "x"), 0), out_sharding)
         return finished(what, found, out_sharding)
     values = as_array(x)
     if not values.ndim:
@@ -93,6 +97,7 @@ def permutation(
     return finished(what, found, out_sharding)
 
 
+@checked
 def choice(
     key: Any,
     a: Any,
@@ -173,6 +178,7 @@ elementwise_row("gumbel_score", lambda u, logits: logits - np.log(-np.log(u)), 2
 elementwise_row("chance_score", lambda u, p: np.log(p) - np.log(-np.log(u)), 2)
 
 
+@checked
 def categorical(
     key: Any,
     logits: Any,

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import Block
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .registry import Dtype, Op, register
 from .sampling import drawn, refuse_place
@@ -114,8 +115,9 @@ def _truncated(u: Any, lower: Any, upper: Any) -> Any:
     """Return normal numbers between bounds, by logarithms, so that far tails keep their digits."""
     from scipy.special import log_ndtr, ndtri_exp
 
-    flip = np.asarray(lower) + upper > 0  # the lower tail is the one with digits
-    low, high = np.where(flip, -np.asarray(upper), lower), np.where(flip, -np.asarray(lower), upper)
+    lower, upper = np.asarray(lower, u.dtype), np.asarray(upper, u.dtype)
+    flip = lower + upper > 0  # the lower tail is the one with digits
+    low, high = np.where(flip, -upper, lower), np.where(flip, -lower, upper)
     chance = np.logaddexp(log_ndtr(low) + np.log1p(-u), log_ndtr(high) + np.log(u))
     x = np.clip(ndtri_exp(np.minimum(chance, 0.0)), low, high)
     return np.where(low <= high, np.where(flip, -x, x), np.nan)
@@ -146,10 +148,11 @@ def _scaled_of(numbers: Block, low: Any, high: Any) -> Any:
 elementwise_row("scaled", _scaled_of, 3)
 
 
+@checked
 def uniform(
     key: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     minval: Any = 0.0,
     maxval: Any = 1.0,
     *,
@@ -188,12 +191,13 @@ def uniform(
     )
 
 
+@checked
 def truncated_normal(
     key: Any,
     lower: Any,
     upper: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -253,7 +257,9 @@ register(
 
 
 def _without_parameters(name: str, text: str) -> Any:
-    def function(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+    def function(
+        key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    ) -> Any:
         wanted = float_dtype(dtype, name)
         return transformed(name, key, {}, checked_shape(shape, name), wanted, out_sharding)
 
@@ -273,7 +279,7 @@ def _without_parameters(name: str, text: str) -> Any:
     >>> random.{name}(random.key(0), (2, 3)).shape
     (2, 3)
     """
-    return function
+    return checked(function)
 
 
 cauchy = _without_parameters("cauchy", "the Cauchy distribution")
@@ -282,10 +288,11 @@ logistic = _without_parameters("logistic", "the logistic distribution of scale 1
 maxwell = _without_parameters("maxwell", "the Maxwell distribution of scale 1")
 
 
+@checked
 def gumbel(
     key: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     mode: str | None = None,
     *,
     out_sharding: Any = None,
@@ -317,8 +324,9 @@ def check_mode(what: str, mode: str | None) -> None:
         raise ArgumentError(f"{what}: got mode={mode!r}, expected 'high' or 'low'.")
 
 
+@checked
 def pareto(
-    key: Any, b: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, b: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Pareto distribution of shape ``b``.
 
@@ -341,8 +349,9 @@ def pareto(
     return transformed("pareto", key, {"b": b}, shape, wanted, out_sharding)
 
 
+@checked
 def rayleigh(
-    key: Any, scale: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, scale: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Rayleigh distribution.
 
@@ -365,8 +374,9 @@ def rayleigh(
     return transformed("rayleigh", key, {"scale": scale}, shape, wanted, out_sharding)
 
 
+@checked
 def wald(
-    key: Any, mean: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, mean: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Wald (inverse Gaussian) distribution.
 
@@ -389,11 +399,12 @@ def wald(
     return transformed("wald", key, {"mean": mean}, shape, wanted, out_sharding)
 
 
+@checked
 def lognormal(
     key: Any,
     sigma: Any = 1.0,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -415,13 +426,14 @@ def lognormal(
     return finished("lognormal", element.exp(numbers * value).astype(wanted), out_sharding)
 
 
+@checked
 def triangular(
     key: Any,
     left: Any,
     mode: Any,
     right: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -436,7 +448,10 @@ def triangular(
     return transformed("triangular", key, corners, shape, wanted, out_sharding)
 
 
-def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None) -> Any:
+@checked
+def double_sided_maxwell(
+    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: DtypeLike = None
+) -> Any:
     """Draw Maxwell numbers of either sign, scaled and moved.
 
     The result has ``shape`` and then the dims of the parameters together.
@@ -451,8 +466,9 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype:
     return transformed(what, key, values, sizes, float_dtype(dtype, what), None)
 
 
+@checked
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = None
+    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: DtypeLike = None
 ) -> Any:
     """Draw from the Weibull distribution; ``shape`` and the parameters broadcast together.
 

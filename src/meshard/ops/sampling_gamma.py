@@ -15,12 +15,13 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import Block
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .create import full
 from .keys import DOMAINS, Stream, key_term, key_value, single_key
@@ -150,8 +151,9 @@ def _gamma(
     )
 
 
+@checked
 def gamma(
-    key: Any, a: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, a: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the gamma distribution of shape ``a`` and scale 1.
 
@@ -177,8 +179,9 @@ def gamma(
     )
 
 
+@checked
 def loggamma(
-    key: Any, a: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, a: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw logarithms of what `gamma` draws, exact for small ``a`` too, where that is 0.
 
@@ -192,8 +195,15 @@ def loggamma(
     return finished("loggamma", found, out_sharding)
 
 
+@checked
 def beta(
-    key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any,
+    a: Any,
+    b: Any,
+    shape: Any = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: Any = None,
 ) -> Any:
     """Draw from the beta distribution.
 
@@ -211,8 +221,9 @@ def beta(
     return finished("beta", found.astype(wanted), out_sharding)
 
 
+@checked
 def dirichlet(
-    key: Any, alpha: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, alpha: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Dirichlet distribution; the last dim of the result sums to 1.
 
@@ -251,8 +262,9 @@ def _half(value: Any) -> Any:
     return value / 2
 
 
+@checked
 def chisquare(
-    key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, df: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the chi-square distribution of ``df`` degrees of freedom.
 
@@ -266,12 +278,13 @@ def chisquare(
     return finished("chisquare", found.astype(wanted), out_sharding)
 
 
+@checked
 def f(
     key: Any,
     dfnum: Any,
     dfden: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -290,7 +303,10 @@ def f(
     return finished("f", (x / y).astype(wanted), out_sharding)
 
 
-def t(key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def t(
+    key: Any, df: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+) -> Any:
     """Draw from Student's t distribution of ``df`` degrees of freedom.
 
     >>> from meshard import random
@@ -312,8 +328,9 @@ def _generalized(what: str, key: Any, p: Any, shape: tuple[int, ...], place: Any
     return element.where(upper, magnitude, -magnitude)
 
 
+@checked
 def generalized_normal(
-    key: Any, p: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None
+    key: Any, p: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the distribution whose density falls as ``exp(-abs(x) ** p)``.
 
@@ -328,12 +345,13 @@ def generalized_normal(
     return finished(what, _generalized(what, key, value, sizes, where).astype(wanted), out_sharding)
 
 
+@checked
 def ball(
     key: Any,
     d: Any,
     p: Any = 2,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -355,12 +373,11 @@ def ball(
     (2, 3)
     """
     wanted = float_dtype(dtype, "ball")
-    if not isinstance(d, (int, np.integer)) or d < 0:
-        raise ArgumentError(f"ball: d={d!r} is not a number of dimensions.")
+    d = integer(d, "ball", "d", 0)
     power = parameter("ball", "p", p)
     if isinstance(power, float) and not power > 0:
         raise ArgumentError(f"ball: p={power} is not above 0, as the order of a norm is.")
-    sizes = (*checked_shape(shape, "ball"), int(d))
+    sizes = (*checked_shape(shape, "ball"), d)
     if isinstance(power, float) and power == np.inf:
         found = 2 * uniforms("ball", key, sizes, out_sharding) - 1
         return finished("ball", found.astype(wanted), out_sharding)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.types import Block, dtype_name
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .dtypes import as_dtype
 from .move import stack
@@ -123,12 +124,13 @@ def _bound(name: str, given: Any) -> Any:
     return x if x.dtype.kind != "b" else x.astype(np.int64)
 
 
+@checked
 def randint(
     key: Any,
     shape: Any,
     minval: Any,
     maxval: Any,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     *,
     out_sharding: Any = None,
 ) -> Any:
@@ -183,6 +185,10 @@ def randint(
 # distribution functions, inverted
 
 
+_FAR = 1e10
+"""The mean from which the search for a quantile ends at its first guess."""
+
+
 def _smallest(u: Block, k: Block, below: Callable[[Any, Any], Any], last: Any) -> Block:
     """Return the least whole numbers whose distribution function reaches ``u``.
 
@@ -230,14 +236,14 @@ def _poisson(u: Any, lam: Any) -> Any:
         return np.searchsorted(inside, u).astype(np.float64)
     shape, (chance, means) = _spread_out(u, lam)
     valid = means > 0
-    near: Any = np.where(valid & (means < 1e10), means, 1.0)
+    near: Any = np.where(valid & (means < _FAR), means, 1.0)
     k = _smallest(
         chance,
         _guess(chance, near, near, 1.0),
         lambda k, places: pdtr(k, near[places]),
         np.full(chance.shape, np.inf),
     )
-    k = np.where(means >= 1e10, _guess(chance, means, means, 1.0), k)
+    k = np.where(means >= _FAR, _guess(chance, means, means, 1.0), k)
     return np.where(valid, k, np.where(means == 0, 0.0, -1.0)).reshape(shape)
 
 
@@ -247,7 +253,9 @@ def _binomial(u: Any, n: Any, p: Any) -> Any:
     shape, (chance, number, rate) = _spread_out(u, n, p)
     number = np.floor(number)
     valid = (number >= 0) & np.isfinite(number) & (rate >= 0) & (rate <= 1)
-    count, share = np.where(valid, number, 0.0), np.where(valid, rate, 0.0)
+    far = valid & (number * rate >= _FAR)  # where steps of one are lost in rounding
+    near = valid & ~far
+    count, share = np.where(near, number, 0.0), np.where(near, rate, 0.0)
 
     def below(k: Any, places: Any) -> Any:
         left = count[places] - k
@@ -257,6 +265,9 @@ def _binomial(u: Any, n: Any, p: Any) -> Any:
     variance = count * share * (1 - share)
     guess = np.minimum(_guess(chance, count * share, variance, 1 - 2 * share), count)
     k = _smallest(chance, guess, below, count)
+    mean = np.where(far, number * rate, 0.0)
+    about = _guess(chance, mean, mean * np.where(far, 1 - rate, 0.0), 1 - 2 * share)
+    k = np.where(far, np.minimum(about, number), k)
     return np.where(valid, k, np.nan).reshape(shape)
 
 
@@ -274,6 +285,7 @@ register_transform("rademacher", lambda u: np.where(u < 0.5, -1.0, 1.0), 0)
 elementwise_row("binomial_share", _binomial, 3)
 
 
+@checked
 def bernoulli(
     key: Any,
     p: Any = 0.5,
@@ -308,7 +320,10 @@ def bernoulli(
     return transformed("bernoulli", key, {"p": p}, shape, np.dtype(bool), out_sharding)
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Any:
+@checked
+def rademacher(
+    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+) -> Any:
     """Draw -1 and 1, equally likely.
 
     >>> from meshard import random
@@ -324,8 +339,9 @@ def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: An
     return transformed("rademacher", key, {}, sizes, wanted, out_sharding)
 
 
+@checked
 def poisson(
-    key: Any, lam: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, lam: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw from the Poisson distribution of mean ``lam``; -1 comes of no mean, as in JAX.
 
@@ -337,8 +353,9 @@ def poisson(
     return transformed("poisson", key, {"lam": lam}, shape, wanted, out_sharding)
 
 
+@checked
 def geometric(
-    key: Any, p: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+    key: Any, p: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
 ) -> Any:
     """Draw the number of tries up to the first success, each with probability ``p``.
 
@@ -350,7 +367,8 @@ def geometric(
     return transformed("geometric", key, {"p": p}, shape, wanted, out_sharding)
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
+@checked
+def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: DtypeLike = None) -> Any:
     """Draw the number of successes in ``n`` tries, each with probability ``p``, as floats.
 
     NaN comes of a negative ``n``, or of a ``p`` that is no probability.
@@ -363,13 +381,14 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> 
     return transformed("binomial", key, {"n": n, "p": p}, shape, wanted, None)
 
 
+@checked
 def multinomial(
     key: Any,
     n: Any,
     p: Any,
     *,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     unroll: int | bool = 1,
 ) -> Any:
     """Draw how often each of some outcomes comes up in ``n`` tries.

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.place import as_array
-from meshard.runtime.structs import checked_shape
 
 from . import elementwise as element
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul
 from .decompose import cholesky, eigh, qr, svd
@@ -23,12 +24,13 @@ from .shape import matrix_transpose
 __all__ = ["multivariate_normal", "orthogonal"]
 
 
+@checked
 def multivariate_normal(
     key: Any,
     mean: Any,
     cov: Any,
     shape: Any = None,
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     method: str = "cholesky",
     *,
     out_sharding: Any = None,
@@ -89,11 +91,12 @@ def multivariate_normal(
     return finished(what, found.astype(wanted), out_sharding)
 
 
+@checked
 def orthogonal(
     key: Any,
     n: Any,
     shape: Any = (),
-    dtype: Any = None,
+    dtype: DtypeLike = None,
     m: Any = None,
     *,
     out_sharding: Any = None,
@@ -116,10 +119,8 @@ def orthogonal(
     (2, 3, 3)
     """
     wanted = float_dtype(dtype, "orthogonal", complex=True)
-    columns = n if m is None else m
-    for name, size in (("n", n), ("m", columns)):
-        if not isinstance(size, (int, np.integer)) or size < 0:
-            raise ArgumentError(f"orthogonal: {name}={size!r} is not a size.")
+    n = integer(n, "orthogonal", "n", 0)
+    columns = n if m is None else integer(m, "orthogonal", "m", 0)
     lead = checked_shape(shape, "orthogonal")
     sides = (int(max(n, columns)), int(min(n, columns)))
     work = np.dtype(np.complex128 if wanted.kind == "c" else np.float64)

@@ -16,9 +16,9 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.place import as_array, as_sharding, placed
 from meshard.runtime.primitive import bind
-from meshard.runtime.structs import checked_shape
 from meshard.runtime.traced import Traced
 from meshard.runtime.types import Block, dtype_name
 

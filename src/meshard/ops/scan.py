@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .dtypes import accumulator, as_dtype, default_float, is_whole
 from .move import concatenate
 from .reduce import normalised_axes, sum_dtype
@@ -141,7 +142,8 @@ def _summed(x: Array, dtype: Any) -> Dtype:
     return sum_dtype(x.dtype)
 
 
-def cumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+@checked
+def cumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
     """Return the running sums along a dim, or in the flat array.
 
     Along a split dim each device sums its own block; of each block only the total moves. The
@@ -164,7 +166,8 @@ def cumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
     return _scanned("cumsum", x, axis, "add", _summed(x, dtype))
 
 
-def cumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+@checked
+def cumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
     """Return the running products along a dim, or in the flat array; laid out as by `cumsum`.
 
     >>> import meshard.numpy as mnp
@@ -189,15 +192,19 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
     """Return the logarithm of the running sum of exponentials, safely."""
     x = as_array(a)
     floats = x if not is_whole(x.dtype) else x.astype(default_float())
+    if floats.dtype.kind == "c":
+        raise DtypeError(f"cumlogsumexp: the elements must be real; the dtype is {floats.dtype}.")
     return _scanned("cumlogsumexp", floats, axis, "logaddexp", None)
 
 
-def nancumsum(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+@checked
+def nancumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
     """Return the running sums, NaN counted as zero."""
     return cumsum(_without_nan(a, 0), axis, dtype)
 
 
-def nancumprod(a: Any, axis: int | None = None, dtype: Any = None) -> Any:
+@checked
+def nancumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
     """Return the running products, NaN counted as one."""
     return cumprod(_without_nan(a, 1), axis, dtype)
 
@@ -228,8 +235,9 @@ def _cumulative(
     return longer if not first else at(longer)[(*(slice(None),) * dim, slice(0, 1))].set(first)
 
 
+@checked
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
 ) -> Any:
     """Return the running sums along a dim, as the Array API standard has it.
 
@@ -249,8 +257,9 @@ def cumulative_sum(
     return _cumulative("cumulative_sum", x, axis, "add", dtype, include_initial, 0)
 
 
+@checked
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
 ) -> Any:
     """Return the running products along a dim, as the Array API standard has it.
 
@@ -266,6 +275,7 @@ def cumulative_prod(
 # differences
 
 
+@checked
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Return the differences between neighbours along a dim; only elements at edges move.
 
@@ -315,6 +325,7 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     return concatenate(given, axis=0) if len(given) > 1 else x
 
 
+@checked
 def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     """Return the integral along a dim by the trapezoidal rule.
 
@@ -333,7 +344,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     """
     values = as_array(y)
     (dim,) = normalised_axes(axis, values.ndim, "trapezoid")
-    width: Any = dx
+    width = as_array(dx)
     if x is not None:
         points = as_array(x)
         if points.shape not in ((values.shape[dim],), values.shape):

@@ -16,6 +16,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .create import full
 from .dtypes import SMALL_FLOATS, is_whole
@@ -138,8 +139,8 @@ def _first_of(
     if not values.size:
         if size and fill_value is None:
             raise ArgumentError(
-                f"unique: size={size} of an array without elements; give fill_value=, which then "
-                "stands for all."
+                f"unique: size={size} of an array without elements: there is no element to fill "
+                "the result with; give fill_value=."
             )
         empty = places[:size]
         made = [full((size,), fill_value or 0, dtype=v.dtype) for v in (values, order)]
@@ -152,6 +153,7 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
 def unique(
     ar: Any,
     return_index: bool = False,
@@ -190,16 +192,12 @@ def unique(
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
     """
-    if axis is not None:
-        raise ArgumentError(
-            f"unique: axis={axis!r} asks for distinct slices, which is not supported; only the "
-            "distinct elements of the flat array are: leave out axis."
-        )
     wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
     found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
     return tuple(found) if any(wanted) else found[0]
 
 
+@checked
 def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
@@ -212,6 +210,7 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
     return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
 
 
+@checked
 def unique_counts(
     x: Any, /, *, size: int | None = None, fill_value: Any = None
 ) -> UniqueCountsResult:
@@ -220,6 +219,7 @@ def unique_counts(
     return UniqueCountsResult(*found)
 
 
+@checked
 def unique_inverse(
     x: Any, /, *, size: int | None = None, fill_value: Any = None
 ) -> UniqueInverseResult:
@@ -228,6 +228,7 @@ def unique_inverse(
     return UniqueInverseResult(*found)
 
 
+@checked
 def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
     """Return the distinct elements, where each first stands, each element's place, and counts.
 
@@ -261,6 +262,7 @@ register(
 )
 
 
+@checked
 def isin(
     element: Any,
     test_elements: Any,
@@ -307,6 +309,7 @@ def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
     return _first_of(chosen, values, values, size, fill_value)[0]
 
 
+@checked
 def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the distinct elements that are in either array, sorted.
 
@@ -323,6 +326,7 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
     return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
+@checked
 def intersect1d(
     ar1: Any,
     ar2: Any,
@@ -339,6 +343,7 @@ def intersect1d(
     return kept(isin(values, _known_set("intersect1d", y)), values)[0]
 
 
+@checked
 def setdiff1d(
     ar1: Any,
     ar2: Any,
@@ -359,6 +364,7 @@ def setdiff1d(
     return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
 
 
+@checked
 def setxor1d(
     ar1: Any,
     ar2: Any,
@@ -387,6 +393,7 @@ def _known_set(what: str, x: Any) -> Any:
 # the elements and positions that a mask selects
 
 
+@checked
 def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the positions in the flat array of the elements that are not zero.
 
@@ -408,6 +415,7 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     return kept(mask, bind("positions", mask))[0]
 
 
+@checked
 def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """Return the positions of the elements that are not zero, a row of numbers for each.
 
@@ -422,6 +430,7 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     return stack(list(nonzero(x, size=size, fill_value=fill_value)), axis=1)
 
 
+@checked
 def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
     """Return the elements of the flat array where a condition of the same size is true.
 
@@ -457,6 +466,7 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
     return take(x, flatnonzero(mask), axis=dim)
 
 
+@checked
 def compress(
     condition: Any,
     a: Any,

@@ -18,12 +18,14 @@ from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
 from meshard.algebra.rule import OpRule
 from meshard.errors import ArgumentError, ShapeError
+from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 
+from .arguments import checked
 from .dtypes import same_dtype
 from .frame import Frame
 from .reduce import normalised_axes
@@ -171,14 +173,7 @@ register(
 register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="view"))
 
 
-def _shape_argument(shape: Any, what: str) -> tuple[int, ...]:
-    try:
-        given = (shape,) if not isinstance(shape, (tuple, list)) else tuple(shape)
-        return tuple(n.__index__() for n in given)
-    except (AttributeError, TypeError) as error:
-        raise ShapeError(f"{what}: {shape!r} is not a shape.") from error
-
-
+@checked
 def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None) -> Any:
     """Return the array in another shape with the same elements in C order.
 
@@ -198,7 +193,7 @@ def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None
     [[0, 1, 2], [3, 4, 5]]
     """
     x = as_array(a)
-    wanted = list(_shape_argument(shape, "reshape"))
+    wanted = list(checked_shape(shape, "reshape", inferred=True))
     if order == "F":
         return transpose(reshape(transpose(x), tuple(reversed(_filled(x, wanted)))))
     if order != "C":
@@ -285,16 +280,18 @@ def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(x.size // known if n == -1 else n for n in wanted)
 
 
+@checked
 def ravel(a: Any, order: str = "C") -> Any:
     """Return the array with one dim."""
     return reshape(a, (-1,), order=order) if as_array(a).size else reshape(a, (0,), order=order)
 
 
+@checked
 def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     """Return the array with its dims permuted, reversed by default; no data moves.
 
     Raises:
-        ArgumentError: if ``axes`` is no permutation of the dims.
+        ArgumentError: if ``axes`` is not a permutation of the dims.
 
     >>> import meshard.numpy as mnp
     >>> mnp.transpose(mnp.ones((2, 3, 4)), (0, 2, 1)).shape
@@ -307,7 +304,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
         order = tuple(int(i) % x.ndim if -x.ndim <= i < x.ndim else int(i) for i in axes)
         if sorted(order) != list(range(x.ndim)):
             raise ArgumentError(
-                f"transpose: axes {tuple(axes)} is no permutation of the {x.ndim} dims."
+                f"transpose: axes {tuple(axes)} is not a permutation of the {x.ndim} dims."
             )
     return bind("transpose", x, axes=order)
 
@@ -323,6 +320,7 @@ def matrix_transpose(x: Any, /) -> Any:
     return swapaxes(value, -1, -2)
 
 
+@checked
 def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     """Return the array with two dims exchanged."""
     x = as_array(a)
@@ -332,7 +330,8 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     return transpose(x, order)
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+@checked
+def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
     """Return the array with some dims moved to other places, the others kept in order."""
     x = as_array(a)
     old, new = (_in_order(dims, x.ndim, "moveaxis") for dims in (source, destination))
@@ -350,6 +349,7 @@ def _in_order(dims: Any, ndim: int, what: str) -> list[int]:
     return [int(d) % ndim for d in np.atleast_1d(dims)] if ndim else []
 
 
+@checked
 def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
     """Return the array with dims of size one inserted."""
     x = as_array(a)
@@ -361,6 +361,7 @@ def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
     return reshape(x, tuple(shape))
 
 
+@checked
 def squeeze(a: Any, axis: int | Sequence[int] | None = None) -> Any:
     """Return the array without dims of size one: those named, or all.
 
@@ -384,7 +385,7 @@ def broadcast_to(a: Any, shape: Any) -> Any:
     Raises:
         ShapeError: if it does not broadcast to the shape.
     """
-    x, wanted = as_array(a), _shape_argument(shape, "broadcast_to")
+    x, wanted = as_array(a), checked_shape(shape, "broadcast_to")
     tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()
     fits = len(tail) == x.ndim and all(n in (1, m) for n, m in zip(x.shape, tail, strict=True))
     if not fits or any(n < 0 for n in wanted):
@@ -394,10 +395,12 @@ def broadcast_to(a: Any, shape: Any) -> Any:
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
     """Return the shape that several shapes broadcast to."""
+    given = [checked_shape(shape, "broadcast_shapes", "a shape") for shape in shapes]
     try:
-        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
-    except ValueError as error:
-        raise ShapeError(f"broadcast_shapes: {shapes} do not broadcast.") from error
+        return tuple(int(n) for n in np.broadcast_shapes(*given))
+    except ValueError:
+        listed = ", ".join(map(str, given))
+        raise ShapeError(f"broadcast_shapes: the shapes {listed} do not broadcast.") from None
 
 
 def broadcast_arrays(*args: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
 
+from .arguments import checked
 from .concrete import is_traced
 from .dtypes import SMALL_FLOATS, same_dtype
 from .move import flip, stack
@@ -109,12 +110,24 @@ def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
     return x, dim
 
 
+_SORTS = ("quicksort", "mergesort", "heapsort", "stable")
+
+
+def _check_kind(name: str, kind: str | None) -> None:
+    """Refuse names of kinds that NumPy does not know; the known ones change nothing."""
+    if kind is not None and kind not in _SORTS:
+        raise ArgumentError(
+            f"{name}: kind must be one of {', '.join(map(repr, _SORTS))} or None, got {kind!r}."
+        )
+
+
+@checked
 def sort(
     a: Any,
     axis: int | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
 ) -> Any:
@@ -140,16 +153,18 @@ def sort(
     >>> mnp.sort(mnp.asarray([3, 1, 2]), descending=True).tolist()
     [3, 2, 1]
     """
+    _check_kind("sort", kind)
     x, dim = _operand("sort", a, axis)
     return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
 
+@checked
 def argsort(
     a: Any,
     axis: int | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
 ) -> Any:
@@ -161,18 +176,20 @@ def argsort(
     >>> mnp.argsort(mnp.asarray([3, 1, 2])).tolist()
     [1, 2, 0]
     """
+    _check_kind("argsort", kind)
     x, dim = _operand("argsort", a, axis)
     return by_layout("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
 
 
 def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
     size = x.shape[dim]
-    for k in np.atleast_1d(np.asarray(kth)).tolist():
+    for k in np.atleast_1d(np.asarray(kth, np.int64)).tolist():
         if not -size <= k < size:
             raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
 
 
-def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
+@checked
+def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     The whole dim is sorted, which is one such order.
@@ -185,13 +202,15 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Any:
     return sort(x, dim)
 
 
-def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Any:
+@checked
+def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
     """Return the positions that would `partition` the array."""
     x, dim = _operand("argpartition", a, axis)
     _checked_kth("argpartition", x, kth, dim)
     return argsort(x, dim)
 
 
+@checked
 def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
 
@@ -241,6 +260,7 @@ register(
 )
 
 
+@checked
 def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
@@ -269,10 +289,17 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
     if sorter is not None:
-        x = take(x, sorter)
+        order = as_array(sorter)
+        if order.shape != x.shape:
+            raise ShapeError(
+                f"searchsorted: sorter must have the shape of the array to search, {x.shape}, but "
+                f"its shape is {order.shape}."
+            )
+        x = take(x, order)
     return bind("searchsorted", x, values, side=side)
 
 
+@checked
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Return for each element the number of the bin that it falls into.
 

@@ -14,6 +14,7 @@ from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
 from meshard.runtime.types import Block
 
+from .arguments import DtypeLike, checked
 from .concrete import is_traced
 from .contract import matmul
 from .dtypes import accumulator, default_float, is_float, is_whole, same_dtype
@@ -62,8 +63,8 @@ def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ..
     size = math.prod(x.shape[d] for d in dims)
     if not size and math.prod(kept):
         raise ShapeError(
-            f"{name}: dims {dims} of the shape {x.shape} hold no elements, and nothing is the "
-            f"{name} of none."
+            f"{name}: dims {dims} of the shape {x.shape} are empty; the {name} of no "
+            "elements is undefined."
         )
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
@@ -81,6 +82,7 @@ def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepd
     return (expand_dims(found, tuple(dims)) if keepdims else found).astype(law, copy=False)
 
 
+@checked
 def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the median over dims, all by default; NaN where an element is.
 
@@ -105,6 +107,7 @@ def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
+@checked
 def quantile(
     a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Any:
@@ -131,6 +134,7 @@ def quantile(
     return _quantile("quantile", a, _parts_of(q, 1), axis, method, keepdims)
 
 
+@checked
 def percentile(
     a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Any:
@@ -141,7 +145,10 @@ def percentile(
 def _parts_of(q: Any, most: int) -> Any:
     if is_traced(q):
         return bind("divide", q.astype(np.float64), most)
-    return np.asarray(known(q), np.float64) / most
+    parts = known(q)
+    if parts.dtype.kind == "c":
+        raise DtypeError(f"quantile: q must be real, but its dtype is {parts.dtype}.")
+    return np.asarray(parts, np.float64) / most
 
 
 def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
@@ -151,7 +158,7 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
         return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():
         most = 1 if name == "quantile" else 100
-        raise ArgumentError(f"{name}: q lies from 0 to {most}; got {(q * most).tolist()}.")
+        raise ArgumentError(f"{name}: q must be from 0 to {most}; got {(q * most).tolist()}.")
     ordered, law, dims = _ordered(name, a, axis)
     results = [
         _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)
@@ -238,7 +245,8 @@ def _filled(x: Array, gaps: Any, value: Any) -> Any:
     return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
 
 
-def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the sum over dims, NaN counted as zero.
 
     >>> import meshard.numpy as mnp
@@ -248,11 +256,13 @@ def nansum(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False)
     return sum_(_filled(*_nan(a), 0), axis, dtype, keepdims)
 
 
-def nanprod(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nanprod(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the product over dims, NaN counted as one."""
     return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
 
 
+@checked
 def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
@@ -260,6 +270,7 @@ def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
+@checked
 def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
@@ -271,11 +282,17 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
     return bind("where", all_(gaps, axis, keepdims), np.asarray(np.nan, found.dtype), found)
 
 
-def nanmean(a: Any, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Any:
+@checked
+def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
     """Return the mean over dims of what is not NaN; NaN where nothing else is."""
     x, gaps = _nan(a)
     if gaps is None:
         return mean(x, axis, dtype, keepdims)
+    if dtype is not None and np.dtype(dtype).kind in "biu":
+        raise DtypeError(
+            f"nanmean: dtype must be a float or complex dtype, since the mean of nothing is NaN; "
+            f"got {np.dtype(dtype)}."
+        )
     wide = accumulator(x.dtype if dtype is None else np.dtype(dtype))
     total = sum_(_filled(x, gaps, 0), axis, wide, keepdims)
     found = _quotient(total, count_nonzero(bind("logical_not", gaps), axis, keepdims))
@@ -288,6 +305,7 @@ def _quotient(total: Any, count: Any) -> Any:
     return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
 
 
+@checked
 def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
     x, gaps = _nan(a)
@@ -302,6 +320,7 @@ def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
     return _quotient(squares, count).astype(law, copy=False)
 
 
+@checked
 def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
     """Return the standard deviation over dims of what is not NaN."""
     return bind("sqrt", nanvar(a, axis, ddof, keepdims))
@@ -310,6 +329,7 @@ def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
 # covariances
 
 
+@checked
 def cov(
     m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
 ) -> Any:
@@ -349,6 +369,7 @@ def _variables(value: Any, rowvar: bool) -> Any:
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
 
 
+@checked
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
     """Return the correlation coefficients of variables, given as to `cov`."""
     c = cov(x, y, rowvar)

@@ -10,8 +10,9 @@ import numpy as np
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
-from meshard.runtime.types import Block
+from meshard.runtime.types import KEY, Block
 
+from .arguments import checked
 from .concrete import concrete, is_traced
 from .dtypes import is_whole, same_dtype
 from .index import joined, positions, whole_numbers
@@ -32,6 +33,8 @@ def gap(dtype: Any, fill_value: Any) -> Any:
         return as_array(fill_value).astype(dtype, copy=False)
     if is_whole(dtype):
         return np.asarray(True if dtype.kind == "b" else _farthest(dtype), dtype)
+    if dtype == KEY:
+        return np.full((2,), 0xFFFFFFFF, np.uint32).view(KEY).reshape(())
     return np.asarray(np.nan, dtype)
 
 
@@ -46,6 +49,7 @@ def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill:
     return bind("where", reshape(outside, shape), gap(found.dtype, fill), found)
 
 
+@checked
 def take(
     a: Any,
     indices: Any,
@@ -83,7 +87,7 @@ def take(
     if mode in ("clip", "wrap"):
         places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
     if places.size and not size:
-        raise IndexingError(f"take: dim {dim} has no elements, and {places.size} are asked for.")
+        raise IndexingError(f"take: dim {dim} has no elements, but {places.size} were requested.")
     if mode == "raise" and is_traced(places):
         way_out = (
             "With mode='raise' it looks whether the positions lie inside. Give mode='clip', "
@@ -144,6 +148,7 @@ register(
 )
 
 
+@checked
 def take_along_axis(
     arr: Any,
     indices: Any,
@@ -173,7 +178,7 @@ def take_along_axis(
     if places.ndim != x.ndim:
         raise ShapeError(
             f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
-            "they must have as many dims."
+            "they must have the same number of dims."
         )
     size = x.shape[dim]
     if mode not in (None, "clip", "fill"):

@@ -19,6 +19,7 @@ from meshard.errors import (
     IndexingError,
     ShapeError,
 )
+from meshard.runtime.arguments import described
 from meshard.runtime.array import Array
 from meshard.runtime.place import as_array, placed
 from meshard.runtime.primitive import bind
@@ -167,6 +168,10 @@ class Place:
     def apply(self, function: Any, **options: Any) -> Any:
         """Return a copy with a function applied there, as often as the index names the element."""
         _check_options(options)
+        if not callable(function):
+            raise ArgumentError(
+                f"x.at[...].apply: function must be a function, got {described(function)}."
+            )
         x = as_array(self._x)
         mask = _traced_mask(x, self._index)
         if mask is not None:
@@ -345,9 +350,11 @@ def _check_options(options: dict[str, Any]) -> str | None:
     if options.get("wrap_negative_indices") is False:
         raise ArgumentError(
             "x.at[...]: wrap_negative_indices=False is not supported: negative positions count "
-            "from the end. Add the dim's size to those that are to lie outside."
+            "from the end. To name positions outside the array, add the dim's size."
         )
     mode = options.get("mode")
+    if mode is not None and not isinstance(mode, str):
+        raise ArgumentError(f"x.at[...]: mode must be a string or None, got {described(mode)}.")
     if mode in (None, "promise_in_bounds"):
         return None
     if mode not in ("clip", "drop", "fill"):

@@ -13,8 +13,15 @@ from meshard.algebra.arguments import is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device
-from meshard.errors import ArgumentError, ConfigError, DeletedArrayError, NotAddressableError
+from meshard.errors import (
+    ArgumentError,
+    ConfigError,
+    DeletedArrayError,
+    IndexingError,
+    NotAddressableError,
+)
 
+from .arguments import described, integer
 from .callers import user_line
 from .exported import exported
 from .fetch import element_place, gathered, picked
@@ -194,9 +201,13 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def addressable_data(self, index: int) -> Array:
         """Return the data of one of this process's shards, as an array on its device."""
         shards = self.addressable_shards
-        if not -len(shards) <= index < len(shards):
-            raise IndexError(f"addressable_data({index}): this process holds {len(shards)} shards.")
-        data = shards[index].data
+        number = integer(index, "addressable_data", "index")
+        if not -len(shards) <= number < len(shards):
+            raise IndexingError(
+                f"addressable_data: index {number} is out of range: this process holds "
+                f"{len(shards)} shards."
+            )
+        data = shards[number].data
         assert isinstance(data, Array)
         return data
 
@@ -257,7 +268,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
                 if fresh
                 else f"holds {value.dtype} where {wanted} is asked for"
             )
-            raise ValueError(
+            raise ArgumentError(
                 f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
                 "without a copy; leave out copy=False."
             )
@@ -328,30 +339,36 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def tobytes(self, order: Any = "C") -> bytes:
         """Return the elements' bytes, in C order by default."""
-        return _read(self).tobytes(order)
+        if order is not None and not (isinstance(order, str) and order in _ORDERS):
+            raise ArgumentError(
+                f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
+            )
+        return _read(self).tobytes(order)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without dims")
+            raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
-            raise TypeError("iteration over a 0-d array")
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
         self._live()
         self._check_complete("iteration")
         return (self[i] for i in range(self.shape[0]))
 
     def __reversed__(self) -> Iterator[Any]:
         if not self.shape:
-            raise TypeError("iteration over a 0-d array")
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
         self._live()
         self._check_complete("reversed")
         return (self[i] for i in range(self.shape[0] - 1, -1, -1))
 
     def __contains__(self, value: Any) -> bool:
         if value is None or isinstance(value, (str, bytes)):
-            raise TypeError(f"An array holds numbers; whether {value!r} is in it is no question.")
+            raise ArgumentError(
+                f"in: an array holds numbers only, so {value!r} cannot be one of its elements."
+            )
         found = self == value
         return found if isinstance(found, bool) else bool(found.any())
 
@@ -383,7 +400,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def _scalar(self, kind: str) -> Any:
         if self.ndim:
-            raise TypeError(
+            raise ArgumentError(
                 f"Only arrays without dims can become a Python {kind}; the shape is {self.shape}."
             )
         return _read(self)[()]
@@ -391,7 +408,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def __bool__(self) -> bool:
         if self.size != 1:
             advice = "x.any() or x.all()" if self.size else "x.size > 0"
-            raise ValueError(
+            raise ArgumentError(
                 f"The truth value of an array with {self.size or 'no'} elements is ambiguous: its "
                 f"shape is {self.shape}. Use {advice}."
             )
@@ -408,7 +425,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iu":
-            raise TypeError(f"Only integer arrays can be an index; the dtype is {self.dtype}.")
+            raise ArgumentError(f"Only integer arrays can be an index; the dtype is {self.dtype}.")
         return int(self._scalar("index"))
 
     def __format__(self, spec: str) -> str:
@@ -425,6 +442,9 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     def _repr_html_(self) -> str:
         return array_html(self._type, self._blocks)
+
+
+_ORDERS = ("C", "F", "A", "K")
 
 
 def to_numpy(x: Array) -> Block:

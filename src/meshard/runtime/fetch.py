@@ -6,7 +6,6 @@ another process holds cannot be fetched so.
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from meshard.errors import ArgumentError, IndexingError
+
+from .arguments import integer
 from .execute import LARGE
 from .types import ArrayType, Block, Blocks
 from .world import RuntimeWorld
@@ -60,31 +62,31 @@ def element_place(shape: tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, .
     """Return the place of the element that the arguments of ``item`` mean.
 
     Raises:
-        ValueError: if there are none and the array has not one element, or as many as no array
+        ArgumentError: if there are none and the array has not one element, or as many as no array
             of its rank has.
-        IndexError: if the place is out of bounds.
+        IndexingError: if the place is out of bounds.
     """
     size = int(np.prod(shape, dtype=np.int64))
     if len(args) == 1 and isinstance(args[0], tuple):
         args = args[0]
     if not args:
         if size != 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"item(): only an array of size 1 is one Python scalar; the shape is {shape}. "
                 "Say which element: x.item(0), or x.item(i, j, ...)."
             )
         return (0,) * len(shape)
     if len(args) not in (1, len(shape)):
-        raise ValueError(
+        raise ArgumentError(
             f"item{args}: {len(args)} numbers for an array of shape {shape}; give one, counted in "
             f"the flat array, or {len(shape)}."
         )
     flat = len(args) == 1 and len(shape) != 1
     found = []
     for dim, (at, n) in enumerate(zip(args, (size,) if flat else shape, strict=True)):
-        number = operator.index(at)
+        number = integer(at, "item", "index")
         if not -n <= number < n:
             where = "the flat array" if flat else f"dim {dim}"
-            raise IndexError(f"item: index {number} is out of bounds for {where} with size {n}.")
+            raise IndexingError(f"item: index {number} is out of bounds for {where} with size {n}.")
         found.append(number % n)
     return tuple(int(i) for i in np.unravel_index(found[0], shape)) if flat else tuple(found)

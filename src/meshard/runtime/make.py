@@ -14,10 +14,10 @@ from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 
 from .agreeing import agree_to_make
+from .arguments import checked_shape
 from .array import Array, to_numpy
 from .place import as_host, as_sharding, check_devices_exist, dtype_of, made_of, placed
 from .same_values import check_same_values
-from .structs import checked_shape
 from .traced import Traced
 from .trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
 from .types import Block
@@ -270,16 +270,16 @@ def make_array_from_single_device_arrays(
     for x in arrays:
         if type(x) is not Array:
             raise ArgumentError(
-                f"{what}: expected Arrays that lie on one device each, got a {type(x).__name__}."
+                f"{what}: expected Arrays on one device each, got a {type(x).__name__}."
             )
         if not isinstance(x.device, Device):
             raise ShardingError(
-                f"{what}: an array of shape {x.shape} lies on {x.sharding.num_devices} devices; "
-                "each must lie on one."
+                f"{what}: an array of shape {x.shape} is on {x.sharding.num_devices} devices; "
+                "each must be on one."
             )
         if x.device in given:
             raise ShardingError(
-                f"{what}: two arrays lie on {x.device!r}; the arrays must lie on distinct devices."
+                f"{what}: two arrays are on {x.device!r}; the arrays must be on distinct devices."
             )
         x._live()
         given[x.device] = x
@@ -293,8 +293,8 @@ def make_array_from_single_device_arrays(
             foreign = [d for d in given if d.process_index != world.process_index]
             whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
             raise ShardingError(
-                f"{what}: no array lies on {device!r}; the arrays lie on {list(given)}.{whose} "
-                "Each process gives one array for each device of its own."
+                f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
+                "Each process gives one array for each of its own devices."
             )
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 
+from .arguments import shown
 from .operators import ArrayOperators
 from .primitive import call
 
 Axis = int | tuple[int, ...] | None
 
-__all__ = ["ArrayMethods"]
+__all__ = ["INSTEAD", "ArrayMethods"]
 
 
 def _no_out(out: Any, method: str) -> None:
@@ -26,9 +28,71 @@ def _no_kind(kind: Any, order: Any, method: str) -> None:
     """Refuse what has no meaning here; None is what NumPy's functions pass."""
     if kind is not None or order is not None:
         raise ArgumentError(
-            f"{method}: kind= and order= are not supported; whether equal elements keep their "
-            "order is said by stable=."
+            f"{method}: kind= and order= are not supported; stable= says whether equal "
+            "elements keep their order."
         )
+
+
+INSTEAD = {
+    "backward": "there is no automatic differentiation",
+    "block_host_until_ready": "use x.block_until_ready()",
+    "byteswap": "arrays have the machine's byte order; use np.asarray(x).byteswap()",
+    "compress": "use meshard.numpy.compress(condition, x)",
+    "cpu": "the data is on the host already; np.asarray(x) makes a NumPy array",
+    "ctypes": "use np.asarray(x).ctypes",
+    "detach": "there is no automatic differentiation; x is just its values",
+    "device_buffer": "use x.addressable_data(0)",
+    "device_buffers": "use [s.data for s in x.addressable_shards]",
+    "device_put": "use meshard.device_put(x, sharding) or x.to_device(sharding)",
+    "dim": "use x.ndim",
+    "fill": "arrays are immutable; use meshard.numpy.full_like(x, value)",
+    "flags": "arrays are immutable and have no memory layout; np.asarray(x).flags has one",
+    "flat": "use x.ravel(), or x.item(i) for one element",
+    "grad": "there is no automatic differentiation",
+    "itemset": "arrays are immutable; use x.at[index].set(value)",
+    "mesh": "use x.sharding.mesh",
+    "numel": "use x.size",
+    "numpy": "use np.asarray(x), or meshard.device_get(x) for a tree of arrays",
+    "partitionspec": "use x.sharding.spec",
+    "permute": "use x.transpose(...)",
+    "put": "arrays are immutable; use x.at[index].set(values)",
+    "reshard": "use meshard.reshard(x, sharding)",
+    "resize": "arrays are immutable; use x.reshape(...) or meshard.numpy.pad(x, ...)",
+    "setflags": "arrays are immutable",
+    "shards": "use x.addressable_shards, or x.global_shards",
+    "spec": "use x.sharding.spec",
+    "strides": "arrays have no memory layout; use np.asarray(x).strides",
+    "to": "use x.to_device(sharding), or x.astype(dtype)",
+    "tofile": "use np.asarray(x).tofile(...)",
+    "type": "use x.astype(dtype)",
+    "unsqueeze": "use meshard.numpy.expand_dims(x, axis)",
+    "value": "use x.item() or np.asarray(x)",
+    "view": "use meshard.lax.bitcast_convert_type(x, dtype), or x.reshape(...)",
+}
+"""What to do instead of attributes that arrays of other libraries have."""
+INSTEAD |= {
+    name: f"it is a function, meshard.numpy.{name}(x)"
+    for name in (
+        *("abs", "argwhere", "ceil", "cos", "exp", "floor", "isfinite", "isinf", "isnan", "log"),
+        *(
+            "matmul",
+            "median",
+            "quantile",
+            "roll",
+            "sign",
+            "sin",
+            "split",
+            "sqrt",
+            "square",
+            "stack",
+        ),
+        *("tan", "tanh", "tile", "unique", "where"),
+    )
+}
+INSTEAD |= {
+    name: f"it is a function, meshard.nn.{name}(x)"
+    for name in ("gelu", "log_softmax", "relu", "sigmoid", "silu", "softmax")
+}
 
 
 class ArrayMethods(ArrayOperators):
@@ -39,6 +103,9 @@ class ArrayMethods(ArrayOperators):
     """
 
     __slots__ = ()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INSTEAD]
 
     @property
     def at(self) -> Any:
@@ -73,7 +140,7 @@ class ArrayMethods(ArrayOperators):
     def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
         """Return the array placed on a device or sharding, as `meshard.device_put` does."""
         if stream is not None:
-            raise ArgumentError(f"to_device: there are no streams; got stream={stream!r}.")
+            raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
         return call("device_put", self, device)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
@@ -299,3 +366,6 @@ class ArrayMethods(ArrayOperators):
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         return call("array_namespace", api_version)
+
+
+advise_instead(ArrayMethods, INSTEAD)

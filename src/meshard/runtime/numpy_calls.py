@@ -56,9 +56,9 @@ def numpy_call(
             if not x.aval.complete:
                 name = f"{function.__module__}.{function.__name__}"
                 raise NotAddressableError(
-                    f"{name}: {spans_processes(x.aval)} NumPy's functions work on what one process "
-                    "has, and ask no other: the function of this name in meshard.numpy, called on "
-                    "all processes, works on the whole where it lies."
+                    f"{name}: {spans_processes(x.aval)} NumPy's functions see only what one "
+                    "process holds. Call the function of this name in meshard.numpy on all "
+                    "processes: it works on the whole array."
                 )
     return plain(*args, **kwargs)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from meshard.errors import ArgumentError
+
 from .primitive import bind, call
 
 __all__ = ["ArrayOperators"]
@@ -15,12 +17,12 @@ def _operand(other: object) -> bool:
     """Return whether an operator may take ``other``; of an unknown type it is left to the type.
 
     Raises:
-        TypeError: if it is a plain container, whose own operators mean something else.
+        ArgumentError: if it is a plain container, whose own operators mean something else.
     """
     if isinstance(other, (ArrayOperators, np.ndarray, np.generic, int, float, complex)):
         return True
     if type(other) in _CONTAINERS:
-        raise TypeError(
+        raise ArgumentError(
             f"An operator takes an array and a number, or two arrays, not an array and a "
             f"{type(other).__name__}. Make an array of it with meshard.numpy.asarray(...)."
         )
@@ -37,7 +39,7 @@ class ArrayOperators:
     __array_priority__ = 100
 
     def __hash__(self) -> int:
-        raise TypeError(
+        raise ArgumentError(
             "meshard arrays are unhashable: two arrays that are equal element by element need not "
             "be the same key. As a key take x.item() of a scalar, x.tobytes(), or id(x)."
         )
@@ -160,12 +162,12 @@ class ArrayOperators:
         return call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError(
+        raise ArgumentError(
             "meshard arrays are immutable and do not support item assignment. Instead of "
             "x[index] = y, write x = x.at[index].set(y), or another method of x.at[index]."
         )
 
     def __round__(self, digits: int | None = None) -> Any:
-        found = call("round", self, digits or 0)
+        found = call("round", self, 0 if digits is None else digits)
         # As Python does: without digits a whole number.
         return found if digits is not None or found.dtype.kind in "biu" else found.astype(np.int64)

@@ -46,7 +46,7 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     if not isinstance(sharding, NamedSharding):
         raise ArgumentError(
             f"best_device_order: sharding must be a NamedSharding, got {shown(sharding)} of type "
-            f"{type(sharding).__name__}; in others the order of the devices is not free."
+            f"{type(sharding).__name__}; the device order of others cannot be chosen."
         )
     leaves: list[Any] = [
         leaf

@@ -21,11 +21,20 @@ from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, config
-from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndivisibleError,
+    MeshardError,
+    OutOfRangeError,
+    ShapeError,
+    ShardingError,
+)
 from meshard.plan.assemble import Part, Source, assemble
 from meshard.plan.traffic import Move
 
 from .agreeing import agree
+from .arguments import described
 from .array import Array
 from .execute import LARGE, run_part
 from .ledger import wired
@@ -148,22 +157,28 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         DtypeError: if its elements are not numbers.
         ShapeError: if nested lists differ in length.
     """
-    if isinstance(x, Traced):
-        value = np.asarray(x._concrete(what), dtype)
-    elif isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__"):
-        value = np.asarray(x, dtype)
-    else:
-        try:
-            value = np.asarray(x, dtype)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            kind = ShapeError if "inhomogeneous" in str(error) else DtypeError
-            raise kind(f"{what}: {shown(x)} cannot become an array: {error}") from error
-        if dtype is None and value.dtype.kind in "fc" and config.default_float == "float32":
-            value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
+    typed = isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")
+    try:
+        value = np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
+    except MeshardError:
+        raise
+    except OverflowError as error:
+        raise OutOfRangeError(
+            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
+    plain = not typed and dtype is None
+    if plain and value.dtype.kind in "fc" and config.default_float == "float32":
+        value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
+        if value.size and all(isinstance(v, int) for v in value.flat):
+            raise OutOfRangeError(
+                f"{what}: {shown(x)} does not fit into integers of 64 bits; write floats."
+            )
         raise DtypeError(
-            f"{what}: expected an array, a number or nested lists of numbers, got {shown(x)} of "
-            f"type {type(x).__name__}."
+            f"{what}: expected an array, a number or nested lists of numbers, got {described(x)}."
         )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
@@ -237,8 +252,7 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     if isinstance(given, Mesh):
         way = f" A mesh needs a spec as well: NamedSharding(mesh, P({given.axis_names[0]!r}))."
     raise ArgumentError(
-        f"{what}: expected a Sharding, a Device, a spec or None, got {shown(given)} of type "
-        f"{type(given).__name__}.{way}"
+        f"{what}: expected a Sharding, a Device, a spec or None, got {described(given)}.{way}"
     )
 
 

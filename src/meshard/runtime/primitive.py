@@ -13,6 +13,8 @@ from typing import Any, Protocol, final
 
 from meshard.errors import ArgumentError, MeshardError
 
+from .arguments import too_large
+
 __all__ = [
     "Interpreter",
     "bind",
@@ -65,7 +67,10 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
     interpreter = stack[-1] if stack else _DOORS.base
     if interpreter is None:
         raise MeshardError(f"{name}: no operations are installed; import meshard.")
-    return interpreter.run(name, operands, tuple(params.items()))
+    try:
+        return interpreter.run(name, operands, tuple(params.items()))
+    except OverflowError as error:
+        raise too_large(name, error, operands) from None
 
 
 def innermost() -> Interpreter | None:

@@ -16,10 +16,10 @@ from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import CoverageError
 
 from .agreeing import meet
+from .arguments import checked_shape
 from .array import Array
 from .make import needed_sharding, prefix_leaves
 from .place import as_host, filled
-from .structs import checked_shape
 from .trees import flatten_with_none, unflatten
 from .types import Block
 from .world import here

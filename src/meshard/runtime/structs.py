@@ -8,19 +8,18 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import shape_of, shown
+from meshard.algebra.arguments import shown
 from meshard.algebra.sharding import NamedSharding, Sharding
 from meshard.errors import ArgumentError, DtypeError, SpecError
 
+from .arguments import checked_shape
 from .array import Array
 from .place import as_array, as_sharding, dtype_of, home
 from .traced import Traced
 from .types import ArrayType, dtype_name
 from .world import here
 
-__all__ = ["ShapeDtypeStruct", "checked_shape", "typeof"]
-
-checked_shape = shape_of
+__all__ = ["ShapeDtypeStruct", "typeof"]
 
 
 @final
@@ -112,7 +111,7 @@ class ShapeDtypeStruct:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without dims")
+            raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
     def __eq__(self, other: object) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.attributes import no_attribute
 from meshard.algebra.sharding import Sharding
-from meshard.errors import ConcretizationError
+from meshard.errors import ArgumentError, ConcretizationError
 
-from .methods import ArrayMethods
+from .methods import INSTEAD, ArrayMethods
 from .types import ArrayType, Block
 
 __all__ = ["Traced"]
@@ -113,18 +114,18 @@ class Traced(ArrayMethods):
         """
         raise ConcretizationError(
             f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
-            f"lies; it cannot be put on {sharding!r} there. Put the arguments of the "
-            "transformation, or what it returns."
+            f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
+            "results instead."
         )
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found: what an Array says of its place, and this cannot.
         if name in _PLACED:
             raise AttributeError(
-                f"{name}: this {self._type.str_short()} is a value inside a transformation, and "
-                "lies nowhere by itself. Ask the array that goes in or comes out."
+                f"{name}: this {self._type.str_short()} is a value inside a transformation, which "
+                "is on no device by itself. Ask the array that goes in or comes out."
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise no_attribute(type(self), name, INSTEAD)
 
     def _live(self) -> Any:
         return (self._concrete("This function needs the values, not only the shape"),)
@@ -157,12 +158,12 @@ class Traced(ArrayMethods):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of an array without dims")
+            raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
-            raise TypeError("iteration over a 0-d array")
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
         return (self[i] for i in range(self.shape[0]))
 
     def __bool__(self) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
 
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()
+_ENDLESS = "tree: a list, tuple or dict in it contains itself, or is nested too deeply."
 
 
 def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:

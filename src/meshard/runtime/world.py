@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -10,8 +11,10 @@ import numpy as np
 
 from meshard.algebra.sharding import Sharding, SingleDeviceSharding
 from meshard.algebra.world import Device, World, config, current, install_world_factory
+from meshard.errors import ShapeError
 
 from .agreement import Agreement
+from .arguments import MOST_INTEGER
 from .local import LocalTransport
 from .pages import Pages
 from .transport import Transport
@@ -92,6 +95,11 @@ class RuntimeWorld(World):
                 self._types.clear()
             # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
             shape = tuple(map(int, shape))
+            if math.prod(shape) * dtype.itemsize > MOST_INTEGER:
+                raise ShapeError(
+                    f"An array of shape {shape} and dtype {dtype} has "
+                    f"{math.prod(shape) * dtype.itemsize} bytes; there are none of 2**63 or more."
+                )
             processes, me = self.process_map(sharding), self.process_index
             found = self._types[key] = ArrayType(
                 self.mark, processes, me, shape, dtype, sharding, committed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshard.errors import no_such_name
+from meshard.algebra.attributes import absent as _absent
 from meshard.runtime.simulated import simulate
 
 from .virtual import virtual_devices
@@ -34,5 +34,5 @@ _STRATEGIES = frozenset(__all__) - {"simulate", "virtual_devices"}
 
 def __getattr__(name: str) -> Any:
     if name not in _STRATEGIES:
-        raise AttributeError(no_such_name(__name__, name, __all__))
+        return _absent(__name__)(name)
     return getattr(import_module(".strategies", __name__), name)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshard.errors import ArgumentError, AxisNameError, DtypeError
+from meshard.runtime.arguments import described, shown
 from meshard.runtime.primitive import innermost
 from meshard.runtime.types import KEY
 
@@ -31,7 +32,10 @@ __all__ = [
 
 def _items(given: Any) -> list[Any]:
     """Return what a sequence holds; of what is none, that itself."""
-    return list(given) if hasattr(given, "__iter__") else [given]
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
 
 
 def whole_numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
@@ -43,8 +47,8 @@ def whole_numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
     try:
         return tuple([operator.index(i) for i in given])
     except TypeError:
-        shown = given[0] if type(given) is tuple and len(given) == 1 else given
-        raise ArgumentError(f"{what}: {name} takes integers, got {shown!r}.") from None
+        only = given[0] if type(given) is tuple and len(given) == 1 else given
+        raise ArgumentError(f"{what}: {name} takes integers, got {shown(only)}.") from None
 
 
 def pairs_of(given: Any, what: str) -> tuple[tuple[int, ...], ...]:
@@ -70,7 +74,7 @@ def check_numbers(array: Any, what: str) -> None:
     """
     if array.dtype.kind == KEY.kind and array.dtype == KEY:
         raise DtypeError(
-            f"{what}: typed random keys are no numbers. Gather or permute them, or draw numbers "
+            f"{what}: typed random keys are not numbers. Gather or permute them, or draw numbers "
             "with meshard.random first."
         )
 
@@ -85,8 +89,7 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, (tuple, list)):
         raise AxisNameError(
-            f"{what}: an axis name is a string or a tuple of strings, got {given!r} of type "
-            f"{type(given).__name__}."
+            f"{what}: axis_name must be a string or a tuple of strings, got {described(given)}."
         )
     interpreter = innermost()
     bound = interpreter.axis_sizes if interpreter is not None else {}
@@ -98,11 +101,11 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
                 else "no axis is bound here, outside of shard_map"
             )
             raise AxisNameError(
-                f"{what}: unbound axis name: {name!r}; {here}. An axis is bound by the mesh of "
-                "the enclosing meshard.shard_map (and its axis_names=, where that is given)."
+                f"{what}: unbound axis name: {shown(name)}; {here}. An axis is bound by the mesh "
+                "of the enclosing meshard.shard_map (and its axis_names=, where that is given)."
             )
         if list(names).count(name) > 1:
-            raise ArgumentError(f"{what}: the axis name {name!r} stands twice in {tuple(names)}.")
+            raise ArgumentError(f"{what}: the axis name {name!r} is repeated in {tuple(names)}.")
     return tuple(names)
 
 

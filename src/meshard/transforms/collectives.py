@@ -272,8 +272,8 @@ def check_mask(name: str, axes: Axes, body: Body) -> None:
     if crossing:
         named = ", ".join(map(repr, crossing))
         raise ArgumentError(
-            f"{name} over {_named(axes)} stands in code that runs under a condition which varies "
-            f"over the mesh axis {named}: some of the devices that should take part would not come "
+            f"{name} over {_named(axes)} is inside code that runs under a condition which varies "
+            f"over the mesh axis {named}: some of the devices that should take part would not get "
             "here. Move the collective out of the cond, switch or while_loop, or make the "
             f"condition the same along {named}, for example with lax.pmax(condition, ...)."
         )

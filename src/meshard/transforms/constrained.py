@@ -102,8 +102,8 @@ def constrained(body: Running, x: Grid, target: Any) -> Grid:
     scope = body.scope
     if not isinstance(spec, PartitionSpec):
         raise ShardingError(
-            f"with_sharding_constraint: inside shard_map a value lies by the axes of the mesh; "
-            f"give a PartitionSpec or NamedSharding, not {target!r}."
+            f"with_sharding_constraint: inside shard_map a value is laid out over the mesh's "
+            f"automatic axes; give a PartitionSpec or NamedSharding, not {target!r}."
         )
     named = [a for dim in spec.axes(len(spec)) for a in dim]
     wrong = [a for a in named if a in scope.sizes]

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.arguments import checked
 from meshard.ops.elementwise import clip
 from meshard.runtime import trees
+from meshard.runtime.arguments import described, integer, shown
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import innermost
 from meshard.runtime.traced import Traced
@@ -83,6 +85,7 @@ def cond(
     return _switched("cond", index, [true_fun, false_fun], args, ["true_fun", "false_fun"])
 
 
+@checked
 def switch(
     index: Any,
     branches: Sequence[Callable[..., Any]],
@@ -125,7 +128,7 @@ def _operands(what: str, operands: tuple[Any, ...], operand: Any) -> tuple[Any, 
     if operands:
         raise ArgumentError(
             f"{what}: pass the operands by position or one as operand=, not both; got "
-            f"operand={operand!r} besides {len(operands)} by position."
+            f"operand={shown(operand)} besides {len(operands)} by position."
         )
     return (operand,)
 
@@ -135,9 +138,7 @@ def _scalar(x: Any, what: str, name: str) -> Any:
     if isinstance(x, (bool, int, float, np.generic)):
         return x
     if isinstance(x, (list, tuple, dict, str)) or x is None:
-        raise ArgumentError(
-            f"{what}: {name} must be a scalar, got {x!r} of type {type(x).__name__}."
-        )
+        raise ArgumentError(f"{what}: {name} must be a scalar, got {described(x)}.")
     value = as_array(x)
     if value.shape:
         raise ShapeError(
@@ -243,6 +244,7 @@ def _diverging(
 # loops
 
 
+@checked
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
@@ -358,7 +360,7 @@ def _bound(x: Any, name: str) -> Any:
         ArgumentError: if it is no integer without dims.
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
-        return int(x)
+        return integer(x, "fori_loop", name)
     value = as_array(x)
     if value.shape or value.dtype.kind not in "iu":
         raise ArgumentError(
@@ -378,6 +380,7 @@ def _first(lower: Any, dtype: np.dtype[Any] | None) -> Any:
     return lower.astype(wide if wide.kind in "iu" else np.int64)
 
 
+@checked
 def fori_loop(
     lower: Any,
     upper: Any,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, final
 
 from meshard.plan.traffic import Wire
+from meshard.runtime.arguments import too_large
 from meshard.runtime.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.place import placed, resharded
@@ -201,6 +202,11 @@ class Executable:
                 for slot in dead:
                     slots[slot] = None
                 number += 1
+        except OverflowError as error:
+            name = self.steps[number].name if number < len(self.steps) else self.name
+            refusal = too_large(name, error)
+            self._tell(refusal, number)
+            raise refusal from None
         except Exception as error:
             self._tell(error, number)
             raise

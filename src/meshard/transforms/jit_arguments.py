@@ -117,8 +117,8 @@ class Arguments:
         if both or nums:
             told = ", ".join([*map(repr, sorted(both)), *map(str, sorted(nums))])
             raise ArgumentError(
-                f"{what}: the argument {told} is named as static and as donated; a static "
-                "argument is no array that could be given up."
+                f"{what}: the argument {told} is both static and donated; a static "
+                "argument is not an array, so it cannot be donated."
             )
 
     def _resolved(self, kind: str, nums: Any, names: Any) -> tuple[frozenset[int], frozenset[str]]:

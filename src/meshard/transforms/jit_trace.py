@@ -264,8 +264,8 @@ def placed_kind(
             raise ShardingError(
                 f"{what}: argument {told}, {kind.str_short()}, is committed to {kind.sharding!r}, "
                 f"which does not match its in_shardings, {sharding!r}. Move it first with "
-                "meshard.device_put(x, sharding), or leave in_shardings out, and it is used where "
-                "it lies."
+                "meshard.device_put(x, sharding), or leave out in_shardings to use it where it "
+                "is."
             )
         return kind
     return world.type_of(kind.shape, kind.dtype, sharding, True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.ops.arguments import checked
 from meshard.runtime import trees
 from meshard.runtime.place import as_array
 from meshard.runtime.primitive import bind
@@ -129,6 +130,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     return _reduced("pmin", x, axis_name, axis_index_groups)
 
 
+@checked
 def all_gather(
     x: Any,
     axis_name: AxisName,
@@ -174,11 +176,13 @@ def all_gather(
     return _each(leaf, x)
 
 
+@checked
 def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
     """Gather as `all_gather` does; the result counts as the same on all devices along the axes."""
     return all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
 
 
+@checked
 def psum_scatter(
     x: Any,
     axis_name: AxisName,
@@ -229,6 +233,7 @@ def psum_scatter(
     return _each(leaf, x)
 
 
+@checked(perm="Write the pairs of source and destination as a list: [(0, 1), (1, 2)].")
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Send each device's value to another one along mesh axes.
 
@@ -241,7 +246,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if a source or destination repeats.
-        IndexingError: if a position lies outside the axis.
+        IndexingError: if a position is outside the axis.
 
     In one process blocks change hands by reference, and nothing is copied.
     """
@@ -257,7 +262,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     wrong = [i for i in (*sources, *targets) if not 0 <= i < n]
     if wrong:
         raise IndexingError(
-            f"ppermute: position {wrong[0]} lies outside the axis {told(axes)} of size {n}; perm "
+            f"ppermute: position {wrong[0]} is outside the axis {told(axes)} of size {n}; perm "
             f"is {pairs}."
         )
     origin: list[int | None] = [None] * n
@@ -268,6 +273,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     )
 
 
+@checked(perm="Write the source of each position as a list: [1, 0].")
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     """Give each device along an axis the value of the position that ``perm`` lists for it.
 
@@ -284,23 +290,25 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     return ppermute(x, axis_name, list(zip(sources, range(n), strict=True)))
 
 
+@checked
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     """Give all devices along mesh axes the value of one of them.
 
     Raises:
         AxisNameError: if an axis is not bound.
-        IndexingError: if ``source`` lies outside the axis.
+        IndexingError: if ``source`` is outside the axis.
     """
     axes = bound_axes(axis_name, "pbroadcast")
     n = positions(axes)
     (origin,) = whole_numbers((source,), "pbroadcast", "source")
     if not 0 <= origin < n:
         raise IndexingError(
-            f"pbroadcast: source {origin} lies outside the axis {told(axes)} of size {n}."
+            f"pbroadcast: source {origin} is outside the axis {told(axes)} of size {n}."
         )
     return _each(lambda value: bind("pbroadcast", as_array(value), axes=axes, source=origin), x)
 
 
+@checked
 def all_to_all(
     x: Any,
     axis_name: AxisName,
@@ -353,6 +361,7 @@ def all_to_all(
     return _each(leaf, x)
 
 
+@checked
 def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
     """Exchange a mesh axis with a dim: `all_to_all` with both dims the same, not tiled."""
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
@@ -379,6 +388,7 @@ def axis_size(axis_name: AxisName) -> int:
     return positions(bound_axes(axis_name, "axis_size"))
 
 
+@checked
 def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     """Let values count as varying over mesh axes, although they are the same on all devices.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshard.errors import ArgumentError, ShapeError, TreeError
+from meshard.ops.arguments import checked
 from meshard.ops.create import zeros
 from meshard.ops.move import stack
 from meshard.runtime import trees
@@ -24,6 +25,7 @@ from .tracing import recording
 __all__ = ["map", "scan"]
 
 
+@checked
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -148,7 +150,7 @@ def _length(arrays: Sequence[Any], length: int | None) -> int:
     if length is not None:
         count = -1 if isinstance(length, bool) else getattr(length, "__index__", lambda: -1)()
         if count < 0:
-            raise ArgumentError(f"scan: length must be a whole number from 0 on, got {length!r}.")
+            raise ArgumentError(f"scan: length must be a non-negative integer, got {length!r}.")
         if sizes and sizes[0] != count:
             raise ShapeError(
                 f"scan: got length {count}, which disagrees with the leading dim's size {sizes[0]}."
@@ -172,6 +174,7 @@ def _stacked(results: Sequence[Any]) -> Any:
     return trees.unflatten(shape, [stack(column) for column in zip(*flat, strict=True)])
 
 
+@checked
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Call a function for each position along the first dim of some arrays, and stack its results.
 

@@ -299,7 +299,7 @@ class _Mapped:
         except DtypeError as error:
             raise DtypeError(
                 f"shard_map of {self._name!r}: {_result(result, number)} is {found[number]!r}, "
-                f"which is no array: {error}"
+                f"which is not an array: {error}"
             ) from error
         return grids
 
@@ -328,8 +328,8 @@ class _Mapped:
         for name in (*self._names, *self._auto):
             if name not in mesh.shape:
                 raise SpecError(
-                    f"shard_map of {self._name!r}: axis_names holds {name!r}, which is no axis of "
-                    f"{mesh!r}."
+                    f"shard_map of {self._name!r}: axis_names holds {name!r}, which is not an axis "
+                    f"of {mesh!r}."
                 )
         manual = self._names or frozenset(mesh.axis_names) - self._auto
         again = [a for a in mesh.axis_names if a in manual & taken]
@@ -373,7 +373,7 @@ class _Mapped:
                         )
                     if named.count(axis) > 1:
                         raise SpecError(
-                            f"shard_map of {self._name!r}: the axis {axis!r} stands twice in "
+                            f"shard_map of {self._name!r}: the axis {axis!r} is repeated in "
                             f"{spec!r} of {name}; it can split one dim once."
                         )
 

@@ -370,8 +370,8 @@ class Compiled(_Placed):
         if own.committed and not own.sharding.is_equivalent_to(kind.sharding, kind.ndim):
             raise ShardingError(
                 f"{self._trace.what}: it was compiled for input shardings that disagree with those "
-                f"of the arguments: argument {told}, {own.str_short()}, lies as {own.sharding!r}, "
-                f"and {kind.sharding!r} is required. Move it with meshard.device_put first."
+                f"of the arguments: argument {told}, {own.str_short()}, has {own.sharding!r}, "
+                f"but {kind.sharding!r} is required. Move it with meshard.device_put first."
             )
         if own.committed or kind.committed:
             return placed(found, kind.sharding)
