@@ -17,6 +17,8 @@ from tests.worlds import alone
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.no_job,
+    # Python and JAX warn of forks while threads run; what is forked here uses none of theirs.
+    pytest.mark.filterwarnings("ignore:.*fork:"),
 ]
 PROGRAM = Path(__file__).with_name("fork_job.py")
 F8 = np.dtype(np.float64)

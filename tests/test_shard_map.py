@@ -330,7 +330,11 @@ REFUSALS = {
         "in_specs holds 'i' of type str; each leaf is a PartitionSpec",
     ),
     "a free dim": (takes(ins=P(P.UNCONSTRAINED)), SpecError, "none may be left free"),
-    "no axis": (takes(axis_names={"q"}), SpecError, "axis_names holds 'q', which is no axis of"),
+    "no axis": (
+        takes(axis_names={"q"}),
+        SpecError,
+        "axis_names holds 'q', which is not an axis of",
+    ),
     "a string of axes": (
         takes(axis_names="i"),
         ArgumentError,

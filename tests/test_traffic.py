@@ -206,7 +206,8 @@ def test_a_table_fits_its_width():
 def test_numbers_are_never_cut():
     count = 10**40
     row = records_table([record(f"/a/{'long_' * 12}.py:1", count)]).splitlines()[1]
-    assert row.endswith(f"{2 * count:,}  {3 * count:,}")
+    assert row.endswith("QiB")
+    assert "…" not in row.split("float64")[1]
 
 
 def test_lines_come_with_the_greatest_first():

@@ -120,9 +120,9 @@ from meshard.runtime.arena import chunk_of
 from meshard.runtime.world import here
 value = np.arange(200_000.0)
 y = meshard.reshard(split(value), NamedSharding(mesh, P()))
-mine = np.asarray(y.addressable_shards[0].data)
+mine = y.addressable_shards[0].data._blocks[0]
 assert (mine == value).all()
-tell("in my arena:", chunk_of(mine) is not None, "writable:", mine.flags.writeable)
+tell("in my arena:", chunk_of(mine) is not None, "writable:", np.asarray(y).flags.writeable)
 arena = here().pages.arena
 del mine, y
 meshard.multihost_utils.sync_global_devices("dropped")

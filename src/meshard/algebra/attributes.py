@@ -47,8 +47,11 @@ def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
     """Return the names that are spelled almost like another, the nearest first."""
     listed = [n for n in names if not n.startswith("_")]
     folded = {n.lower(): n for n in reversed(listed)}
-    found = get_close_matches(name.lower(), list(folded), count, _CLOSE)
-    return [folded[n] for n in found]
+    asked = name.lower()
+    found = get_close_matches(asked, list(folded), count + 2, _CLOSE)
+    # Letters that have changed places are the likeliest slip.
+    found.sort(key=lambda n: sorted(n) != sorted(asked))
+    return [folded[n] for n in found[:count]]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

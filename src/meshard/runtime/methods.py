@@ -63,7 +63,7 @@ INSTEAD = {
     "spec": "use x.sharding.spec",
     "strides": "arrays have no memory layout; use np.asarray(x).strides",
     "to": "use x.to_device(sharding), or x.astype(dtype)",
-    "tofile": "use np.asarray(x).tofile(...)",
+    "tofile": "use that of np.asarray(x)",
     "type": "use x.astype(dtype)",
     "unsqueeze": "use meshard.numpy.expand_dims(x, axis)",
     "value": "use x.item() or np.asarray(x)",
