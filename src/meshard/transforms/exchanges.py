@@ -265,7 +265,7 @@ class Fold:
             else:  # each member sees its part of one sum
                 total = self._joined(parts).reshape(self.view)
                 for member in range(members):
-                    at = (slice(None),) * self.scatter + (member,)
+                    at = (*[slice(None)] * self.scatter, member, ...)  # no scalar for 0-d
                     found.append(total[at].reshape(self.shape))
         return found
 
