@@ -2,7 +2,7 @@
 
 In: a process that has imported all that it needs. Out: the bytes that its anonymous and shared
 pages take from now on, at any time and at most. Counted by a control group of its own, where one
-can be made; else by the process's resident pages and the pages of its memory files, often.
+can be made; else by the process's own resident pages, often: what is shared is not counted then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Group:
 
 
 class _Samples:
-    """This process's resident anonymous pages and its memory files, looked at often."""
+    """This process's resident anonymous pages, looked at often."""
 
     def __init__(self) -> None:
         self._before = _resident()
@@ -88,15 +88,10 @@ class _Samples:
 
 
 def _resident() -> int:
-    found = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
-            found += int(line.split()[1]) * 1024
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(file.readlink()).startswith("/memfd:"):
-                found += file.stat().st_blocks * 512
-    return found
+            return int(line.split()[1]) * 1024
+    raise OSError("this system does not say what a process takes")
 
 
 class Meter:
@@ -115,6 +110,11 @@ class Meter:
             self._way = _Samples()
         self._last = None
         return self
+
+    @property
+    def counts_shared(self) -> bool:
+        """Whether memory that is shared with other processes is counted, once."""
+        return isinstance(self._way, _Group)
 
     def now(self) -> int:
         """Return the bytes that are taken now."""

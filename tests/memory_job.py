@@ -63,6 +63,9 @@ def main() -> None:
     mine = {d.id for d in DEVICES if d.process_index == me}
     for case, (make, target) in CASES.items():
         with Meter() as meter:
+            if meshard.process_count() > 1 and not meter.counts_shared:
+                print("no control group can be made")
+                return
             tree = make()
             gc.collect()
             here().pages.trim()

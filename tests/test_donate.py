@@ -310,6 +310,8 @@ def figures(processes: int) -> dict[str, dict[str, float]]:
         cwd=PROGRAM.parent.parent,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    if "no control group can be made" in done.stdout:
+        pytest.skip("only a control group counts what processes share")
     found: dict[str, dict[str, float]] = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
