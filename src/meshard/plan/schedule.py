@@ -137,7 +137,7 @@ class Sweep:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], cuts: tuple[Cuts, ...], steps: int) -> Sweep:
-        """Return a sweep of about so many steps.
+        """Return a sweep of about that many steps.
 
         A dim is cut into single positions before the next dim is cut at all, so that what a step
         reads of a block is one run of its memory, or a few.

@@ -188,7 +188,7 @@ class _Gradual:
         for block in self._leaving:
             for first, last in self.sweep.runs(step, block.starts, block.shape):
                 # A page that the step before has left half read goes now: a huge page stays while
-                # a single page of it does. What lies before that run may still have to be read.
+                # a single page of it does. What comes before that run may still have to be read.
                 begin = block.read.pop(first, first)
                 block.read[last] = begin
                 start, stop = block.address + first * size, block.address + last * size

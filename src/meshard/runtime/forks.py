@@ -80,7 +80,7 @@ def number_of_forks() -> int:
 
 
 def depth() -> int:
-    """Return how many forks lie between the first process of this program and this one."""
+    """Return how many times this program has forked on the way to this process."""
     return _depth
 
 

@@ -107,7 +107,7 @@ class _Way:
 
     @property
     def local_bytes(self) -> int:
-        """Bytes of the pieces that come to lie in this process."""
+        """Bytes of the result that this process will hold."""
         layout = self.destination
         return sum(layout.box(i).volume for i in self.type_.local) * self.itemsize
 

@@ -5,8 +5,8 @@ last NumPy view of it dies, and is handed out again. What a block is made of is 
 exports ``__array_interface__``: NumPy keeps the lease alive as long as any view lives.
 
 The memory is private to the process: a forked child gets its own copy of what it or its parent
-writes to, and what is given back to the system is really given back. It lies on huge pages where
-the system has them. Chunks of less than a huge page are carved out of larger regions for that.
+writes to, and what is given back to the system is really given back. It uses huge pages where the
+system has them. Chunks of less than a huge page are carved out of larger regions for that.
 """
 
 from __future__ import annotations
