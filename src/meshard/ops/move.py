@@ -116,7 +116,8 @@ def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeL
     wanted = (
         common_dtype("concatenate", [x.dtype for x in values]) if dtype is None else as_dtype(dtype)
     )
-    return bind("concatenate", *[x.astype(wanted, copy=False) for x in values], axis=dim)
+    alike = [x if x.dtype == wanted else x.astype(wanted) for x in values]
+    return bind("concatenate", *alike, axis=dim)
 
 
 concat = concatenate

@@ -79,6 +79,8 @@ def batches(leaves: Sequence[Moved], *, donate: bool) -> list[tuple[int, ...]]:
         leaves: the arrays.
         donate: whether each source is freed with its batch.
     """
+    if len(leaves) == 1:
+        return [(0,)]
     known: dict[int, int] = {}
     sizes = []
     for leaf in leaves:

@@ -8,8 +8,9 @@ every array is somewhere: an exception carries the tree as it is then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, final
 
@@ -38,24 +39,37 @@ from .world import RuntimeWorld, here
 __all__ = ["Progress", "Tree", "moved", "moved_away", "names_of"]
 
 Progress = bool | Callable[[int, int], None] | None
+_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
 _KEPT_IDLE = 8 << 20
 """Bytes that a pool may keep while donated arrays are freed, for the next ones to use."""
 
 
 @final
-@dataclass(frozen=True)
 class Tree:
     """The leaves that move, and how they become a tree again.
 
+    Args:
+        leaves: the leaves.
+        structure: of the tree; None for a list.
+
     Attributes:
         leaves: the leaves.
-        names: how to call each.
-        rebuilt: makes the tree of as many leaves.
     """
 
-    leaves: Sequence[Any]
-    names: Sequence[str]
-    rebuilt: Callable[[Sequence[Any]], Any]
+    def __init__(self, leaves: Sequence[Any], structure: Any = None) -> None:
+        self.leaves = leaves
+        self._structure = structure
+
+    @cached_property
+    def names(self) -> list[str]:
+        """How to call each leaf; worked out when a message needs it."""
+        if self._structure is None:
+            return [f"array {i}" for i in range(len(self.leaves))]
+        return names_of(self._structure.accessors())
+
+    def rebuilt(self, leaves: Sequence[Any]) -> Any:
+        """Return the tree of as many leaves."""
+        return list(leaves) if self._structure is None else self._structure.unflatten(leaves)
 
 
 def names_of(accessors: Sequence[Any]) -> list[str]:
@@ -143,8 +157,7 @@ def moved(
 
 def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
     """Return arrays that are given up, each moved to its target."""
-    names = [f"array {i}" if i else "x" for i in range(len(leaves))]
-    tree = Tree([x for x, _ in leaves], names, list)
+    tree = Tree([x for x, _ in leaves])
     return moved(tree, [t for _, t in leaves], [None] * len(leaves), True, None, what=what)
 
 
@@ -157,6 +170,11 @@ class _Teller:
         self._total = total
         self._done = 0
         self.failure: BaseException | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody listens."""
+        return self._tell is not None
 
     def told(self, nbytes: int) -> None:
         """Say that some more bytes have arrived."""
@@ -214,7 +232,9 @@ class _Mover:
         if world.ledgers:
             pairs = [(w.array._type, w.type_) for w in ways]
             wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
-        with _told(progress, sum(w.local_bytes for w in ways)) as teller:
+        total = sum([w.local_bytes for w in ways]) if progress else 0
+        with progress_bar(total) if progress is True else _NO_BAR as bar:
+            teller = _Teller(progress if callable(progress) else bar, total)
             try:
                 self._move(ways, teller)
             except BaseException as error:
@@ -264,8 +284,8 @@ class _Mover:
     def _move(self, ways: Sequence[_Way], teller: _Teller) -> None:
         world, donate = self._world, self._donate
         order = batches(ways, donate=donate)
-        self._mark_last(ways, order)
         if donate:
+            self._mark_last(ways, order)
             world.pages.trim(_KEPT_IDLE)
         for numbers in order:
             batch = [ways[i] for i in numbers]
@@ -291,7 +311,8 @@ class _Mover:
             route = way.route
             if route is not None and len(route.layouts) > 2 and self._world.process_count > 1:
                 self._settle(way, self._by_hops(way, route))
-                teller.told(way.local_bytes)
+                if teller.wanted:
+                    teller.told(way.local_bytes)
             elif self._donate and way.gradual:
                 self._settle(way, self._gradually(way, teller))
             else:
@@ -299,26 +320,28 @@ class _Mover:
         if not together:
             return
         moves = [Move(w.part, w.array._live(), w.type_.dtype) for w in together]
-        with self._naming(together):
-            found = run_moves(self._world, moves, self._max_bytes, teller.told)
+        try:
+            told = teller.told if teller.wanted else None
+            found = run_moves(self._world, moves, self._max_bytes, told)
+        except AllocationError as error:
+            raise self._without_memory(together, error) from error
         for way, blocks in zip(together, found, strict=True):
             self._settle(way, blocks)
 
     def _gradually(self, way: _Way, teller: _Teller) -> Blocks:
         """Move an array whose source is given back on the way."""
         try:
-            with self._naming([way]):
-                return run_gradually(
-                    self._world,
-                    way.part,
-                    way.array,
-                    way.type_,
-                    self._max_bytes,
-                    teller.told,
-                    teller.postponed,
-                )
-        except AllocationError:  # nothing has begun
-            raise
+            return run_gradually(
+                self._world,
+                way.part,
+                way.array,
+                way.type_,
+                self._max_bytes,
+                teller.told,
+                teller.postponed,
+            )
+        except AllocationError as error:  # nothing has begun
+            raise self._without_memory([way], error) from error
         except BaseException:
             self._lost += [self._tree.names[i] for i in way.leaves]
             way.array._discard(f"lost when {self._what} failed")
@@ -351,19 +374,14 @@ class _Mover:
             (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], window)
         return blocks
 
-    @contextlib.contextmanager
-    def _naming(self, ways: Sequence[_Way]) -> Iterator[None]:
-        """Say of an error about memory which arrays it was for."""
-        try:
-            yield
-        except AllocationError as error:
-            names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
-            total = sum(way.local_bytes for way in ways)
-            raise AllocationError(
-                f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
-                "Move fewer arrays at once, give up the sources (donate=True), or use more "
-                "processes."
-            ) from error
+    def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:
+        """Return the error that says which arrays there is no memory for."""
+        names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
+        total = sum(way.local_bytes for way in ways)
+        return AllocationError(
+            f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
+            "Move fewer arrays at once, give up the sources (donate=True), or use more processes."
+        )
 
     def _hand_back(self, error: BaseException) -> None:
         """Put the tree as it is now on an error, where sources were given up."""
@@ -399,13 +417,3 @@ def _type_of(
     if not leaf.committed and spans(world, target):
         return None
     return world.type_of(leaf.shape, leaf.dtype, target, True)
-
-
-@contextlib.contextmanager
-def _told(progress: Progress, total: int) -> Iterator[_Teller]:
-    """Give what is told of the bytes of each step."""
-    if progress is True:
-        with progress_bar(total) as tell:
-            yield _Teller(tell, total)
-    else:
-        yield _Teller(progress or None, total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from .make import prefix_leaves
 from .moving import Tree, moved, names_of
 from .place import as_host, as_sharding, home
 from .structs import ShapeDtypeStruct
-from .trees import flatten_with_accessors, unflatten
+from .trees import flatten_with_accessors
 from .types import dtype_name
 from .world import here
 
@@ -179,7 +178,7 @@ def _run(plan: Plan, x: Any) -> Any:
     by_id = {d.id: d for d in world.devices}
     targets = [_target(plan.leaves[number], by_id) for number in order]
     routes = [plan.routes[plan.choice_of[number]] for number in order]
-    tree = Tree(leaves, names_of(accessors), partial(unflatten, structure))
+    tree = Tree(leaves, structure)
     return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from meshard.algebra.arguments import flag_of, function_of
@@ -10,10 +9,10 @@ from meshard.errors import ArgumentError
 from meshard.plan.window import checked_window
 
 from .make import prefix_leaves
-from .moving import Progress, Tree, moved, names_of
+from .moving import Progress, Tree, moved
 from .place import as_sharding
 from .same_values import check_same_values
-from .trees import flatten_with_accessors, unflatten
+from .trees import flatten_with_none
 
 __all__ = ["reshard"]
 
@@ -83,8 +82,8 @@ def reshard(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
             "nothing can share its memory. Choose one."
         )
-    paths, leaves, structure = flatten_with_accessors(x)
-    tree = Tree(leaves, names_of(paths), partial(unflatten, structure))
+    leaves, structure = flatten_with_none(x)
+    tree = Tree(leaves, structure)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")
