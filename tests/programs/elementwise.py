@@ -121,8 +121,8 @@ def pair(d: Draw, kinds: str, domain: str = "any", scalars: bool = True) -> list
         number = {"b": True, "i": d.integer(0, 3), "n": 1}.get(letter, d.one_of([1, 2.5, -0.5]))
         operands = [first, 1.5 - 2j if letter == "c" and d.chance(0.5) else number]
     else:
-        mixed = d.chance(0.4) and letter in "bifc"
-        second_kinds = "".join(k for k in "bifc" if k in kinds) if mixed else letter
+        mixed = d.chance(0.4)
+        second_kinds = kinds if mixed else letter
         own = None if mixed or d.chance(0.3) else d.value(first).dtype
         second = d.array(
             second_kinds,
@@ -131,8 +131,6 @@ def pair(d: Draw, kinds: str, domain: str = "any", scalars: bool = True) -> list
             ok=lambda x: own is None or x.dtype == own,
         )
         operands = [first, second]
-        if letter in "nhs" and d.value(second).dtype != d.value(first).dtype:
-            return pair(d, kinds, domain, scalars)
     return operands[::-1] if d.chance(0.5) else operands
 
 
@@ -213,9 +211,9 @@ def choices(d: Draw, name: str) -> Call:
     shape = d.shape()
     like = d.like if name == "where" else tuple
     condition = d.array("b", shape=like(shape))
-    x = d.array("bifc", shape=like(shape))
+    x = d.array(shape=like(shape))
     own = d.value(x).dtype
-    kinds = "bifc" if name == "where" else letter_of(d.value(x))
+    kinds = ALL if name == "where" else letter_of(d.value(x))
     y = d.array(kinds, shape=like(shape), ok=lambda v: name == "where" or v.dtype == own)
     return (condition, x, y), {}
 
