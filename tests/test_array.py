@@ -575,7 +575,7 @@ def test_items_are_found_in_their_block(monkeypatch):
         ((8, 0), IndexError, "index 8 is out of bounds for dim 0 with size 8"),
         ((0, -5), IndexError, "index -5 is out of bounds for dim 1 with size 4"),
         ((1, 2, 3), ValueError, r"item\(1, 2, 3\): 3 numbers for an array of shape \(8, 4\)"),
-        ((1.0,), TypeError, "float"),
+        ((1.0,), TypeError, r"item: index must be an integer, got 1\.0"),
     ],
 )
 def test_items_that_do_not_exist_are_refused(args, error, message):

@@ -12,6 +12,7 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.sharding import NamedSharding, P
+from tests.lays import Lay, fetched
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 x = np.arange(4, dtype=np.float32)
@@ -476,6 +477,25 @@ def test_rows_of_a_sharded_array_stay_sharded() -> None:
     _, rows = lax.scan(step, mnp.zeros(()), given)
     assert all(seen)
     assert rows.sharding.is_equivalent_to(given.sharding, 2)
+
+
+def test_rows_of_an_array_in_boxes() -> None:
+    """Where its pieces are not those of its rows, as many as they are."""
+    x = np.arange(28.0).reshape(4, 7, 1)
+    boxes = [(slice(0, 4), slice(0, 7), slice(0, n)) for n in (0, 1)]
+    lay = Lay(boxes=((2, boxes[0]), (7, boxes[1])))
+    expected = np.add.accumulate(x)
+
+    def body() -> Any:
+        def run(x: Any) -> Any:
+            return lax.scan(lambda c, row: (c + row, c + row), mnp.zeros((7, 1)), x)
+
+        put = lay.put(x)
+        return fetched([run(put), meshard.jit(run)(put)])
+
+    for last, every in everywhere(body):
+        np.testing.assert_array_equal(last, expected[-1])
+        np.testing.assert_array_equal(every, expected)
 
 
 def test_one_branch_is_run() -> None:

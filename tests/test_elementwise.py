@@ -208,7 +208,12 @@ def test_special_functions(name):
         found = everywhere(body)
         for x, got in zip(cases, found, strict=True):
             wide = x if x.itemsize > 2 else x.astype("f4")
-            same(got, function(wide).astype(x.dtype))
+            if name == "logistic" and x.itemsize > 2:  # which SciPy rounds otherwise
+                expected = function(x.astype(np.float64)).astype(x.dtype)
+                assert got.dtype == x.dtype
+                np.testing.assert_allclose(got, expected, rtol=4 * np.finfo(x.dtype).eps)
+            else:
+                same(got, function(wide).astype(x.dtype))
 
 
 def test_several_results():

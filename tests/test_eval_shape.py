@@ -170,8 +170,8 @@ VALUES = {
     *("nonzero", "setdiff1d", "setxor1d", "union1d", "unique", "unique_all", "unique_counts"),
     *("unique_inverse", "unique_values", "where"),
     # they take numbers where these tests pass arrays
-    *("argpartition", "array_split", "broadcast_shapes", "geomspace", "hsplit", "indices"),
-    *("partition", "repeat", "roll", "split", "tile"),
+    *("argpartition", "array_split", "broadcast_shapes", "empty", "geomspace", "hsplit"),
+    *("indices", "ones", "partition", "repeat", "roll", "split", "tile", "zeros"),
 }
 
 

@@ -392,9 +392,9 @@ def test_refusals_of_statistics() -> None:
         mnp.histogram(x, 0)
     with pytest.raises(ShapeError, match=r"histogram: weights of shape \(2,\) .* \(4, 2\)"):
         mnp.histogram(x, weights=np.ones(2))
-    with pytest.raises(DtypeError, match="bincount: counts whole numbers; the dtype is float64"):
+    with pytest.raises(DtypeError, match=r"bincount: the elements must be integers, .* float64"):
         mnp.bincount(x[:, 0])
-    with pytest.raises(ArgumentError, match="bincount: counts numbers from 0 on; the least is -1"):
+    with pytest.raises(ArgumentError, match=r"bincount: .* must not be negative, .* least is -1"):
         mnp.bincount(np.array([3, -1]))
     with pytest.raises(
         ShapeError, match=r"bincount: takes an array of one dim, got shape \(4, 2\)"
@@ -455,7 +455,7 @@ def test_order_statistics_of_no_rows_are_none(name):
             found = getattr(mnp, name)(mnp.zeros(shape), *more, axis=axis)
             assert (found.shape, found.dtype) == (kept, np.float64)
         for shape, axis in (((0, 3), 0), ((0,), None)):
-            with pytest.raises(ShapeError, match=f"{name}: dims .* hold no elements"):
+            with pytest.raises(ShapeError, match=f"{name}: dims .* are empty"):
                 getattr(mnp, name)(mnp.zeros(shape), *more, axis=axis)
 
     alone(body)

@@ -17,6 +17,8 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard import gda, multihost_utils
+from meshard.runtime.exported import exported
+from meshard.runtime.types import KEY
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.laws.test_results_on_devices import _names
 from tests.worlds import alone, everywhere, mesh, put
@@ -32,6 +34,18 @@ def _leaves(found: Any) -> Iterator[Any]:
             yield from _leaves(value)
     else:
         yield found
+
+
+def test_blocks_of_every_dtype_are_shown_read_only() -> None:
+    """Also where the dtype is only equal to NumPy's own instance, as an unpickled one is."""
+    for kind in (*DTYPES, ml_dtypes.int4, KEY):
+        for dtype in (np.dtype(kind), pickle.loads(pickle.dumps(np.dtype(kind)))):
+            block = np.zeros((2, 3), dtype)
+            shown = exported(block)
+            assert (shown.dtype, shown.shape) == (block.dtype, block.shape)
+            assert np.shares_memory(shown, block)
+            with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+                shown.flags.writeable = True
 
 
 def _spoil(value: np.ndarray) -> None:

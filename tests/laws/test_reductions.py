@@ -196,7 +196,7 @@ def test_nothing(name):
     def body() -> None:
         for x in (mnp.zeros((0, 2)), put(np.zeros((0, 2)), "i")):
             if refuses:
-                with pytest.raises(ShapeError, match=r"hold no elements|is empty"):
+                with pytest.raises(ShapeError, match=r"hold no elements|(is|are) empty"):
                     EVERY[name][0](x, 0)
             else:
                 with np.errstate(all="ignore"):

@@ -37,9 +37,13 @@ MADE_OF_NUMBERS = (
     "numpy.arange numpy.diag_indices numpy.empty numpy.eye numpy.fromfunction numpy.identity "
     "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
-    "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes"
+    "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
+    "numpy.full lax.full numpy.isdtype numpy.promote_types"
 )
-"""Functions whose arguments are shapes and numbers: where the result lies is not theirs to say."""
+"""Functions of shapes, dtypes and numbers, which do not say where the result lies.
+
+Only the value that `full` repeats says it: that is a case of its own.
+"""
 
 ALONG_AN_AXIS = (
     "all_gather all_gather_invariant all_to_all axis_index axis_size pbroadcast pcast pmax pmean "
@@ -95,8 +99,11 @@ SPECIAL: dict[str, Callable[..., Any]] = {
         mnp.histogram(v, 3, (0, s)),
         mnp.histogram(v, mnp.sort(i), weights=v),
         mnp.histogram(mnp.zeros(3), mnp.unique(i), density=True),
+        mnp.histogram(mnp.zeros(3), 2, (0, s)),
+        mnp.histogram_bin_edges(mnp.zeros(3), 2, (0, s)),
     ],
     "numpy.array_equal": lambda v, m, **_: [mnp.array_equal(v, m), mnp.array_equal(m, [1])],
+    "numpy.unravel_index": lambda w, **_: mnp.unravel_index(w, (2, 2)),
     "numpy.repeat": lambda v, i, **_: mnp.repeat(v, i),
     "numpy.select": lambda b, v, **_: mnp.select([b, ~b], [v, -v], 0),
     "numpy.nonzero": lambda c, w, **_: [mnp.nonzero(c), mnp.nonzero(w, size=3)],
@@ -106,6 +113,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "linalg.multi_dot": lambda m, **_: mnp.linalg.multi_dot([m, m, m]),
     "lax.associative_scan": lambda m, **_: lax.associative_scan(lambda x, y: x + y, m),
     "lax.map": lambda m, **_: lax.map(lambda x: x + 1, m),
+    "lax.pad": lambda m, s, **_: lax.pad(m, s, ((1, 0, 1), (0, -1, 0))),
     "lax.split": lambda m, **_: lax.split(m, (1, 3)),
     "lax.argmax": lambda m, **_: lax.argmax(m, 0, np.int32),
     "lax.argmin": lambda m, **_: lax.argmin(m, 1, np.int32),
@@ -165,6 +173,7 @@ def _names() -> dict[str, Callable[..., Any]]:
     apart = {*MADE_OF_NUMBERS.split(), *OF_ONE_DEVICE.split()}
     for module, members in MODULES.items():
         names = getattr(members, "__all__", None) or [n for n in dir(members) if n[0] != "_"]
+        names = [n for n in names if hasattr(members, n)]  # not those that only say what to use
         for name in names:
             member, whole_name = getattr(members, name), f"{module}.{name}"
             if not callable(member) or isinstance(member, type):

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.special
 
 from tests.programs.draw import dtype_named
-from tests.programs.numpy_model import NUMPY, SMALL, closed, weak
+from tests.programs.numpy_model import NUMPY, SMALL, weak
 
 
 def _rounded(x: Any) -> Any:
@@ -69,16 +69,18 @@ def _bitcast(x: Any, new_dtype: Any) -> Any:
 class Lax:
     """What jax.lax defines, in NumPy."""
 
-    neg, sub = staticmethod(closed(np.negative)), staticmethod(weak(np.subtract))
+    neg, sub = staticmethod(weak(np.negative)), staticmethod(weak(np.subtract))
     mul, max = staticmethod(weak(np.multiply)), staticmethod(weak(np.maximum))
     min = staticmethod(weak(np.minimum))
-    eq, ne, lt, le = np.equal, np.not_equal, np.less, np.less_equal
-    gt, ge, is_finite = np.greater, np.greater_equal, np.isfinite
+    eq, ne = staticmethod(weak(np.equal)), staticmethod(weak(np.not_equal))
+    lt, le = staticmethod(weak(np.less)), staticmethod(weak(np.less_equal))
+    gt, ge = staticmethod(weak(np.greater)), staticmethod(weak(np.greater_equal))
+    is_finite = staticmethod(weak(np.isfinite))
     shift_left, shift_right_arithmetic = np.left_shift, np.right_shift
     shift_right_logical = staticmethod(_logical_shift)
     clz = staticmethod(_leading_zeros)
     round = staticmethod(_rounded)
-    div = staticmethod(_quotient)
+    div = staticmethod(weak(_quotient))
     reduce_precision = staticmethod(_precise)
     bitcast_convert_type = staticmethod(_bitcast)
     erf, erfc = map(staticmethod, map(_wide, (scipy.special.erf, scipy.special.erfc)))

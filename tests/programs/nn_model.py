@@ -94,7 +94,8 @@ class NN:
 
     @staticmethod
     def squareplus(x: Any, b: float = 4) -> Any:
-        return (x + np.sqrt(x**2 + b)) / 2
+        root = np.hypot(x, np.sqrt(b))
+        return np.where(x < 0, b / 2 / (root - np.minimum(x, 0)), (x + root) / 2)
 
     @staticmethod
     def log1mexp(x: Any) -> Any:

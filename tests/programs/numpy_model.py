@@ -8,35 +8,64 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from meshard.ops.promotion import BYTES, EXTENDED, cast, promoted
 from tests.programs.draw import LETTERS
 
 SMALL = {dtype for dtype, letter in LETTERS.items() if letter in "hs"}
 
 
+def meeting(*operands: Any) -> tuple[list[Any], Any]:
+    """Return operands in their common dtype, or the byte that stands for it, and that dtype.
+
+    Without short dtypes NumPy converts them itself. What the common dtype is, is the law of
+    ``test_promotion``.
+    """
+    kinds = [getattr(x, "dtype", type(x)) for x in operands]
+    if not EXTENDED.intersection(kinds):
+        return list(operands), None
+    common = promoted(kinds)
+    held = BYTES.get(common, common)
+    return [cast(x, held) if hasattr(x, "dtype") else held.type(x) for x in operands], common
+
+
+def short(found: Any, common: Any) -> Any:
+    """Let integers of fewer than 8 bits wrap around, as those of 8 bits do."""
+    if common not in BYTES or np.asarray(found).dtype != BYTES[common]:
+        return found
+    limits = ml_dtypes.iinfo(common)
+    span = limits.max - limits.min + 1
+    whole = (np.asarray(found, np.int64) - limits.min) % span + limits.min
+    return whole.astype(np.int8).astype(common)
+
+
 def weak(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make Python's numbers take the operands' small float, as NumPy does for its own floats."""
+    """Let the operands of a function of arrays meet in one dtype, short ones too."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        small = {x.dtype for x in args if getattr(x, "dtype", None) in SMALL}
-        if len(small) == 1:
-            kind = next(iter(small)).type
-            args = tuple(kind(x) if type(x) is float else x for x in args)
-        return function(*args, **kwargs)
+        operands, common = meeting(*args)
+        return short(function(*operands, **kwargs), common)
 
     return call
 
 
-def closed(ufunc: np.ufunc) -> Callable[..., Any]:
-    """Let the integers of fewer than 8 bits stay what they are, as those of 8 bits do."""
+def joining(function: Callable[..., Any]) -> Any:
+    """Let the arrays that a function puts together meet in one dtype, short ones too."""
 
-    def call(x: Any) -> Any:
-        if LETTERS.get(getattr(x, "dtype", None)) != "n":
-            return weak(ufunc)(x)
-        limits, found = ml_dtypes.iinfo(x.dtype), ufunc(x.astype(np.int64)) - 0
-        span = limits.max - limits.min + 1
-        return ((found - limits.min) % span + limits.min).astype(np.int8).astype(x.dtype)
+    def call(arrays: Any, *args: Any, **kwargs: Any) -> Any:
+        operands, common = meeting(*arrays)
+        return short(function(operands, *args, **kwargs), common)
 
-    return call
+    return staticmethod(call)
+
+
+def bytewise(function: Callable[..., Any], keeps: bool = False) -> Any:
+    """Let a function compute integers of fewer than 8 bits in bytes; some keep the dtype."""
+
+    def call(a: Any, *args: Any, **kwargs: Any) -> Any:
+        found = function(a.astype(BYTES.get(a.dtype, a.dtype)), *args, **kwargs)
+        return short(found, a.dtype) if keeps else found
+
+    return staticmethod(call)
 
 
 class _Linalg:
@@ -57,13 +86,23 @@ class _NumPy:
     linalg: Any = _Linalg()
     fft: Any = np.fft
 
-    negative, positive, square, absolute, abs, sign, conj, conjugate = (
-        staticmethod(closed(f))
-        for f in (
-            *(np.negative, np.positive, np.square, np.absolute, np.absolute),
-            *(np.sign, np.conjugate, np.conjugate),
-        )
-    )
+    concatenate, concat = joining(np.concatenate), joining(np.concatenate)
+    stack, vstack, hstack = joining(np.stack), joining(np.vstack), joining(np.hstack)
+    dstack, column_stack = joining(np.dstack), joining(np.column_stack)
+    sum, prod, mean = bytewise(np.sum), bytewise(np.prod), bytewise(np.mean)
+    max, min = bytewise(np.max, True), bytewise(np.min, True)
+    var, std = bytewise(np.var), bytewise(np.std)
+    cumsum, cumprod = bytewise(np.cumsum), bytewise(np.cumprod)
+
+    @staticmethod
+    def append(a: Any, values: Any, axis: Any = None) -> Any:
+        operands, common = meeting(a, values)
+        return short(np.append(*operands, axis), common)
+
+    @staticmethod
+    def where(condition: Any, x: Any, y: Any) -> Any:
+        operands, common = meeting(x, y)
+        return short(np.where(condition, *operands), common)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
@@ -76,6 +115,8 @@ class _NumPy:
 
     @staticmethod
     def argsort(a: Any, axis: Any = -1, descending: bool = False, **_: Any) -> Any:
+        if a.dtype in SMALL:  # whose NaN NumPy does not take for the greatest
+            a = a.astype(np.float32)
         if not descending:
             return np.argsort(a, axis=axis, stable=True)
         turned = np.flip(a, axis)
@@ -144,12 +185,19 @@ class _NumPy:
         return np.unique(x, equal_nan=False)
 
     @staticmethod
-    def quantile(a: Any, q: Any, **more: Any) -> Any:
-        return np.asarray(np.quantile(a, q, **more)).astype(a.dtype)
+    def median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return (np.median if a.size else np.mean)(a, axis, keepdims=keepdims)
 
     @staticmethod
-    def percentile(a: Any, q: Any, **more: Any) -> Any:
-        return np.asarray(np.percentile(a, q, **more)).astype(a.dtype)
+    def quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False, **more: Any) -> Any:
+        if not a.size:  # which NumPy refuses for some axes
+            found = np.mean(a, axis, keepdims=keepdims)
+            return np.broadcast_to(found, (*np.shape(q), *found.shape))
+        found = np.quantile(a, q, axis=axis, keepdims=keepdims, **more)
+        return np.asarray(found).astype(a.dtype)
+
+    def percentile(self, a: Any, q: Any, **more: Any) -> Any:
+        return self.quantile(a, np.asarray(q) / 100, **more)
 
     @staticmethod
     def fromfunction(function: Any, shape: Any, dtype: Any = float) -> Any:

@@ -162,7 +162,7 @@ def joined(d: Draw, low: int, high: int = 3, same: bool = False) -> tuple[list[R
     mixed = d.chance(0.3)
     first, shape = _some(d, low, high)
     letter, own = letter_of(d.value(first)), d.value(first).dtype
-    kinds = "bifc" if mixed and letter in "bifc" else letter
+    kinds = ALL if mixed else letter
     axis = d.integer(0, len(shape) - 1) if shape else 0
     arrays = [first]
     for _ in range(d.integer(0, 3)):

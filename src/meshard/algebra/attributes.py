@@ -44,14 +44,20 @@ NoAttribute.__name__ = NoAttribute.__qualname__ = "AttributeError"
 
 
 def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
-    """Return the names that are spelled almost like another, the nearest first."""
+    """Return the names that are spelled almost like another, the nearest first.
+
+    Of names that are equally near, those that begin alike come first.
+    """
     listed = [n for n in names if not n.startswith("_")]
     folded = {n.lower(): n for n in reversed(listed)}
-    asked = name.lower()
-    found = get_close_matches(asked, list(folded), count + 2, _CLOSE)
-    # Letters that have changed places are the likeliest slip.
-    found.sort(key=lambda n: sorted(n) != sorted(asked))
-    return [folded[n] for n in found[:count]]
+    wanted = name.lower()
+
+    def nearness(candidate: str) -> tuple[float, list[bool]]:
+        alike = [a == b for a, b in zip(candidate, wanted, strict=False)]
+        return _likeness(candidate, wanted), alike
+
+    found = get_close_matches(wanted, list(folded), len(folded) or 1, _CLOSE)
+    return [folded[n] for n in sorted(found, key=nearness, reverse=True)[:count]]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

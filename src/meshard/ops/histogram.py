@@ -104,15 +104,14 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         )
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
+    given = [v for v in (bins, *(limits or ())) if is_array(v)]
     if not isinstance(bins, (int, np.integer)):
         bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
     if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
         return _traced_edges(name, x, bins, limits)
-    sample, given = np.zeros(0, x.dtype), bins
+    sample = np.zeros(0, x.dtype)
     if limits is None and np.ndim(bins) == 0 and x.size:
         sample = np.stack([known(min_(x)), known(max_(x))])
-    if not isinstance(bins, (int, np.integer)):
-        bins = known(bins)
     try:
         if limits is not None:
             limits = [known(v) if is_array(v) else v for v in limits]
@@ -121,7 +120,7 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
         raise ArgumentError(
             f"{name}: bins={bins!r} and range={limits!r} do not define bins: {error}"
         ) from error
-    return replicated_beside(name, np.array(edges), x, given)
+    return replicated_beside(name, np.array(edges), x, *given)
 
 
 @checked

@@ -344,7 +344,8 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     """
     values = as_array(y)
     (dim,) = normalised_axes(axis, values.ndim, "trapezoid")
-    width = as_array(dx)
+    # A Python number leaves the values their dtype.
+    width = dx if isinstance(dx, (int, float, complex)) else as_array(dx)
     if x is not None:
         points = as_array(x)
         if points.shape not in ((values.shape[dim],), values.shape):

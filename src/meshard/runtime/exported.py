@@ -12,14 +12,16 @@ from .types import Block
 
 __all__ = ["exported"]
 
-_SAME_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# What `dtype.isbuiltin` is for bfloat16 and its kind, for which buffers have no name. It is 1 only
+# for NumPy's own instances: equal dtypes that were unpickled, or come from SciPy, have 0.
+_ADDED = 2
+_STAND_INS = {1: np.uint8, 2: np.uint16}
 
 
 def exported(block: Block) -> Block:
     """Return a view of a block that is read-only for good."""
     dtype = block.dtype
-    if dtype.isbuiltin == 1:
+    if dtype.isbuiltin != _ADDED:
         # A buffer of a view, not of the block: references to that are counted for its reuse.
         return np.asarray(block.view().data.toreadonly())
-    # Buffers have no names for bfloat16 and its kind.
-    return exported(block.view(_SAME_SIZE[dtype.itemsize])).view(dtype)
+    return exported(block.view(_STAND_INS[dtype.itemsize])).view(dtype)

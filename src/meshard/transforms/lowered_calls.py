@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
@@ -174,8 +176,9 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
         xs = [x if type(x) is Array else as_array(x) for x in rest]
         columns: list[list[Any]] = [[None] * count for _ in results]
         turn = body.looped(world)
+        given = [(x, k, _in_place(x._type.layout, k.layout)) for x, k in zip(xs, rows, strict=True)]
         for i in turns:
-            row = [_row(world, x, i, k) for x, k in zip(xs, rows, strict=True)]
+            row = [_row(world, x, i, k, in_place) for x, k, in_place in given]
             found = turn([*own, *state, *row])
             state = found[: call.carried]
             for column, y in zip(columns, found[call.carried :], strict=True):
@@ -224,10 +227,20 @@ def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) ->
     return [x._type for x in (found if isinstance(found, list) else [found])]
 
 
-def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType) -> Array:
-    """Return one position of an array; where its dim 0 is whole, the blocks' own."""
-    own = x._type.layout
-    if own.boxes and len(own.cuts[0]) == 2 and own.piece_count == kind.layout.piece_count:
+@lru_cache(maxsize=256)
+def _in_place(whole: Layout, row: Layout) -> bool:
+    """Whether all rows of each block of an array are the blocks of the array's rows."""
+    return whole.piece_count == row.piece_count and all(
+        a.starts == (0, *b.starts)
+        and a.stops == (whole.shape[0], *b.stops)
+        and whole.holders(i) == row.holders(i)
+        for i, (a, b) in enumerate(zip(whole.boxes, row.boxes, strict=True))
+    )
+
+
+def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool) -> Array:
+    """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
+    if in_place:
         return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
     found: Array = brought(world, x[i], kind)
     return found
