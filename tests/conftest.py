@@ -111,7 +111,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
         gc.enable()
 
 
-FIRST = ("tests/ranks/", "tests/test_demo.py", "tests/test_examples.py", "tests/laws/")
+FIRST = (
+    "tests/ranks/test_ranks.py",
+    "tests/ranks/",
+    "tests/test_demo.py",
+    "tests/test_examples.py",
+    "tests/laws/",
+)
 """Where the tests are that take longest: they start first, so that no worker is left with them."""
 
 
