@@ -113,12 +113,16 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 FIRST = (
     "tests/ranks/test_ranks.py",
-    "tests/ranks/",
+    "tests/ranks/test_recovery_ranks.py",
+    "tests/ranks/test_agreement_ranks.py",
     "tests/test_demo.py",
+    "tests/ranks/test_failures.py",
     "tests/test_examples.py",
+    "tests/ranks/",
     "tests/laws/",
 )
-"""Where the tests are that take longest: they start first, so that no worker is left with them."""
+"""Where the tests are that take longest. They start first, so that no worker is left with them at
+the end; those that mostly wait alternate with those that compute."""
 
 
 def long_files_first(items: list[pytest.Item]) -> None:
