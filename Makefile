@@ -16,9 +16,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# The files that take long start first: tests/conftest.py orders them.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+
+# The tests start hundreds of processes; without bytecode each would compile the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python on PATH that really runs, is new enough and can make environments.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
 RANKS = shares.processes()
 
-# No deadline: the first example pays for imports and caches, and CI machines stall.
-settings.register_profile("default", deadline=None, print_blob=True)
+# No deadline: the first example pays for imports and caches, and CI machines stall. Each run draws
+# other examples; `thorough` draws far more.
+settings.register_profile("default", max_examples=50, deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 # In a job all processes must draw the same, however fast they are.
@@ -71,9 +74,11 @@ def blocks_are_as_their_type_says() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def jax() -> ModuleType:
     """JAX on 8 CPU devices, to compare with; the test skips where JAX has no wheel."""
-    return pytest.importorskip(
+    module = pytest.importorskip(
         "jax", reason="no JAX wheel for this Python: what compares with JAX is skipped"
     )
+    leave_to_the_end()
+    return module
 
 
 @pytest.fixture
@@ -92,7 +97,58 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if helper else None
 
 
+def leave_to_the_end() -> None:
+    """Hide all that is alive from the garbage collector: it lives for the whole run.
+
+    Modules, JAX and the collected tests are hundreds of thousands of objects. Walking them again
+    and again took a third of the run.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        leave_to_the_end()
+        gc.set_threshold(10_000, 10, 10)
+        gc.enable()
+
+
+FIRST = (
+    "tests/ranks/test_ranks.py",
+    "tests/ranks/test_recovery_ranks.py",
+    "tests/ranks/test_agreement_ranks.py",
+    "tests/test_demo.py",
+    "tests/ranks/test_failures.py",
+    "tests/test_examples.py",
+    "tests/ranks/",
+    "tests/laws/",
+)
+"""Where the tests are that take longest. They start first, so that no worker is left with them at
+the end; those that mostly wait alternate with those that compute."""
+
+
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Order the files: those that take long, then those with many tests.
+
+    A worker runs a file from its first test to its last (`make test` says ``--dist loadfile``).
+    """
+    tests = Counter(item.nodeid.partition("::")[0] for item in items)
+
+    def order(item: pytest.Item) -> tuple[int, int, str]:
+        file = item.nodeid.partition("::")[0]
+        place = next((i for i, start in enumerate(FIRST) if file.startswith(start)), len(FIRST))
+        return place, -tests[file], file
+
+    items.sort(key=order)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long_files_first(items)
     for item in items:
         if "jax" in getattr(item, "fixturenames", ()):
             item.add_marker("oracle")

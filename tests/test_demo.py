@@ -66,6 +66,14 @@ def run_command(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Complete
     )
 
 
+@pytest.fixture(scope="session")
+def demonstrated(
+    real: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
+    """Return what the demo gives in one process, in a folder that is not the repository."""
+    return run_command("demo", cwd=tmp_path_factory.mktemp("elsewhere"))
+
+
 class TestWeights:
     def test_reads_the_rows_that_are_asked_for(self, small: Path) -> None:
         with Weights(small, EXPECTED) as weights:
@@ -255,8 +263,8 @@ class TestCommand:
 
 @pytest.mark.timeout(180)
 class TestDemo:
-    def test_the_demo(self, real: tuple[Path, Path], tmp_path: Path) -> None:
-        result = run_command("demo", cwd=tmp_path)
+    def test_the_demo(self, demonstrated: subprocess.CompletedProcess[str]) -> None:
+        result = demonstrated
         assert result.returncode == 0, result.stderr
         assert result.stderr == ""
         text = result.stdout
@@ -279,7 +287,9 @@ class TestDemo:
         assert "all sentences find the other one of their pair" in text
         assert "All checks hold" in text
 
-    def test_the_demo_in_four_processes(self, real: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_the_demo_in_four_processes(
+        self, demonstrated: subprocess.CompletedProcess[str], tmp_path: Path
+    ) -> None:
         if find_spec("mpi4py") is None:
             pytest.skip("mpi4py is not installed")
         job = ("run", "-n", "4", "--timeout", "60", "--", "-m", "meshard", "demo")
@@ -290,7 +300,7 @@ class TestDemo:
         assert text.count("8 virtual devices in 4 processes") == 1
         assert "the 30,522 rows of the vocabulary over 8 devices: 2 x 3,816 + 6 x 3,815" in text
         assert "process 0: 0,1; process 1: 2,3; process 2: 4,5; process 3: 6,7" in text
-        alone = run_command("demo", cwd=tmp_path).stdout
+        alone = demonstrated.stdout
         for figures in (r"90\.9 MB in \d+ pieces", r" all +104( +[\d.]+ MB){3} +[\d.]+ "):
             here, there = re.search(figures, text), re.search(figures, alone)
             assert here is not None

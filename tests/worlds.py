@@ -17,7 +17,7 @@ import meshard
 from meshard.algebra.world import Device, entered
 from meshard.runtime.local import LocalTransport
 from meshard.runtime.simulated import simulate
-from meshard.runtime.world import RuntimeWorld
+from meshard.runtime.world import RuntimeWorld, here
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.ranks import shares
 
@@ -42,12 +42,16 @@ def everywhere(body: Callable[[], Any]) -> Any:
 def in_processes(body: Callable[[], Any], counts: Sequence[int]) -> Any:
     """Run a body in one process, and in each of these numbers of them; compare and return.
 
-    In a job it runs in its processes instead, however many they are.
+    In a job it runs in its processes instead, however many they are; the first of them also runs it
+    alone, and tells the others what it found.
     """
-    expected = alone(body)
     if shares.processes() is not None:
+        world = here()
+        told = alone(body) if world.process_index == 0 else None
+        expected = world.transport.all_gather(told, range(world.process_count))[0]
         _same(body(), expected)
         return expected
+    expected = alone(body)
     for count in counts:
         for found in simulate(count, 8 // count, body, deadline=30):
             _same(found, expected)
