@@ -67,6 +67,42 @@ tell("went on")
 """
 
 
+def _ended(job: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
+    """Return what a job has written, whose processes must end.
+
+    After a death, Open MPI's launcher was seen not to end, once in about a hundred jobs.
+    """
+    try:
+        return job.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        alive = [
+            entry.name
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and _runs(entry, folder / "program.py")
+        ]
+        os.killpg(job.pid, signal.SIGKILL)
+        told = job.communicate()
+        assert not alive, f"processes {alive} have not ended: {told}"
+        return told
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+def _runs(entry: Path, program: Path) -> bool:
+    """Whether a process, by its folder in /proc, runs a program."""
+    try:
+        words = (entry / "cmdline").read_bytes().split(b"\0")
+        python = b"python" in Path(os.fsdecode(words[0])).name.encode()
+        return (
+            python
+            and os.fsencode(program.name) in words
+            and (entry / "cwd").readlink() == program.parent
+        )
+    except OSError:
+        return False
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("near", [True, False], ids=["on a host", "on several"])
 def test_those_that_live_go_on_without_one_that_has_died(near: bool, tmp_path: Path) -> None:
@@ -90,11 +126,7 @@ def test_those_that_live_go_on_without_one_that_has_died(near: bool, tmp_path: P
             text=True,
             start_new_session=True,
         )
-        try:
-            told, said = job.communicate(timeout=90)
-        finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)
+        told, said = _ended(job, tmp_path)
         assert told.count("went on") == 2, told + said
         assert told.count(" waits for process 1, in step 3") == 2, told + said
 
