@@ -243,7 +243,7 @@ def test_an_exception_hands_back_the_tree_as_it_is(small_steps) -> None:
 
 def test_an_interrupt_in_the_middle_of_an_array_loses_nothing(small_steps, monkeypatch) -> None:
     def body():
-        carry, calls = donate._Gradual.let_go, []
+        carry, calls = donate.Gradual.let_go, []
 
         def interrupted(self, step):
             calls.append(step)
@@ -251,7 +251,7 @@ def test_an_interrupt_in_the_middle_of_an_array_loses_nothing(small_steps, monke
             if len(calls) == 3:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(donate._Gradual, "let_go", interrupted)
+        monkeypatch.setattr(donate.Gradual, "let_go", interrupted)
         x, y = put(GRID, "i"), put(GRID, "i")
         with pytest.raises(KeyboardInterrupt) as caught:
             reshard([x, y], named(None, "j"), donate=True)
@@ -283,6 +283,26 @@ def test_without_memory_nothing_is_lost(small_steps) -> None:
     assert (whole(moved["big"]) == GRID).all()
     with pytest.raises(DeletedArrayError, match="donated to reshard at"):
         tree["big"].sum()
+
+
+def test_an_array_that_memory_runs_out_for_on_its_way_is_lost_and_says_so(
+    small_steps, monkeypatch
+) -> None:
+    def body() -> None:
+        def none_left(self, told):
+            raise AllocationError("The system has no memory.")
+
+        x, y = put(GRID, "i"), put(GRID, "i")
+        with monkeypatch.context() as patch:
+            patch.setattr(donate.Gradual, "finished", none_left)
+            with pytest.raises(AllocationError) as caught:
+                reshard([x, y], named(None, "j"), donate=True)
+        assert "0 was on its way and is lost" in caught.value.__notes__[0]
+        with pytest.raises(DeletedArrayError, match="lost when reshard failed"):
+            x.sum()
+        assert (whole(y) == GRID).all()
+
+    alone(body)
 
 
 # what the kernel counts

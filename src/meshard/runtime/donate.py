@@ -26,7 +26,7 @@ from .ownership import Memory, held_alone, memory_of
 from .types import ArrayType, Block, Blocks
 from .world import RuntimeWorld
 
-__all__ = ["run_gradually"]
+__all__ = ["Gradual", "run_gradually"]
 
 _MOST_CUTS = 200_000
 """Boxes that are cut out of copies, over all steps; with more there are fewer and larger steps."""
@@ -36,11 +36,7 @@ Located = tuple[Copy, tuple[int, ...]]
 
 
 def run_gradually(
-    world: RuntimeWorld,
-    part: Part,
-    x: Array,
-    kind: ArrayType,
-    window: int | None,
+    move: Gradual,
     told: Callable[[int], None],
     postponed: Callable[[BaseException], None],
 ) -> Blocks:
@@ -49,19 +45,13 @@ def run_gradually(
     Every process of the array goes through the same steps, whether or not it can give pages back.
 
     Args:
-        world: whose pages, workers and transport are used.
-        part: what this process does; it has nothing to fill in, and no layers.
-        x: the array. From the first step on it can be read no more.
-        kind: what it becomes.
-        window: the most bytes that are on their way from and to this process at once.
+        move: the move. From its first step on the array can be read no more.
         told: called with the bytes that have arrived since the last call.
         postponed: called with an error or interrupt from outside, after which the move goes on.
 
     Raises:
-        AllocationError: if there is no memory for the result; the array is then as it was.
-        TransportError: if another process fails; the array is then lost.
+        TransportError: if another process fails; the array is then lost, as after any error.
     """
-    move = _Gradual(world, part, x, kind, window)
     step, carried, failures = 0, -1, 0
     while step < move.sweep.steps:
         try:
@@ -73,21 +63,32 @@ def run_gradually(
             told(move.arrived())
         except BaseException as error:  # what was begun is done again; its source is still there
             failures += 1
-            if world.process_count > 1 or failures > 3:
+            if move.world.process_count > 1 or failures > 3:
                 raise
             postponed(error)
     return move.finished(told)
 
 
 @final
-class _Gradual:
-    """A move under way: the memory to fill, what fills it, and the memory to give back."""
+class Gradual:
+    """A move under way: the memory to fill, what fills it, and the memory to give back.
+
+    Args:
+        world: whose pages, workers and transport are used.
+        part: what this process does; it has nothing to fill in, and no layers.
+        x: the array.
+        kind: what it becomes.
+        window: the most bytes that are on their way from and to this process at once.
+
+    Raises:
+        AllocationError: if there is no memory for the result; the array is then as it was.
+    """
 
     def __init__(
         self, world: RuntimeWorld, part: Part, x: Array, kind: ArrayType, window: int | None
     ) -> None:
         source = x._type.layout
-        self._world, self._dtype, self._window = world, kind.dtype, window
+        self.world, self._dtype, self._window = world, kind.dtype, window
         self._part, self._replicas = with_replicas(world, part, kind.dtype)
         kept = {r.alias.origin for r in self._part.recipes if r is not None and r.alias is not None}
         self._leaving = _leaving(x, source, kept)
@@ -102,10 +103,10 @@ class _Gradual:
         self._new = 0
 
     def _planned(self, source: Layout, kind: ArrayType, window: int | None) -> Sweep:
-        slab = (SLAB if window is None else max(1, min(window, SLAB))) * self._world.process_count
+        slab = (SLAB if window is None else max(1, min(window, SLAB))) * self.world.process_count
         jobs = sum(len(r.copies) for r in self._part.recipes if r is not None) + 1
         steps = min(-(-kind.nbytes // slab), max(4, _MOST_CUTS // jobs))
-        if self._world.process_count == 1:  # one memory: from one end to the other
+        if self.world.process_count == 1:  # one memory: from one end to the other
             cuts: tuple[Cuts, ...] = tuple([(0, n) for n in kind.shape])
         else:
             steps = -(-kind.nbytes // slab)
@@ -119,7 +120,7 @@ class _Gradual:
 
     def _begun(self) -> list[Block | None]:
         """Return the pieces, those to be filled uninitialised."""
-        pages, part = self._world.pages, self._part
+        pages, part = self.world.pages, self._part
         shared = bool(part.receives) or (self._replicas is not None and bool(self._replicas.lent))
         results: list[Block | None] = []
         for recipe in part.recipes:
@@ -138,7 +139,7 @@ class _Gradual:
         """Copy, send and receive what belongs to a step."""
         new = 0
         tasks = []
-        threads = self._world.workers.threads
+        threads = self.world.workers.threads
         for copy, starts in self._copies:
             for at, shape in self.sweep.clipped(step, starts, copy.shape):
                 to, origin = self._target(copy, at, shape), self._origin(copy, at, shape)
@@ -148,10 +149,10 @@ class _Gradual:
                     ends = (len(to) * i // cuts, len(to) * (i + 1) // cuts) if cuts > 1 else ()
                     span = slice(*ends) if ends else ...
                     tasks.append(partial(np.copyto, to[span], origin[span]))
-        self._world.workers.run(tasks)
+        self.world.workers.run(tasks)
         sends = self._boxes(step, self._sends, self._origin)
         receives = self._boxes(step, self._receives, self._target)
-        exchange_in_rounds(self._world, sends, receives, self._window)
+        exchange_in_rounds(self.world, sends, receives, self._window)
         self._new += new + sum(b.nbytes for boxes in receives.values() for b in boxes)
 
     def _origin(self, copy: Copy, at: tuple[int, ...], shape: tuple[int, ...]) -> Block:
@@ -203,7 +204,7 @@ class _Gradual:
     def finished(self, told: Callable[[int], None]) -> Blocks:
         """Return the pieces, those of neighbours among them."""
         if self._replicas is not None:
-            share(self._world, [(self._replicas, self._results, self._dtype)])
+            share(self.world, [(self._replicas, self._results, self._dtype)])
             told(sum(_nbytes(self._results[t[0]]) for t in self._replicas.taken))
         told(
             sum(

@@ -27,7 +27,7 @@ from meshard.plan.window import between, check_window
 
 from .agreeing import agree
 from .array import Array
-from .donate import run_gradually
+from .donate import Gradual, run_gradually
 from .execute import Move, run_moves
 from .ledger import wired
 from .ownership import give_back_owned
@@ -36,7 +36,7 @@ from .profile import timed
 from .types import ArrayType, Blocks
 from .world import RuntimeWorld, here
 
-__all__ = ["Progress", "Tree", "moved", "moved_away", "names_of"]
+__all__ = ["Progress", "Tree", "leaf_names", "moved", "moved_away"]
 
 Progress = bool | Callable[[int, int], None] | None
 _NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
@@ -65,14 +65,14 @@ class Tree:
         """How to call each leaf; worked out when a message needs it."""
         if self._structure is None:
             return [f"array {i}" for i in range(len(self.leaves))]
-        return names_of(self._structure.accessors())
+        return leaf_names(self._structure.accessors())
 
     def rebuilt(self, leaves: Sequence[Any]) -> Any:
         """Return the tree of as many leaves."""
         return list(leaves) if self._structure is None else self._structure.unflatten(leaves)
 
 
-def names_of(accessors: Sequence[Any]) -> list[str]:
+def leaf_names(accessors: Sequence[Any]) -> list[str]:
     """Return how to call the leaves of a tree, by the way to each."""
     return [".".join(map(str, accessor.path)) or "x" for accessor in accessors]
 
@@ -331,17 +331,11 @@ class _Mover:
     def _gradually(self, way: _Way, teller: _Teller) -> Blocks:
         """Move an array whose source is given back on the way."""
         try:
-            return run_gradually(
-                self._world,
-                way.part,
-                way.array,
-                way.type_,
-                self._max_bytes,
-                teller.told,
-                teller.postponed,
-            )
+            move = Gradual(self._world, way.part, way.array, way.type_, self._max_bytes)
         except AllocationError as error:  # nothing has begun
             raise self._without_memory([way], error) from error
+        try:
+            return run_gradually(move, teller.told, teller.postponed)
         except BaseException:
             self._lost += [self._tree.names[i] for i in way.leaves]
             way.array._discard(f"lost when {self._what} failed")

@@ -22,7 +22,7 @@ from meshard.plan.window import check_window
 
 from .array import Array
 from .make import prefix_leaves
-from .moving import Tree, moved, names_of
+from .moving import Tree, leaf_names, moved
 from .place import as_host, as_sharding, home
 from .structs import ShapeDtypeStruct
 from .trees import flatten_with_accessors
@@ -120,7 +120,7 @@ def _planned(
     leaf: Any, target: Sharding | None, accessors: Sequence[optree.PyTreeAccessor]
 ) -> Leaf:
     """Return what a plan says of an array that is at one place of a tree, or at several."""
-    name = " = ".join(names_of(accessors))
+    name = " = ".join(leaf_names(accessors))
     shape, dtype, source = _described(leaf, name)
     target = source if target is None else target
     return Leaf(
