@@ -67,7 +67,7 @@ COLUMNS_X = ((), ("x",))
 
 def one_part(source: Any, destination: Any) -> Any:
     """Bounds, the choice of senders, and what one device sends and receives."""
-    from meshard.plan.hop import Hop
+    from meshard.plan.hops.hop import Hop
 
     hop = Hop(source, destination)
     figures = hop.moved, hop.sent.most, hop.received.most
@@ -87,7 +87,7 @@ def curve(devices: int, seconds: float | None) -> PlanRow:
 
 def tree(devices: int) -> tuple[Any]:
     """The leaves of a tree with four kinds of layouts."""
-    from meshard.plan.reshard import Leaf
+    from meshard.plan.figures.choice import Leaf
 
     pairs = [
         layouts(devices, *ends, shape)
@@ -107,8 +107,8 @@ def planned(leaves: Any) -> Any:
 
 def cached() -> tuple[Any, Any]:
     """A leaf and a cache that knows its plan."""
+    from meshard.plan.figures.choice import Leaf
     from meshard.plan.planner import PlanCache, make_plan
-    from meshard.plan.reshard import Leaf
 
     leaf = Leaf("w", *layouts(131072, TILES, SWAPPED, (SIDE, SIDE)), 2, "bfloat16")
     cache = PlanCache()

@@ -54,7 +54,7 @@ def blocks_are_as_their_type_says() -> Iterator[None]:
     Whatever makes an array passes here, so that a kernel whose results do not have the shape that
     its rule says is found by any test that runs it.
     """
-    from meshard.runtime.array import Array
+    from meshard.runtime.array.array import Array
 
     made = Array.__init__
 

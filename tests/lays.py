@@ -15,7 +15,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.world import Device
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, Sharding
-from meshard.testing import box_shardings
+from meshard.testing.strategies import box_shardings
 
 calm = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 """For tests whose arguments take long to draw, such as layouts."""

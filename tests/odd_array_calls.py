@@ -21,9 +21,9 @@ import meshard.lax as lax
 import meshard.numpy as mnp
 from meshard import nn, random
 from meshard.errors import MeshardError
-from meshard.ops.update import Place
-from meshard.runtime.array import Array
-from meshard.runtime.operators import ArrayOperators
+from meshard.ops.array.update import Place
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.operators import ArrayOperators
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)
 NOT_TRIED = {"block_until_ready", "delete", "at"}

@@ -19,7 +19,8 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.box import Box
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, Sharding
-from meshard.testing import box_shardings, specs, virtual_devices
+from meshard.testing.strategies import box_shardings, specs
+from meshard.testing.virtual import virtual_devices
 from tests.worlds import in_processes
 
 DEVICES = virtual_devices(8)

@@ -4,8 +4,9 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
-from meshard.plan.reshard import Candidate, Choice, Leaf, Plan, figures_of
-from meshard.plan.route import Route
+from meshard.plan.figures.choice import Candidate, Choice, Leaf, figures_of
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
 
 
 def laid(shape, shards, ids, cuts=even_cuts):

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, even_cuts
 from meshard.sharding import NamedSharding, SingleDeviceSharding
-from meshard.testing import box_shardings, meshes, specs, virtual_devices
+from meshard.testing.strategies import box_shardings, meshes, specs
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(12)
 

@@ -11,7 +11,8 @@ from meshard.algebra.box import Box, Index
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.world import Device, World, entered
 from meshard.errors import ArgumentError, CoverageError, ShardingError
-from meshard.testing import placed_shapes, virtual_devices
+from meshard.testing.strategies import placed_shapes
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(8)
 

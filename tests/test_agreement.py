@@ -17,10 +17,10 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import TransportError
 from meshard.multihost_utils import sync_global_devices
-from meshard.runtime.agreement import KEPT, NOWHERE, Agreement, crossed
-from meshard.runtime.canonical import canonical
+from meshard.runtime.processes.agreement import KEPT, NOWHERE, Agreement, crossed
+from meshard.runtime.processes.canonical import canonical
+from meshard.runtime.processes.divergence import modes, verdict
 from meshard.runtime.simulated import simulate
-from meshard.runtime.verdict import modes, verdict
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from meshard.runtime.arena import Arena, Neighbour, chunk_of
-from meshard.runtime.pages import Pages
+from meshard.runtime.memory.arena import Arena, Neighbour, chunk_of
+from meshard.runtime.memory.pages import Pages
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="this system has no memory files"
@@ -144,7 +144,7 @@ def test_a_process_that_may_map_little_has_no_arena():
     program = """
 import resource
 import numpy as np
-from meshard.runtime.pages import Pages
+from meshard.runtime.memory.pages import Pages
 resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
 try:
     Pages().open_arena(2)
@@ -179,7 +179,7 @@ def test_a_fork_gives_nothing_back():
     program = """
 import os
 import numpy as np
-from meshard.runtime.pages import Pages
+from meshard.runtime.memory.pages import Pages
 pages = Pages()
 arena = pages.open_arena(2)
 x = pages.reachable((1 << 17,), np.dtype(float))
@@ -202,8 +202,8 @@ assert arena.idle_bytes > 0
 def test_arrays_may_outlive_the_interpreter():
     program = """
 import numpy as np
-from meshard.runtime.pages import Pages
-from meshard.runtime.arena import Neighbour, chunk_of
+from meshard.runtime.memory.pages import Pages
+from meshard.runtime.memory.arena import Neighbour, chunk_of
 class Kept: pass
 pages = Pages()
 arena = pages.open_arena(2)

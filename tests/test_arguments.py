@@ -29,7 +29,7 @@ from meshard.algebra.device_arguments import device_ids_of, devices_of
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError, TreeError
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 MESH = Mesh(np.array(virtual_devices(8)).reshape(4, 2), ("x", "y"))
 ROWS = NamedSharding(MESH, P("x"))

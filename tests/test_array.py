@@ -22,7 +22,7 @@ from meshard.errors import (
     NotAddressableError,
     ShardingError,
 )
-from meshard.runtime import array as module
+from meshard.runtime.array import array as module
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, NamedSharding, P, SingleDeviceSharding

@@ -17,7 +17,7 @@ from meshard.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from meshard.ops.arguments import DtypeLike, checked
+from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.runtime.arguments import described
 
 

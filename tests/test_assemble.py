@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, balanced_cuts, layout_of_boxes
-from meshard.plan.assemble import Copy, Message, Part, Recipe, Source, assemble, overlaps
+from meshard.plan.move.assemble import Source, assemble, overlaps
+from meshard.plan.move.part import Copy, Message, Part, Recipe
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import box_shardings, meshes, specs, virtual_devices
+from meshard.testing.strategies import box_shardings, meshes, specs
+from meshard.testing.virtual import virtual_devices
 from tests.lays import calm
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, layout_of_boxes
-from meshard.plan import assign
-from meshard.plan.assign import best_device_order, device_boxes, kept_elements, living
-from meshard.plan.hop import Hop
+from meshard.plan.hops.hop import Hop
+from meshard.plan.routes import device_order as assign
+from meshard.plan.routes.device_order import best_device_order, device_boxes, kept_elements, living
 from tests.lays import calm
 from tests.routes import SHAPES, laid, layouts, products
 

@@ -8,7 +8,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.runtime.methods import INSTEAD
+from meshard.runtime.array.methods import INSTEAD
 from tests.test_api import public_modules
 
 

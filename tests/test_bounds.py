@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.errors import DataLoss
-from meshard.plan.bounds import (
+from meshard.plan.figures.bounds import (
     bounds_of,
     group_bound,
     hop_bounds,
@@ -17,9 +17,10 @@ from meshard.plan.bounds import (
     send_bound,
     time_bound,
 )
-from meshard.plan.hop import Hop
+from meshard.plan.hops.hop import Hop
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
-from meshard.testing import box_shardings, meshes, specs, virtual_devices
+from meshard.testing.strategies import box_shardings, meshes, specs
+from meshard.testing.virtual import virtual_devices
 from tests.lays import calm
 
 DEVICES = virtual_devices(16)

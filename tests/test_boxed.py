@@ -11,7 +11,8 @@ from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.world import Device
 from meshard.errors import CoverageError, ShapeError, ShardingError
-from meshard.testing import box_shardings, placed_shapes, virtual_devices
+from meshard.testing.strategies import box_shardings, placed_shapes
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(8)
 HALVES = BoxSharding((4,), {DEVICES[1]: (slice(0, 1),), DEVICES[0]: (slice(1, 4),)})

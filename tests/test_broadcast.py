@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts, ceil_cuts, layout_of_boxes
-from meshard.plan.bounds import receive_bound
-from meshard.plan.broadcast import chained, largest_sender, refined_cuts, shared, striped
-from meshard.plan.hop import Hop
+from meshard.plan.figures.bounds import receive_bound
+from meshard.plan.hops.hop import Hop
+from meshard.plan.routes.relay import chained, largest_sender, refined_cuts, shared, striped
 from tests.lays import calm
 from tests.routes import SHAPES, delivered, laid, layouts, products
 

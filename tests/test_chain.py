@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshard.ops.chain import Chain, Step, Work, laid_out, run_chain
+from meshard.ops.fused.chain import Chain, Step, Work, laid_out, run_chain
 from meshard.runtime.world import here
 from tests.worlds import alone
 

@@ -6,7 +6,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.sharding import P
-from meshard.transforms.count import Count
+from meshard.transforms.flow.count import Count
 from tests.worlds import everywhere, mesh, whole
 
 

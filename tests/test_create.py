@@ -11,7 +11,7 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import ArgumentError, DtypeError, IndivisibleError, ShapeError, ShardingError
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.lays import DTYPES, calm, fetched, lays, numbered, same, shapes
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 

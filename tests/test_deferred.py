@@ -10,7 +10,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.sharding import P
-from meshard.transforms import deferred
+from meshard.transforms.body import deferred
 from tests.worlds import everywhere, in_worlds, mesh, put, whole
 
 SHAPE = (1024, 512)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import layout_of_boxes
-from meshard.plan.digits import Digits, closed_form_moved, digits_of, prime_factors
-from meshard.plan.hop import Hop
+from meshard.plan.hops.hop import Hop
+from meshard.plan.routes.mixed_radix import Digits, closed_form_moved, digits_of, prime_factors
 from tests.lays import calm
 from tests.routes import laid
 

@@ -14,8 +14,8 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import ArgumentError, ConcretizationError, TreeError
-from meshard.ops.registry import REGISTRY
-from meshard.runtime.primitive import innermost
+from meshard.ops.engine.row import REGISTRY
+from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, P
 from tests.worlds import alone, everywhere, in_processes, in_worlds, mesh, put, whole

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import meshard
 from meshard.errors import AllocationError, DeletedArrayError
-from meshard.plan import schedule
-from meshard.plan.schedule import SLAB, Sweep
+from meshard.plan.figures import schedule
+from meshard.plan.figures.schedule import SLAB, Sweep
 from meshard.resharding import Plan, plan_reshard, reshard
-from meshard.runtime import donate
-from meshard.runtime.ownership import held_alone, memory_of
-from meshard.runtime.pages import HUGE
+from meshard.runtime.memory.ownership import held_alone, memory_of
+from meshard.runtime.memory.pages import HUGE
+from meshard.runtime.moving import donate
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.laws.test_resharding import SHAPES, SLOW, shardings
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole

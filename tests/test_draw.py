@@ -19,17 +19,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.plan.captions import PALETTE, device_label, headline, ink, layout_summary, wrap
-from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
-from meshard.plan.drawing import Drawing, draw_layout, kept, split_rectangles
-from meshard.plan.svg import drawing_svg, sharding_svg
+from meshard.plan.show.draw import drawing_text, visualize_array_sharding, visualize_sharding
+from meshard.plan.show.drawing import Drawing, draw_layout, kept, split_rectangles
+from meshard.plan.show.svg import drawing_svg, sharding_svg
 
 GOLDEN = Path(__file__).parent / "golden" / "draw"
 
@@ -584,5 +586,7 @@ def test_svg_without_room_for_labels_says_where_they_are() -> None:
 
 
 def test_drawings_do_not_load_rich_until_they_print() -> None:
-    script = "import sys, meshard.plan.draw, meshard.plan.svg; sys.exit('rich' in sys.modules)"
+    script = (
+        "import sys, meshard.plan.show.draw, meshard.plan.show.svg; sys.exit('rich' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

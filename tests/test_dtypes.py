@@ -12,8 +12,7 @@ import pytest
 import meshard.numpy as mnp
 from meshard.algebra.world import config
 from meshard.errors import DtypeError, ShapeError
-from meshard.ops.dtypes import (
-    SMALL_FLOATS,
+from meshard.ops.engine.dtypes import (
     accumulator,
     as_dtype,
     default_float,
@@ -24,7 +23,8 @@ from meshard.ops.dtypes import (
     same_dtype,
     weak_dtypes,
 )
-from meshard.ops.registry import REGISTRY, Op
+from meshard.ops.engine.promotion import SMALL_FLOATS
+from meshard.ops.engine.row import REGISTRY, Op
 from meshard.runtime.types import KEY
 from tests.worlds import in_worlds, put
 

@@ -23,10 +23,10 @@ from meshard.errors import (
     MeshardError,
     ShapeError,
 )
-from meshard.ops import elementwise
-from meshard.ops.dtypes import SMALL_FLOATS
-from meshard.ops.registry import REGISTRY, Op
-from meshard.runtime.primitive import bind
+from meshard.ops.array import elementwise
+from meshard.ops.engine.promotion import SMALL_FLOATS
+from meshard.ops.engine.row import REGISTRY, Op
+from meshard.runtime.doors import bind
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.lays import fetched, same

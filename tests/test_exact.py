@@ -13,19 +13,19 @@ import meshard
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, layout_of_boxes
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.plan.assemble import Source
-from meshard.plan.bounds import bounds_of, receive_bound
-from meshard.plan.choice import Leaf
-from meshard.plan.exact import counter, sums_at, total
-from meshard.plan.exact import product as times
-from meshard.plan.hop import Hop
-from meshard.plan.load import Places, load_of
+from meshard.plan.figures.bounds import bounds_of, receive_bound
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.presets import topology
+from meshard.plan.hops.exact import counter, sums_at, total
+from meshard.plan.hops.exact import product as times
+from meshard.plan.hops.hop import Hop
+from meshard.plan.move.assemble import Source
+from meshard.plan.move.wires import Move, moved
+from meshard.plan.plan import Plan
 from meshard.plan.planner import make_plan
-from meshard.plan.presets import topology
-from meshard.plan.reshard import Plan
-from meshard.plan.traffic import Move, moved
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.lays import calm
 
 SIZES = [1 << 40, (1 << 40) + 7, 10**12 + 39, (1 << 31) + 1, 6, 1]

@@ -11,7 +11,7 @@ import meshard
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh
-from meshard.transforms.exchanges import (
+from meshard.transforms.collectives.exchanges import (
     Field,
     plan_all_to_all,
     plan_fold,

@@ -5,10 +5,11 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, balanced_cuts
-from meshard.plan.assemble import Source, assemble
-from meshard.runtime.execute import LARGE, run_part
+from meshard.plan.move.assemble import Source, assemble
+from meshard.runtime.moving.execute import run_part
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P
+from meshard.tuning import LARGE
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 

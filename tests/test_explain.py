@@ -16,10 +16,10 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.debug import ledger
 from meshard.errors import ArgumentError, ConcretizationError
-from meshard.plan.presets import topology
-from meshard.plan.topology import Level, Topology
+from meshard.plan.figures.presets import topology
+from meshard.plan.figures.topology import Level, Topology
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.worlds import alone, everywhere, in_worlds, mesh, put
 
 V = np.arange(64.0).reshape(8, 8)

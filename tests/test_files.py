@@ -15,7 +15,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError
-from meshard.plan.files import write_text
+from meshard.plan.file.files import write_text
 from tests.plans import PLANS
 
 SOURCE = Path(meshard.__file__).parent
@@ -117,7 +117,7 @@ def test_nobody_else_opens_a_file_for_writing():
         for line in file.read_text(encoding="utf-8").splitlines()
         if WRITES.search(line)
     ]
-    assert found == ['plan/files.py: with open(file, "wb") as out:']
+    assert found == ['plan/file/files.py: with open(file, "wb") as out:']
 
 
 def test_links_and_permissions_are_as_with_open(tmp_path):

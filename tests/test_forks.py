@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import meshard
-from meshard.runtime.arena import Neighbour
-from meshard.runtime.pages import Pages
+from meshard.runtime.memory.arena import Neighbour
+from meshard.runtime.memory.pages import Pages
 from tests.worlds import alone
 
 pytestmark = [

@@ -7,7 +7,7 @@ import meshard
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(4)
 MESH = Mesh(np.array(DEVICES).reshape(2, 2), ("x", "y"))

@@ -36,7 +36,7 @@ from meshard.gda import (
 )
 from meshard.runtime.simulated import simulate
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 from .ranks import shares
 from .worlds import mesh, whole

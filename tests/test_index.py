@@ -7,7 +7,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, IndexingError, ShapeError
-from meshard.plan.assemble import Source, assemble
+from meshard.plan.move.assemble import Source, assemble
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P
 from tests.indices import advanced, basic

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts, ceil_cuts, layout_of_boxes
-from meshard.plan import intermediate
-from meshard.plan.hop import Hop
-from meshard.plan.intermediate import candidates
+from meshard.plan.hops.hop import Hop
+from meshard.plan.routes import two_phase as intermediate
+from meshard.plan.routes.two_phase import candidates
 from tests.lays import calm
 from tests.routes import SHAPES, delivered, laid, layouts
 

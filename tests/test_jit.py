@@ -20,10 +20,10 @@ from meshard.errors import (
     ShardingError,
     TreeError,
 )
-from meshard.ops.decide import decide_kernel
+from meshard.ops.engine.decide import decide_kernel
 from meshard.sharding import NamedSharding, P
-from meshard.transforms import lower
-from meshard.transforms.simplify import told_apart
+from meshard.transforms.lowering import lower
+from meshard.transforms.program.simplify import told_apart
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 GRID = np.arange(64.0).reshape(8, 8)

@@ -19,7 +19,7 @@ from meshard.algebra.layout import (
     layout_of_boxes,
 )
 from meshard.errors import CoverageError
-from meshard.testing import placed_shapes
+from meshard.testing.strategies import placed_shapes
 
 SIZES = st.integers(0, 60)
 SHARDS = st.integers(1, 12)
@@ -183,10 +183,11 @@ sys.stdout.buffer.write(pickle.dumps(travellers()))
 
 
 def travellers() -> list[object]:
+    from meshard.algebra.boxed import BoxSharding
     from meshard.algebra.mesh import Mesh
-    from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding
+    from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
     from meshard.algebra.spec import P
-    from meshard.testing import virtual_devices
+    from meshard.testing.virtual import virtual_devices
 
     devices = virtual_devices(2)
     named = NamedSharding(Mesh(devices, "x"), P("x"), uneven="ceil")

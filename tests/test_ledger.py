@@ -14,12 +14,12 @@ import meshard
 import meshard.numpy as mnp
 from meshard.debug import budget, ledger
 from meshard.errors import ArgumentError, BudgetError
-from meshard.plan.reshard import Plan
-from meshard.plan.traffic import all_reduced
-from meshard.runtime.ledger import communicated
-from meshard.runtime.plan_reshard import plan_reshard
-from meshard.runtime.reshard import reshard
+from meshard.plan.move.wires import all_reduced
+from meshard.plan.plan import Plan
+from meshard.runtime.moving.plan_reshard import plan_reshard
+from meshard.runtime.moving.reshard import reshard
 from meshard.runtime.simulated import simulate
+from meshard.runtime.watching.ledger import communicated
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P
 from tests.lays import calm, lays, numbered, on_meshes, shapes

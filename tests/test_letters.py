@@ -14,9 +14,9 @@ from meshard.algebra.settings import Table
 from meshard.mpi import letters as letters_module
 from meshard.mpi.letters import ROOM, packed
 from meshard.mpi.segments import Segments, open_segments
-from meshard.runtime.agreement import NOWHERE, Stamp
-from meshard.runtime.arena import Neighbour, chunk_of
-from meshard.runtime.pages import Pages
+from meshard.runtime.memory.arena import Neighbour, chunk_of
+from meshard.runtime.memory.pages import Pages
+from meshard.runtime.processes.agreement import NOWHERE, Stamp
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16

@@ -28,7 +28,8 @@ from meshard.errors import (
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding
-from meshard.testing import box_shardings, placed_shapes, virtual_devices
+from meshard.testing.strategies import box_shardings, placed_shapes
+from meshard.testing.virtual import virtual_devices
 
 from .worlds import alone, everywhere, in_worlds, mesh, put, whole
 

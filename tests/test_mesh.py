@@ -17,7 +17,7 @@ from meshard.algebra.mesh import (
 )
 from meshard.algebra.world import Device, World, entered
 from meshard.errors import ArgumentError, ShardingError
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(8)
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"))

@@ -7,7 +7,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, DtypeError, IncompatibleDevicesError, ShapeError
-from meshard.plan.assemble import Source, assemble
+from meshard.plan.move.assemble import Source, assemble
 from meshard.sharding import P
 from tests.lays import DTYPES, Lay, calm, fetched, lays, numbered, on_meshes, same, shapes
 from tests.worlds import everywhere, in_worlds, put, whole

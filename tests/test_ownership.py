@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import meshard
-from meshard.runtime import ownership
-from meshard.runtime.ownership import give_back_owned, handed_over, held_alone, memory_of
+from meshard.runtime.memory import ownership
+from meshard.runtime.memory.ownership import give_back_owned, handed_over, held_alone, memory_of
 from meshard.runtime.world import here
 from tests.worlds import alone
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshard.errors import AllocationError
-from meshard.runtime.arena import size_class
-from meshard.runtime.pages import _SMALLEST, HUGE, Lease, Pages
+from meshard.runtime.memory.arena import size_class
+from meshard.runtime.memory.pages import _SMALLEST, HUGE, Lease, Pages
 from tests.kernel_memory import Meter
 
 F8 = np.dtype(np.float64)

@@ -18,7 +18,7 @@ from meshard.errors import (
     ShapeError,
     ShardingError,
 )
-from meshard.runtime import place
+from meshard.runtime.moving import place
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding

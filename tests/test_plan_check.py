@@ -10,11 +10,12 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import ceil_cuts, layout_of_boxes
 from meshard.errors import MeshardError, PlanError
 from meshard.plan import replay
-from meshard.plan.hop import Hop
-from meshard.plan.jobs import Jobs
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.jobs import Jobs
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
 from meshard.plan.replay import check_elements, check_jobs, check_route
-from meshard.plan.reshard import Leaf, Plan
-from meshard.plan.route import Route
 from tests.plans import PLANS, SMALL, laid
 
 

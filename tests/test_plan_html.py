@@ -7,10 +7,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from meshard.plan import flow as flows
-from meshard.plan.flow import Flow, flow_of, stages
-from meshard.plan.html import flow_svg, page
-from meshard.plan.reshard import Leaf, Plan
+from meshard.plan.figures import flow as flows
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.flow import Flow, flow_of, stages
+from meshard.plan.plan import Plan
+from meshard.plan.show.plan_html import flow_svg, page
 from tests.plans import PLANS, SMALL, laid
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,12 +14,13 @@ import meshard
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError, DtypeError, PlanError, ShapeError, TreeError
-from meshard.plan.json_form import VERSION, _checksum
-from meshard.plan.reshard import Choice, Leaf, Plan, figures_of
-from meshard.plan.route import Route
+from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.file.json_form import VERSION, _checksum
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
 from meshard.resharding import plan_reshard
 from meshard.sharding import AxisType, BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.plans import PLANS, SMALL, laid
 from tests.worlds import alone, everywhere, in_worlds
 from tests.worlds import mesh as mesh_of
@@ -77,7 +78,7 @@ def test_a_plan_is_read_in_a_fresh_process(tmp_path):
     code = """
         import sys
         from pathlib import Path
-        from meshard.plan.reshard import Plan
+        from meshard.plan.plan import Plan
         plan = Plan.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
         plan.check()
         print(plan)

@@ -15,14 +15,15 @@ from meshard.errors import (
     ShapeError,
     TreeError,
 )
-from meshard.plan import reshard as plans
-from meshard.plan import schedule
-from meshard.plan.footprint import traffic_of
-from meshard.plan.reshard import Leaf, Plan, figures_of, install_runner
-from meshard.plan.route import Route
-from meshard.plan.topology import Level, Topology
+from meshard.plan import plan as plans
+from meshard.plan.figures import schedule
+from meshard.plan.figures.choice import Leaf, figures_of
+from meshard.plan.figures.footprint import traffic_of
+from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan, install_runner
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.worlds import everywhere, in_worlds, mesh, put, whole
 
 V = np.arange(48).reshape(8, 6)

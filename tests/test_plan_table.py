@@ -8,10 +8,11 @@ import pytest
 
 from meshard.algebra.layout import Layout
 from meshard.plan.captions import size_text
-from meshard.plan.hop import Hop
-from meshard.plan.reshard import Choice, Leaf, Plan, figures_of
-from meshard.plan.route import Route
-from meshard.plan.table import kind_of_hop, layout_text, names_text, steps_of
+from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
+from meshard.plan.show.plan_table import kind_of_hop, layout_text, names_text, steps_of
 from tests.plans import PLANS, laid
 
 GOLDEN = Path(__file__).parent / "golden"

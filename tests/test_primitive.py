@@ -7,8 +7,8 @@ import pytest
 
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, MeshardError
-from meshard.runtime import primitive
-from meshard.runtime.primitive import bind, call, install, interpreting
+from meshard.runtime import doors as primitive
+from meshard.runtime.doors import bind, call, install, interpreting
 
 
 class Recorder:

@@ -14,7 +14,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.reduce import normalised_axes
+from meshard.ops.engine.dims import normalised_axes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P

@@ -21,7 +21,8 @@ from meshard.resharding import (
 )
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
-from meshard.testing import meshes, specs, virtual_devices
+from meshard.testing.strategies import meshes, specs
+from meshard.testing.virtual import virtual_devices
 
 from .lays import fetched
 from .ranks import shares

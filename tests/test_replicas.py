@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import meshard
 from meshard.algebra.settings import Table
-from meshard.plan.parts import Copy, Message, Part, Recipe
-from meshard.plan.replicas import Ownership, ownership, with_replicas
+from meshard.plan.move.part import Copy, Message, Part, Recipe
+from meshard.plan.move.replicas import Ownership, ownership, with_replicas
 from meshard.runtime.simulated import simulate
 from meshard.sharding import NamedSharding, P
 

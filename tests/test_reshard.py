@@ -8,9 +8,9 @@ import pytest
 
 import meshard
 from meshard.errors import ArgumentError, DeletedArrayError, IndivisibleError, TreeError
-from meshard.plan import schedule
-from meshard.plan.broadcast import striped
-from meshard.plan.choice import Choice, figures_of
+from meshard.plan.figures import schedule
+from meshard.plan.figures.choice import Choice, figures_of
+from meshard.plan.routes.relay import striped
 from meshard.resharding import Plan, plan_cache, plan_reshard, reshard
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from tests.watch import watched

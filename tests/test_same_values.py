@@ -11,7 +11,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import UnequalError
-from meshard.runtime.same_values import digest
+from meshard.runtime.moving.same_values import digest
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P

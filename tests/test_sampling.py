@@ -10,7 +10,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import random
 from meshard.errors import NotAddressableError, ShardingError
-from meshard.ops.sampling import drawn
+from meshard.ops.random.drawing import drawn
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
 from tests.worlds import everywhere, in_worlds, mesh, put, whole
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
-from meshard.ops.sampling_tiles import TILE, Tiling, tiling
+from meshard.ops.random.tiles import TILE, Tiling, tiling
 
 SHAPES = [(), (0,), (7,), (100_000,), (1000, 333), (3, 10**6), (5, 7, 40_000), (13, 1, 123_457)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops import scan
+from meshard.ops.reductions import scan
 from meshard.runtime.simulated import simulate
 from tests.lays import fetched, lays, numbered, same, shapes
 from tests.operands import in_all_worlds

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
-from meshard.ops.compilers import chosen
-from meshard.ops.segment_compiled import Compiled
-from meshard.ops.segment_runs import Loose, Packed, Rows
+from meshard.ops.fused.compilers import chosen
+from meshard.ops.fused.segment_compiled import Compiled
+from meshard.ops.fused.ways import Loose, Packed, Rows
 from meshard.sharding import P
-from meshard.transforms.regions import with_regions
+from meshard.transforms.lowering.regions import with_regions
 from tests.worlds import alone, in_worlds, mesh, put, whole
 
 

@@ -26,7 +26,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.runtime.primitive import innermost
+from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P

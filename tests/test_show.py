@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
-from meshard.runtime import show
-from meshard.runtime.array import Array
+from meshard.runtime.array import show
+from meshard.runtime.array.array import Array
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import NamedSharding, P
-from meshard.testing import box_shardings, placed_shapes
+from meshard.testing.strategies import box_shardings, placed_shapes
 
 from .worlds import alone, mesh, put
 

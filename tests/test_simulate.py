@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.errors import ArgumentError
-from meshard.plan.bounds import bounds_of
-from meshard.plan.hop import Hop
-from meshard.plan.load import Places, load_of
-from meshard.plan.presets import topology
-from meshard.plan.route import Route
-from meshard.plan.simulate import simulate, simulate_many, time_text
-from meshard.plan.topology import Level, Topology
+from meshard.plan.figures.bounds import bounds_of
+from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.presets import topology
+from meshard.plan.figures.simulate import simulate, simulate_many, time_text
+from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.route import Route
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import meshes, specs, virtual_devices
+from meshard.testing.strategies import meshes, specs
+from meshard.testing.virtual import virtual_devices
 from tests.lays import calm
 
 DEVICES = virtual_devices(12)
@@ -202,7 +203,7 @@ def test_sums_are_exact_where_elements_are_on_one_device(data, shape, size):
 
 
 def test_sums_of_groups_of_any_size(monkeypatch):
-    monkeypatch.setattr("meshard.plan.spread._GROUP_COST", 8)
+    monkeypatch.setattr("meshard.plan.hops.spread._GROUP_COST", 8)
     ids = np.random.default_rng(0).permutation(96)
     blocks = Layout((48, 50), (even_cuts(48, 8), balanced_cuts(50, 12)), ids.reshape(8, 12, 1))
     ids = np.random.default_rng(1).permutation(96)
@@ -224,11 +225,11 @@ def test_many_jobs_are_listed_only_where_sums_are_estimates(replicas, monkeypatc
     tree = Topology("t", (Level("h", 1.0, 1.0, size=8), Level("r", 2.0, 1.0)))
     found = simulate(hop, 4, tree)
     assert found.exact
-    monkeypatch.setattr("meshard.plan.load._summed", None)
+    monkeypatch.setattr("meshard.plan.figures.load._summed", None)
     if replicas == 1:
         with pytest.raises(TypeError):
             simulate(hop, 4, tree)
-        monkeypatch.setattr("meshard.plan.load._FEW_JOBS", 1 << 20)
+        monkeypatch.setattr("meshard.plan.figures.load._FEW_JOBS", 1 << 20)
     assert simulate(hop, 4, tree) == found
 
 

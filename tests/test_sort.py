@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
-from meshard.ops import samplesort, sort
-from meshard.ops.dtypes import SMALL_FLOATS
-from meshard.runtime.primitive import bind
+from meshard.ops.array import samplesort
+from meshard.ops.engine.promotion import SMALL_FLOATS
+from meshard.ops.reductions import sort
+from meshard.runtime.doors import bind
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.lays import Lay, fetched, lays, on_meshes, same, shapes

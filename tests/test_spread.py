@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts, layout_of_boxes
-from meshard.plan import spread as module
-from meshard.plan.grid import Grid
-from meshard.plan.spread import Rows, shared, spans_of, spread
+from meshard.plan.hops import spread as module
+from meshard.plan.hops.cells import Grid
+from meshard.plan.hops.spread import Rows, shared, spans_of, spread
 from tests.lays import calm, lays, shapes
 
 

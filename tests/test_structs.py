@@ -12,7 +12,7 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, ShapeError, ShardingError
 from meshard.runtime.arguments import checked_shape
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 from .worlds import in_worlds, mesh, put
 

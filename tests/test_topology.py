@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 import meshard
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError
-from meshard.plan.choice import Leaf
-from meshard.plan.hop import Hop
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.presets import presets, topology
+from meshard.plan.figures.simulate import simulate, simulate_many
+from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.figures.wire_time import seconds_of
+from meshard.plan.hops.hop import Hop
+from meshard.plan.plan import Plan
 from meshard.plan.planner import make_plan
-from meshard.plan.presets import presets, topology
-from meshard.plan.reshard import Plan
-from meshard.plan.simulate import simulate, simulate_many
-from meshard.plan.topology import Level, Topology
-from meshard.plan.wire_time import seconds_of
 
 HOST = Level("host", latency=1e-6, bandwidth=100e9, size=4)
 RACK = Level("rack", latency=5e-6, bandwidth=25e9, size=2, capacity=200e9)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.plan.assemble import Source
-from meshard.plan.record import Record, bytes_by_line, lines_table, records_table
-from meshard.plan.traffic import Fold, Move, all_reduced, exchanged, gathered, moved, scattered
+from meshard.plan.move.assemble import Source
+from meshard.plan.move.wires import Fold, Move, all_reduced, exchanged, gathered, moved, scattered
+from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 DEVICES = virtual_devices(8)
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("i", "j"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, IncompatibleDevicesError, ShapeError
-from meshard.ops import eager
+from meshard.ops.engine import eager
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from tests.indices import advanced, basic
 from tests.lays import Lay, calm, fetched, lays, numbered, on_meshes, same, shapes

@@ -1,7 +1,7 @@
 import pytest
 
 from meshard.errors import ArgumentError
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 
 def test_virtual_devices_are_numbered_from_zero():

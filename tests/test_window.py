@@ -10,19 +10,19 @@ import pytest
 import meshard
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError
-from meshard.plan.broadcast import striped
-from meshard.plan.choice import Choice, Leaf, figures_of
-from meshard.plan.hop import unit_map
+from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.window import between, checked_window, quota
+from meshard.plan.hops.hop import unit_map
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
 from meshard.plan.planner import make_plan
-from meshard.plan.reshard import Plan
-from meshard.plan.route import Route
-from meshard.plan.window import between, checked_window, quota
+from meshard.plan.routes.relay import striped
 from meshard.resharding import plan_reshard, reshard
+from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.simulated import simulate
-from meshard.runtime.slabs import slabs
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.testing.virtual import virtual_devices
 from tests.worlds import whole
 
 MEANING = (

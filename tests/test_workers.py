@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 import meshard
-from meshard.runtime.workers import Workers
+from meshard.runtime.memory.workers import Workers
 
 from .worlds import alone, put
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.eager import EAGER
+from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
-from meshard.runtime.array import Array
-from meshard.runtime.place import as_array, home
-from meshard.runtime.primitive import interpreting
-from meshard.runtime.traced import Traced
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import interpreting
+from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.world import here
-from meshard.transforms.jit import jit
+from meshard.transforms.jit.jit import jit
 
 
 class Hidden(Traced):

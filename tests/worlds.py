@@ -15,7 +15,7 @@ import pytest
 
 import meshard
 from meshard.algebra.world import Device, entered
-from meshard.runtime.local import LocalTransport
+from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.sharding import Mesh, NamedSharding, P

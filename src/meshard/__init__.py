@@ -23,7 +23,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import P
 from meshard.algebra.world import Device
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
-from meshard.runtime.array import Array, Shard, live_arrays
+from meshard.runtime.array.array import Array, Shard, live_arrays
 from meshard.runtime.devices import (
     device_count,
     devices,
@@ -32,40 +32,40 @@ from meshard.runtime.devices import (
     process_count,
     process_index,
 )
-from meshard.runtime.make import (
+from meshard.runtime.moving.make import (
     block_until_ready,
     device_get,
     device_put,
     make_array_from_callback,
     make_array_from_single_device_arrays,
 )
-from meshard.runtime.place import default_device
-from meshard.runtime.process_local import make_array_from_process_local_data
-from meshard.runtime.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.moving.place import default_device
+from meshard.runtime.moving.process_local import make_array_from_process_local_data
+from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 
 if TYPE_CHECKING:
     from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
-    from meshard.compat.parallel_outputs import jit, pjit
-    from meshard.runtime.plan_reshard import plan_reshard
-    from meshard.runtime.reshard import reshard
-    from meshard.transforms.abstract import eval_shape
-    from meshard.transforms.explain import explain
+    from meshard.runtime.moving.plan_reshard import plan_reshard
+    from meshard.runtime.moving.reshard import reshard
+    from meshard.transforms.jit.explain import explain
+    from meshard.transforms.jit.jit import jit, pjit
     from meshard.transforms.shard_map import shard_map
+    from meshard.transforms.tracing.abstract import eval_shape
 
 # Loaded when they are first asked for: a module, and the name in it, or None for the module.
 _LATE: dict[str, tuple[str, str | None]] = {
     "debug": ("meshard.debug", None),
-    "eval_shape": ("meshard.transforms.abstract", "eval_shape"),
+    "eval_shape": ("meshard.transforms.tracing.abstract", "eval_shape"),
     "experimental": ("meshard.experimental", None),
-    "explain": ("meshard.transforms.explain", "explain"),
+    "explain": ("meshard.transforms.jit.explain", "explain"),
     "gda": ("meshard.gda", None),
     "jit": ("meshard.compat.parallel_outputs", "jit"),
     "lax": ("meshard.lax", None),
     "multihost_utils": ("meshard.multihost_utils", None),
     "pjit": ("meshard.compat.parallel_outputs", "pjit"),
-    "plan_reshard": ("meshard.runtime.plan_reshard", "plan_reshard"),
+    "plan_reshard": ("meshard.runtime.moving.plan_reshard", "plan_reshard"),
     "random": ("meshard.random", None),
-    "reshard": ("meshard.runtime.reshard", "reshard"),
+    "reshard": ("meshard.runtime.moving.reshard", "reshard"),
     "resharding": ("meshard.resharding", None),
     "shard_map": ("meshard.transforms.shard_map", "shard_map"),
     "testing": ("meshard.testing", None),

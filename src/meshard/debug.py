@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.plan.draw import drawing_text, visualize_array_sharding, visualize_sharding
-from meshard.plan.svg import drawing_svg, sharding_svg
-from meshard.runtime.ledger import Ledger, budget, ledger
-from meshard.runtime.profile import Profile, profile
-from meshard.runtime.trace_file import Event, join_profiles
-from meshard.transforms.explanation import ExplainedStep, Explanation
-from meshard.transforms.reasons import Notice
+from meshard.plan.show.draw import drawing_text, visualize_array_sharding, visualize_sharding
+from meshard.plan.show.svg import drawing_svg, sharding_svg
+from meshard.runtime.watching.ledger import Ledger, budget, ledger
+from meshard.runtime.watching.profile import Profile, profile
+from meshard.runtime.watching.trace_file import Event, join_profiles
+from meshard.transforms.explain.explanation import ExplainedStep, Explanation
+from meshard.transforms.lowering.reasons import Notice
 
 __all__ = [
     "Event",

@@ -7,7 +7,7 @@ as NumPy does. Results are laid out as computation follows sharding.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.ops.dynamic import (
+from meshard.ops.array.dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
     dynamic_slice_in_dim,
@@ -15,7 +15,8 @@ from meshard.ops.dynamic import (
     dynamic_update_slice,
     dynamic_update_slice_in_dim,
 )
-from meshard.ops.lax_elementwise import (
+from meshard.ops.array.shape import broadcast_shapes
+from meshard.ops.lax.elementwise import (
     RoundingMethod,
     bitcast_convert_type,
     clamp,
@@ -27,11 +28,11 @@ from meshard.ops.lax_elementwise import (
     select,
     select_n,
 )
-from meshard.ops.lax_fold import (
+from meshard.ops.lax.fold import (
     associative_scan,
     reduce,
 )
-from meshard.ops.lax_reduce import (
+from meshard.ops.lax.reduce import (
     argmax,
     argmin,
     batch_matmul,
@@ -55,7 +56,7 @@ from meshard.ops.lax_reduce import (
     stop_gradient,
     top_k,
 )
-from meshard.ops.lax_shape import (
+from meshard.ops.lax.shape import (
     broadcast,
     broadcast_in_dim,
     broadcasted_iota,
@@ -79,7 +80,7 @@ from meshard.ops.lax_shape import (
     transpose,
     unstack,
 )
-from meshard.ops.lax_table import (
+from meshard.ops.lax.table import (
     abs,
     acos,
     acosh,
@@ -143,10 +144,7 @@ from meshard.ops.lax_table import (
     tan,
     tanh,
 )
-from meshard.ops.shape import broadcast_shapes
-from meshard.transforms.constraint import with_sharding_constraint
-from meshard.transforms.control_flow import cond, fori_loop, switch, while_loop
-from meshard.transforms.named_axes import (
+from meshard.transforms.collectives.named_axes import (
     all_gather,
     all_gather_invariant,
     all_to_all,
@@ -164,8 +162,10 @@ from meshard.transforms.named_axes import (
     pswapaxes,
     pvary,
 )
-from meshard.transforms.ragged import ragged_all_to_all
-from meshard.transforms.scans import map, scan
+from meshard.transforms.collectives.ragged import ragged_all_to_all
+from meshard.transforms.constraint import with_sharding_constraint
+from meshard.transforms.flow.control_flow import cond, fori_loop, switch, while_loop
+from meshard.transforms.flow.scans import map, scan
 
 # fmt: off
 __all__ = [

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.ops.attention import dot_product_attention
-from meshard.ops.nn import (
+from meshard.ops.nn.attention import dot_product_attention
+from meshard.ops.nn.functions import (
     celu,
     elu,
     gelu,

@@ -15,20 +15,9 @@ and SciPy's.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.ops.keys import (
-    PRNGKey,
-    clone,
-    fold_in,
-    key,
-    key_data,
-    key_dtype,
-    key_impl,
-    split,
-    wrap_key_data,
-)
-from meshard.ops.sampling_basic import bits, exponential, normal
-from meshard.ops.sampling_choice import categorical, choice, permutation
-from meshard.ops.sampling_continuous import (
+from meshard.ops.random.basic import bits, exponential, normal
+from meshard.ops.random.choice import categorical, choice, permutation
+from meshard.ops.random.continuous import (
     cauchy,
     double_sided_maxwell,
     gumbel,
@@ -44,7 +33,7 @@ from meshard.ops.sampling_continuous import (
     wald,
     weibull_min,
 )
-from meshard.ops.sampling_gamma import (
+from meshard.ops.random.gamma import (
     ball,
     beta,
     chisquare,
@@ -55,7 +44,7 @@ from meshard.ops.sampling_gamma import (
     loggamma,
     t,
 )
-from meshard.ops.sampling_integers import (
+from meshard.ops.random.integers import (
     bernoulli,
     binomial,
     geometric,
@@ -64,7 +53,18 @@ from meshard.ops.sampling_integers import (
     rademacher,
     randint,
 )
-from meshard.ops.sampling_matrices import multivariate_normal, orthogonal
+from meshard.ops.random.keys import (
+    PRNGKey,
+    clone,
+    fold_in,
+    key,
+    key_data,
+    key_dtype,
+    key_impl,
+    split,
+    wrap_key_data,
+)
+from meshard.ops.random.matrices import multivariate_normal, orthogonal
 
 __all__ = [
     "PRNGKey",

@@ -14,15 +14,15 @@ from meshard.errors import (
     NoIntermediateShardingNeededError,
     PlanError,
 )
-from meshard.plan.bounds import Bounds, bounds_of
+from meshard.plan.figures.bounds import Bounds, bounds_of
+from meshard.plan.figures.presets import presets, topology
+from meshard.plan.figures.simulate import Simulation
+from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.plan import Plan
 from meshard.plan.planner import PlanCache
-from meshard.plan.presets import presets, topology
-from meshard.plan.reshard import Plan
-from meshard.plan.simulate import Simulation
-from meshard.plan.topology import Level, Topology
-from meshard.runtime.ordering import best_device_order
-from meshard.runtime.plan_reshard import plan_cache, plan_reshard
-from meshard.runtime.reshard import reshard
+from meshard.runtime.moving.ordering import best_device_order
+from meshard.runtime.moving.plan_reshard import plan_cache, plan_reshard
+from meshard.runtime.moving.reshard import reshard
 
 __all__ = [
     "Bounds",

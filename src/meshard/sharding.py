@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.attributes import absent as _absent
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.mesh import AxisType, Mesh
-from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P, PartitionSpec
 
 __all__ = [

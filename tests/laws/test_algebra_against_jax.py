@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh, make_mesh
-from meshard.algebra.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
 from meshard.algebra.world import Device, World, entered
 from meshard.errors import ShardingError
-from meshard.testing import meshes, named_shardings, placed_shapes, shapes, specs
+from meshard.testing.strategies import meshes, named_shardings, placed_shapes, shapes, specs
 
 DEVICES = [Device(i) for i in range(8)]
 NDIMS = st.integers(0, 3)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import meshard
 import meshard.numpy as mnp
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import placed_shapes
+from meshard.testing.strategies import placed_shapes
 
 # JAX is a fixture of the session, so examples may share it.
 many = settings(

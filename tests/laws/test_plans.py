@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshard.plan.choice import Choice, figures_of
-from meshard.plan.flow import flow_of, stages
-from meshard.plan.reshard import Leaf, Plan
-from meshard.plan.route import Route
-from meshard.plan.schedule import batches
-from meshard.testing import virtual_devices
+from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.flow import flow_of, stages
+from meshard.plan.figures.schedule import batches
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
+from meshard.testing.virtual import virtual_devices
 from tests.laws.test_resharding import DRAWN, SHAPES, SLOW, shardings
 
 

@@ -20,9 +20,12 @@ import pytest
 
 import meshard
 from meshard.algebra.dimmap import DimMap
-from meshard.ops import eager, exchange, reduce, sampling
-from meshard.ops.dtypes import is_float
-from meshard.ops.registry import REGISTRY, MoveOp, Op
+from meshard.ops.engine import eager
+from meshard.ops.engine import reduction as exchange
+from meshard.ops.engine.dtypes import is_float
+from meshard.ops.engine.row import REGISTRY, MoveOp, Op
+from meshard.ops.random import drawing as sampling
+from meshard.ops.reductions import reduce
 from meshard.runtime.types import KEY
 from meshard.runtime.world import RuntimeWorld
 from tests.programs.cases import CASES

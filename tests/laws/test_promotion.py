@@ -16,9 +16,9 @@ import pytest
 
 import meshard.lax as lax
 import meshard.numpy as mnp
-from meshard.ops.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, kind_of, promoted
-from meshard.ops.registry import REGISTRY, Op
-from meshard.runtime.primitive import bind
+from meshard.ops.engine.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, kind_of, promoted
+from meshard.ops.engine.row import REGISTRY, Op
+from meshard.runtime.doors import bind
 from tests.worlds import alone
 
 OWN = [np.dtype(c) for c in "?bhiqBHIQefdFD"]

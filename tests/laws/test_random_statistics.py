@@ -15,7 +15,7 @@ import scipy.stats as stats
 import meshard
 import meshard.numpy as mnp
 from meshard import random
-from meshard.ops.sampling_tiles import TILE
+from meshard.ops.random.tiles import TILE
 from meshard.sharding import NamedSharding, P
 from tests.worlds import alone, mesh
 

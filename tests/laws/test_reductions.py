@@ -18,11 +18,11 @@ import meshard.numpy as mnp
 from meshard import lax, nn
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.numpy import linalg
-from meshard.ops.dtypes import accumulator, same_dtype
-from meshard.ops.promotion import BYTES, kind_of
-from meshard.ops.reduce import reduction_rule
-from meshard.ops.registry import REGISTRY, Op, Partial, register
-from meshard.runtime.primitive import bind
+from meshard.ops.engine.dtypes import accumulator, same_dtype
+from meshard.ops.engine.promotion import BYTES, kind_of
+from meshard.ops.engine.row import REGISTRY, Op, Partial, register
+from meshard.ops.reductions.reduce import reduction_rule
+from meshard.runtime.doors import bind
 from tests.lays import fetched
 from tests.worlds import alone, everywhere, in_worlds, put
 
@@ -267,9 +267,9 @@ def test_a_row_cannot_forget_it():
 def test_the_engine_accumulates_for_a_row(monkeypatch):
     """Rows written after the pattern of others: right, or refused at their first use."""
     rows = dict(REGISTRY)
-    monkeypatch.setattr("meshard.ops.registry.REGISTRY", rows)
+    monkeypatch.setattr("meshard.ops.engine.row.REGISTRY", rows)
     for module in ("eager", "decide"):
-        monkeypatch.setattr(f"meshard.ops.{module}.REGISTRY", rows, raising=False)
+        monkeypatch.setattr(f"meshard.ops.engine.{module}.REGISTRY", rows, raising=False)
     for name, kernel, how in (
         ("own_total", wide_kernel, "wide"),
         ("own_count", plain_kernel, "counts"),

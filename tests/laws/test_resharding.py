@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 import meshard
 from meshard.algebra.layout import Layout
 from meshard.algebra.world import Device
-from meshard.plan.assemble import Part, Source, assemble
-from meshard.plan.bounds import receive_bound
-from meshard.plan.reshard import Leaf, Plan
+from meshard.plan.figures.bounds import receive_bound
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.plan.plan import Plan
 from meshard.runtime.simulated import simulate
 from meshard.sharding import (
     Mesh,
@@ -28,7 +30,8 @@ from meshard.sharding import (
     Sharding,
     SingleDeviceSharding,
 )
-from meshard.testing import box_shardings, meshes, specs, virtual_devices
+from meshard.testing.strategies import box_shardings, meshes, specs
+from meshard.testing.virtual import virtual_devices
 from tests.worlds import alone
 
 DTYPES = [

@@ -116,7 +116,7 @@ tell("freed")
 
 def test_replicas_on_a_host_are_one_memory(tmp_path: Path) -> None:
     program = """
-from meshard.runtime.arena import chunk_of
+from meshard.runtime.memory.arena import chunk_of
 from meshard.runtime.world import here
 value = np.arange(200_000.0)
 y = meshard.reshard(split(value), NamedSharding(mesh, P()))

@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from meshard.algebra.arguments import count_of, instance_of, is_text, shape_of, shown
+from meshard.algebra.box import Box, Index
+from meshard.algebra.layout import Layout, layout_of_boxes
+from meshard.algebra.world import Device, current
 from meshard.errors import ArgumentError, ShardingError
 
-from .arguments import count_of, instance_of, is_text, shape_of, shown
-from .box import Box, Index
-from .layout import Layout, layout_of_boxes
-from .world import Device, current
-
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
-
-__all__ = ["MEMORY_KINDS", "Sharding", "box_of", "checked_memory_kind"]
 
 
 def checked_memory_kind(kind: str | None) -> str:

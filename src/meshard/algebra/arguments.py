@@ -15,23 +15,6 @@ from typing import Any, TypeVar
 
 from meshard.errors import ArgumentError, MeshardError, ShapeError
 
-__all__ = [
-    "choice_of",
-    "count_of",
-    "flag_of",
-    "function_of",
-    "instance_of",
-    "is_text",
-    "items_of",
-    "names_of",
-    "number_of",
-    "path_of",
-    "refusal",
-    "shape_of",
-    "shown",
-    "text_of",
-]
-
 T = TypeVar("T")
 Refusal = type[MeshardError]
 

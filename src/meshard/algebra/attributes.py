@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
 from typing import NoReturn, final
 
-__all__ = ["NoAttribute", "absent", "advise_instead", "no_attribute"]
-
 _DOORS = (
     *("meshard", "meshard.numpy", "meshard.numpy.linalg", "meshard.numpy.fft", "meshard.lax"),
     *("meshard.nn", "meshard.random", "meshard.sharding", "meshard.debug", "meshard.tree"),

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 Index = tuple[slice, ...]
 
-__all__ = ["Box", "Index"]
-
 
 class Box(NamedTuple):
     """A half-open N-d index region ``[starts, stops)``.

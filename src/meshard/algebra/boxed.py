@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from meshard.algebra.abstract import Sharding, box_of
+from meshard.algebra.arguments import instance_of, items_of, shape_of, shown
+from meshard.algebra.box import Box, Index
+from meshard.algebra.world import Device
 from meshard.errors import ShapeError, ShardingError
-
-from .abstract import Sharding, box_of
-from .arguments import instance_of, items_of, shape_of, shown
-from .box import Box, Index
-from .world import Device
-
-__all__ = ["BoxSharding"]
 
 
 @final

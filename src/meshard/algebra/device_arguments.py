@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from meshard.algebra.arguments import count_of, items_of, shown
+from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
-
-from .arguments import count_of, items_of, shown
-from .world import Device
-
-__all__ = ["device_ids_of", "devices_of"]
 
 
 def devices_of(given: object, what: str, name: str = "devices") -> tuple[Device, ...]:

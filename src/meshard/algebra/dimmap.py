@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 
-__all__ = ["DimMap", "Run", "Segment"]
-
 Piece = tuple[int, int, int, int]  # the fields of a Segment before the canonical form
 
 _start = operator.itemgetter(0)

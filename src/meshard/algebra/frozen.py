@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["Frozen"]
-
 
 class Frozen:
     """A value whose attributes cannot be set: ``__init__`` writes them into ``vars(self)``.

@@ -21,16 +21,13 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.box import Box
 from meshard.errors import CoverageError
-
-from .box import Box
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Cuts = tuple[int, ...]
-
-__all__ = ["Cuts", "Layout", "balanced_cuts", "ceil_cuts", "even_cuts", "layout_of_boxes"]
 
 
 def even_cuts(size: int, shards: int) -> Cuts:

@@ -14,24 +14,14 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of, items_of, names_of, refusal, shape_of, shown
+from meshard.algebra.device_arguments import devices_of
+from meshard.algebra.frozen import Frozen
+from meshard.algebra.world import Device, current
 from meshard.errors import ArgumentError, ShapeError, ShardingError
-
-from .arguments import count_of, items_of, names_of, refusal, shape_of, shown
-from .device_arguments import devices_of
-from .frozen import Frozen
-from .world import Device, current
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = [
-    "AxisType",
-    "Mesh",
-    "ambient_mesh",
-    "entered_mesh",
-    "make_mesh",
-    "set_mesh",
-]
 
 
 class AxisType(enum.Enum):

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
-from .layout import Cuts, balanced_cuts, even_cuts
-from .rule import BoundRule, Dim
-
-__all__ = ["Placement", "Propagation", "Split", "propagate"]
+from meshard.algebra.layout import Cuts, balanced_cuts, even_cuts
+from meshard.algebra.rule import BoundRule, Dim
 
 
 @final

@@ -24,7 +24,6 @@ from meshard.errors import RuleError, ShapeError
 Dim = tuple[str, ...]
 Term = tuple[Dim, ...]
 
-__all__ = ["BoundRule", "Dim", "OpRule", "Term"]
 
 _TOKEN = re.compile(r"\s*(->|\.\.\.|,|\(|\)|!?[A-Za-z_]\w*|1)")
 _ELLIPSIS: Dim = ("...",)

@@ -17,11 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
+from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, ConfigError
-
-from .arguments import shown
-
-__all__ = ["INTERNAL", "SETTINGS", "Setting", "Table", "checked", "from_environment", "setting_of"]
 
 MOST_DEVICES = 65_536
 """Devices of one process: far more than are of use, far fewer than memory has room for."""

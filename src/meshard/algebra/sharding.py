@@ -11,33 +11,20 @@ from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding, checked_memory_kind
+from meshard.algebra.arguments import items_of, refusal, shown
+from meshard.algebra.box import Index
+from meshard.algebra.frozen import Frozen
+from meshard.algebra.layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import Device
 from meshard.errors import IndivisibleError, ShardingError, SpecError
-
-from .abstract import MEMORY_KINDS, Sharding, checked_memory_kind
-from .arguments import items_of, refusal, shown
-from .box import Index
-from .boxed import BoxSharding
-from .frozen import Frozen
-from .layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
-from .mesh import Mesh
-from .spec import PartitionSpec
-from .world import Device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Uneven = Literal["balanced", "ceil"] | tuple[Cuts | None, ...] | None
-
-__all__ = [
-    "MEMORY_KINDS",
-    "BoxSharding",
-    "NamedSharding",
-    "Sharding",
-    "SingleDeviceSharding",
-    "Uneven",
-    "device_tensor",
-    "spec_of",
-]
 
 
 def device_tensor(

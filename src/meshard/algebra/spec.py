@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, final, overload
 
+from meshard.algebra.arguments import count_of, refusal, shown
 from meshard.errors import IndexingError, SpecError
-
-from .arguments import count_of, refusal, shown
-
-__all__ = ["P", "PartitionSpec", "UnconstrainedType"]
 
 
 @final

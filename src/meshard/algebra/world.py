@@ -14,23 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import final
 
+from meshard.algebra.arguments import count_of, text_of
+from meshard.algebra.settings import SETTINGS, Table, checked, from_environment, setting_of
 from meshard.errors import ArgumentError, ConfigError
-
-from .arguments import count_of, text_of
-from .settings import SETTINGS, Table, checked, from_environment, setting_of
-
-__all__ = [
-    "Config",
-    "Device",
-    "World",
-    "config",
-    "count_processes",
-    "current",
-    "entered",
-    "install_world_factory",
-    "known_world",
-]
-
 
 _MOST_ID = 2**63 - 1  # layouts hold ids as int64
 

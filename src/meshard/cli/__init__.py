@@ -1,5 +1,3 @@
 """The `meshard` command: `main` reads the arguments, each subcommand has a module."""
 
-from meshard.cli.main import main
-
-__all__ = ["main"]
+from meshard.cli.main import main as main

@@ -35,8 +35,6 @@ from meshard.cli.weights import Index, Weights
 from meshard.mpi.launch import job_size
 from meshard.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["DemoError", "check_neighbours", "check_vectors", "run"]
-
 # Two by two about the same thing: each sentence's neighbour is the other one of its pair.
 SENTENCES = (
     "A cat sleeps on the windowsill.",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from meshard.errors import MeshardError
 
-__all__ = ["CommandError"]
-
 
 class CommandError(MeshardError):
     """A subcommand failed; the command prints the message and exits with code 1."""

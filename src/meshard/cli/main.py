@@ -18,8 +18,6 @@ import meshard
 from meshard.cli.errors import CommandError
 from meshard.mpi.launch import end_job
 
-__all__ = ["main"]
-
 _DEMO_PACKAGES = ("rich", "safetensors", "tokenizers")
 _DEMO = """\
 Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices, in this process or several:

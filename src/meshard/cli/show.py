@@ -17,18 +17,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-__all__ = [
-    "Move",
-    "bytes_table",
-    "console",
-    "heading",
-    "matrix",
-    "neighbours",
-    "progress",
-    "size",
-    "title",
-]
-
 WIDTH = 100
 MOST = 16  # sentences in a matrix of this width
 # One background per tenth of similarity, grey to yellow, from the 256 colours of all terminals.

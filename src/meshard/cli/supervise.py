@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-__all__ = ["GRACE", "launcher_name", "supervise"]
-
 GRACE = 20.0
 """Seconds that a launcher has to end its job, once it was told to or one of its processes has
 failed; then all that it has started is ended."""

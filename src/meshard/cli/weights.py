@@ -19,8 +19,6 @@ from safetensors import SafetensorError, safe_open
 
 from meshard.cli.errors import CommandError
 
-__all__ = ["Weights", "WeightsError"]
-
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 

@@ -18,15 +18,19 @@ from meshard.algebra.box import Index
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.world import Device
+from meshard.compat.shard_buffers import checked_buffers, listed, put_shards
+from meshard.compat.shard_places import (
+    MeshAxes,
+    Places,
+    index_key,
+    kept_axes,
+    places_of,
+    real_places,
+)
 from meshard.errors import ArgumentError, IndexingError, ShardingError
-from meshard.runtime.array import Array, Shard
-from meshard.runtime.make import make_array_from_single_device_arrays
+from meshard.runtime.array.array import Array, Shard
+from meshard.runtime.moving.make import make_array_from_single_device_arrays
 from meshard.runtime.types import dtype_name
-
-from .shard_buffers import checked_buffers, listed, put_shards
-from .shard_places import MeshAxes, Places, index_key, kept_axes, places_of, real_places
-
-__all__ = ["GlobalDeviceArray"]
 
 
 @final

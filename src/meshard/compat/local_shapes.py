@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import refusal, shape_of
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.layout import Layout
-from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, ShapeError, ShardingError, SpecError
 from meshard.runtime.world import here
-
-__all__ = ["global_to_local_shape", "local_to_global_shape"]
 
 Held = list[dict[int, frozenset[int]]]
 """For each dim: the numbers of the shards that each process holds of it."""

@@ -17,23 +17,14 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
+from meshard.compat.survey import Brought, Leaf, listed, surveyed
 from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
-from meshard.runtime.array import Array, to_numpy
-from meshard.runtime.make import prefix_leaves
-from meshard.runtime.place import check_devices_exist, placed, resharded
+from meshard.runtime.array.array import Array, to_numpy
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import check_devices_exist, placed, resharded
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
-
-from .survey import Brought, Leaf, listed, surveyed
-
-__all__ = [
-    "broadcast_one_to_all",
-    "gather",
-    "global_array_to_host_local_array",
-    "host_local_array_to_global_array",
-    "process_allgather",
-]
 
 Shape = tuple[int, ...]
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.runtime.array import Array
-from meshard.runtime.place import placed
-from meshard.runtime.primitive import install_function
+from meshard.compat.gda import GlobalDeviceArray
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import install_function
+from meshard.runtime.moving.place import placed
 from meshard.runtime.world import here
-from meshard.transforms.jit import jit, pjit
-
-from .gda import GlobalDeviceArray
-
-__all__ = ["global_device_array", "jit", "pjit"]
+from meshard.transforms.jit.jit import jit as jit
+from meshard.transforms.jit.jit import pjit as pjit
 
 
 def global_device_array(x: Array) -> GlobalDeviceArray:

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import text_of
+from meshard.compat.survey import by_answer, listed
 from meshard.errors import UnequalError
-from meshard.runtime.agreeing import meet
-from meshard.runtime.array import Array, to_numpy
-from meshard.runtime.place import as_host
-from meshard.runtime.same_values import digest
+from meshard.runtime.agree import meet
+from meshard.runtime.array.array import Array, to_numpy
+from meshard.runtime.moving.place import as_host
+from meshard.runtime.moving.same_values import digest
 from meshard.runtime.trees import flatten_with_path
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
-
-from .survey import by_answer, listed
-
-__all__ = ["assert_equal", "sync_global_devices"]
 
 Answer = tuple[str, tuple[tuple[int, str], ...]]
 

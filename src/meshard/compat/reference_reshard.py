@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of, shown
 from meshard.algebra.mesh import AxisType, Mesh
-from meshard.algebra.sharding import NamedSharding, Sharding, Uneven
+from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import NoIntermediateShardingError, NoIntermediateShardingNeededError
-from meshard.runtime.array import Array
-from meshard.runtime.make import prefix_leaves
-from meshard.runtime.place import as_sharding
-from meshard.runtime.reshard import reshard
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import as_sharding
+from meshard.runtime.moving.reshard import reshard
 from meshard.runtime.trees import flatten, unflatten
-
-__all__ = ["find_intermediate_sharding", "reshard_with_intermediate_sharding"]
 
 _REPLICA = "_intermediate_replica"
 _SPLIT = "_intermediate_split"

@@ -9,17 +9,14 @@ import numpy as np
 
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device
+from meshard.compat.shard_places import Places
 from meshard.errors import ArgumentError, ShapeError, ShardingError
-from meshard.runtime.array import Array
-from meshard.runtime.place import as_host, dtype_of, filled, placed
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import as_host, dtype_of, filled, placed
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import here
 
-from .shard_places import Places
-
 Dtype = np.dtype[Any]
-
-__all__ = ["checked_buffers", "listed", "put_shards"]
 
 
 def checked_buffers(

@@ -14,22 +14,10 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
-from meshard.runtime.place import check_devices_exist
+from meshard.runtime.moving.place import check_devices_exist
 from meshard.runtime.world import here
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]
-
-__all__ = [
-    "MeshAxes",
-    "Places",
-    "get_shard_indices",
-    "get_shard_indices_replica_ids",
-    "get_shard_shape",
-    "index_key",
-    "kept_axes",
-    "places_of",
-    "real_places",
-]
 
 
 @final

@@ -27,13 +27,11 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.frame import named_sharding
-from meshard.runtime.array import Array
+from meshard.ops.engine.operand_mesh import named_sharding
+from meshard.runtime.array.array import Array
 from meshard.runtime.trees import flatten_with_path, unflatten
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
-
-__all__ = ["concatenate_by_mesh_axis", "split_by_mesh_axis"]
 
 Leaves = list[tuple[tuple[Any, ...], Any]]
 Sources = tuple[tuple[int, int, int], ...]

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.errors import ArgumentError, ShapeError, ShardingError, TreeError
-from meshard.runtime.agreeing import meet
-from meshard.runtime.array import Array
-from meshard.runtime.place import as_host
+from meshard.runtime.agree import meet
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import as_host
 from meshard.runtime.trees import flatten_with_path
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld
-
-__all__ = ["Brought", "Leaf", "by_answer", "listed", "surveyed"]
 
 
 @final

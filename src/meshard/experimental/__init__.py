@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-
-from . import global_device_array, mesh_utils, multihost_utils, pjit, shard_map
+from meshard.experimental import global_device_array, mesh_utils, multihost_utils, pjit, shard_map
 
 __all__ = ["global_device_array", "mesh_utils", "multihost_utils", "pjit", "shard_map"]
 

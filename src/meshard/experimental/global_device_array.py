@@ -9,7 +9,7 @@ from meshard.compat.shard_places import (
     get_shard_indices_replica_ids,
     get_shard_shape,
 )
-from meshard.runtime.array import Shard
+from meshard.runtime.array.array import Shard
 
 __all__ = [
     "GlobalDeviceArray",

@@ -20,14 +20,7 @@ from meshard.errors import (
     ShardingError,
     TreeError,
 )
-from meshard.plan.reshard import Leaf, Plan
-from meshard.runtime.array import Array
-from meshard.runtime.ledger import wired
-from meshard.runtime.place import check_devices_exist, checked_dtype
-from meshard.runtime.types import KEY, Block
-from meshard.runtime.world import here
-
-from .jax_buffers import (
+from meshard.interop.jax_buffers import (
     Copying,
     Moving,
     check_local,
@@ -38,7 +31,14 @@ from .jax_buffers import (
     places_of,
     read,
 )
-from .jax_shardings import jax, layout_of, to_jax, to_meshard
+from meshard.interop.jax_shardings import jax, layout_of, to_jax, to_meshard
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.plan import Plan
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import check_devices_exist, checked_dtype
+from meshard.runtime.types import KEY, Block
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.world import here
 
 if TYPE_CHECKING:
     pass

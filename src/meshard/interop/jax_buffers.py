@@ -17,28 +17,16 @@ import numpy as np
 from meshard.algebra.box import Index
 from meshard.algebra.layout import Layout
 from meshard.errors import NotAddressableError, ShardingError
-from meshard.plan.assemble import Part, Source, assemble
-from meshard.plan.traffic import Move
+from meshard.interop.jax_shardings import jax, layout_of, to_meshard
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.plan.move.wires import Move
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
-
-from .jax_shardings import jax, layout_of, to_meshard
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = [
-    "Copying",
-    "Moving",
-    "Route",
-    "check_local",
-    "copied",
-    "is_key",
-    "is_taken",
-    "made",
-    "places_of",
-    "read",
-]
 
 _LINE = 64
 """The alignment in bytes of memory that JAX's CPU devices take without a copy."""

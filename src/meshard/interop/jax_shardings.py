@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import AxisType, Mesh
-from meshard.algebra.sharding import BoxSharding, NamedSharding, Sharding, SingleDeviceSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device, current
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 
 try:
-    import jax
+    import jax as jax
 except ImportError as error:
     raise ImportError(
         f"meshard.interop.jax needs JAX, which cannot be imported here ({error}). Install it with "
@@ -27,8 +29,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["jax", "layout_of", "to_jax", "to_meshard"]
 
 
 def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:

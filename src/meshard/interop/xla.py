@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshard.ops.compilers import Run, Work
-from meshard.ops.registry import REGISTRY, Dtype, MoveOp, Params
+from meshard.ops.engine.row import REGISTRY, Dtype, MoveOp, Params
+from meshard.ops.fused.compilers import Run, Work
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
-
-__all__ = ["COMPILER", "Xla"]
 
 _ALIGNED = 64
 _REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all"})

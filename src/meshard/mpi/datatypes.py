@@ -12,8 +12,6 @@ from mpi4py import MPI
 
 from meshard.runtime.types import Block
 
-__all__ = ["Datatypes", "run_bytes"]
-
 _MOST = 256
 _COUNTED = 1 << 31
 

@@ -26,11 +26,9 @@ from meshard.algebra.world import (
     known_world,
 )
 from meshard.errors import ConfigError
-from meshard.runtime.agreeing import meet
-from meshard.runtime.workers import Workers
+from meshard.runtime.agree import meet
+from meshard.runtime.memory.workers import Workers
 from meshard.runtime.world import RuntimeWorld, alone
-
-__all__ = ["end_job", "initialize", "is_initialized", "job_size", "shutdown"]
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -104,9 +102,9 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         devices: how many devices this process has.
         ours: whether MPI was started here, and is to be ended here.
     """
-    from .segments import open_segments
-    from .transport import MpiTransport
-    from .watch import whereabouts
+    from meshard.mpi.segments import open_segments
+    from meshard.mpi.transport import MpiTransport
+    from meshard.mpi.watch import whereabouts
 
     transport = MpiTransport(mpi.COMM_WORLD, config.timeout)
     size = transport.count
@@ -142,7 +140,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
 
 def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     """Do what is to be done when this process ends, in whichever way."""
-    from .watch import Ending, end_on_error, speak_when_ended
+    from meshard.mpi.watch import Ending, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
         if transport.lookout.any_died():
@@ -175,7 +173,7 @@ def _end() -> None:
 
 def _abort(mpi: Any) -> NoReturn:
     """End all processes of the job."""
-    from .watch import tell_launcher
+    from meshard.mpi.watch import tell_launcher
 
     _flush()
     tell_launcher()
@@ -225,7 +223,7 @@ def end_job() -> None:
     if world is not None and world.process_count > 1:
         from mpi4py import MPI
 
-        from .watch import say_failed
+        from meshard.mpi.watch import say_failed
 
         say_failed(world.process_index)
         _abort(MPI)

@@ -19,12 +19,10 @@ from typing import Protocol, final
 
 import numpy as np
 
-from meshard.runtime.agreement import Stamp
-from meshard.runtime.arena import Arena, Neighbour, SharedLease
-from meshard.runtime.forks import number_of_forks
+from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease
+from meshard.runtime.memory.forks import number_of_forks
+from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.types import Block
-
-__all__ = ["ROOM", "Letters", "Stamps", "mail_bytes", "packed", "unpack"]
 
 _LINE = 64
 _SLOT = 4096

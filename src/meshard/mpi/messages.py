@@ -18,14 +18,11 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.algebra.settings import Table
-from meshard.runtime.agreement import Stamp
-from meshard.runtime.slabs import slabs
+from meshard.mpi.datatypes import Datatypes, run_bytes
+from meshard.mpi.letters import unpack
+from meshard.runtime.memory.slabs import slabs
+from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.types import Block
-
-from .datatypes import Datatypes, run_bytes
-from .letters import unpack
-
-__all__ = ["Messages"]
 
 Waiting = Generator[None, None, None]
 _DATA, _SIZE, _OBJECT, _KINDS = range(4)

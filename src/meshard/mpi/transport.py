@@ -18,17 +18,14 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.algebra.settings import Table
-from meshard.runtime.agreement import Agreement
-from meshard.runtime.forks import depth, refuse_in_child
-from meshard.runtime.lookout import Lookout
-from meshard.runtime.transport import Lent, Taken
+from meshard.mpi.messages import Messages
+from meshard.mpi.segments import Segments
+from meshard.mpi.watch import MpiLetters
+from meshard.runtime.memory.forks import depth, refuse_in_child
+from meshard.runtime.processes.agreement import Agreement
+from meshard.runtime.processes.transport import Lent, Taken
+from meshard.runtime.processes.watchdog import Lookout
 from meshard.runtime.types import Block
-
-from .messages import Messages
-from .segments import Segments
-from .watch import MpiLetters
-
-__all__ = ["MpiTransport"]
 
 Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
 """What is to be done, and for whom it waits: the first of each tuple is a peer."""

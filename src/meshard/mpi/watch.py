@@ -24,19 +24,8 @@ from mpi4py import MPI
 
 from meshard.algebra.world import config
 from meshard.errors import AgreementError, TransportError
-from meshard.runtime.forks import depth
-from meshard.runtime.lookout import ENDED, Lookout
-
-__all__ = [
-    "Ending",
-    "MpiLetters",
-    "Whereabouts",
-    "end_on_error",
-    "say_failed",
-    "speak_when_ended",
-    "tell_launcher",
-    "whereabouts",
-]
+from meshard.runtime.memory.forks import depth
+from meshard.runtime.processes.watchdog import ENDED, Lookout
 
 _LETTER = 7
 _SHORT = 3500

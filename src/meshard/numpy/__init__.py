@@ -10,36 +10,9 @@ import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.ops import info as _info
-from meshard.ops.composed import (
-    allclose,
-    angle,
-    array_equal,
-    array_equiv,
-    choose,
-    interp,
-    isclose,
-    iscomplex,
-    iscomplexobj,
-    isneginf,
-    isposinf,
-    isreal,
-    isrealobj,
-    kron,
-    nan_to_num,
-    polyval,
-    select,
-)
-from meshard.ops.contract import (
-    dot,
-    inner,
-    matmul,
-    outer,
-    tensordot,
-    vdot,
-    vecdot,
-)
-from meshard.ops.create import (
+from meshard.numpy import fft, linalg
+from meshard.ops.array import info as _info
+from meshard.ops.array.create import (
     arange,
     array,
     asarray,
@@ -58,13 +31,12 @@ from meshard.ops.create import (
     zeros,
     zeros_like,
 )
-from meshard.ops.diagonals import (
+from meshard.ops.array.diagonals import (
     diag,
     tril,
     triu,
 )
-from meshard.ops.einsum import einsum
-from meshard.ops.elementwise import (
+from meshard.ops.array.elementwise import (
     absolute,
     add,
     arccos,
@@ -151,12 +123,7 @@ from meshard.ops.elementwise import (
     trunc,
     where,
 )
-from meshard.ops.histogram import (
-    bincount,
-    histogram,
-    histogram_bin_edges,
-)
-from meshard.ops.info import (
+from meshard.ops.array.info import (
     can_cast,
     finfo,
     iinfo,
@@ -164,18 +131,7 @@ from meshard.ops.info import (
     promote_types,
     result_type,
 )
-from meshard.ops.matrix import (
-    cross,
-    diagonal,
-    trace,
-)
-from meshard.ops.moments import (
-    average,
-    mean,
-    std,
-    var,
-)
-from meshard.ops.move import (
+from meshard.ops.array.join import (
     concat,
     concatenate,
     flip,
@@ -189,10 +145,10 @@ from meshard.ops.move import (
     unstack,
     vstack,
 )
-from meshard.ops.nonzero import (
+from meshard.ops.array.nonzero import (
     nonzero,
 )
-from meshard.ops.patterns import (
+from meshard.ops.array.patterns import (
     append,
     array_split,
     atleast_3d,
@@ -219,46 +175,7 @@ from meshard.ops.patterns import (
     vander,
     vsplit,
 )
-from meshard.ops.reduce import (
-    all,
-    any,
-    argmax,
-    argmin,
-    count_nonzero,
-    max,
-    min,
-    prod,
-    ptp,
-    sum,
-)
-from meshard.ops.scan import (
-    cumprod,
-    cumsum,
-    cumulative_prod,
-    cumulative_sum,
-    diff,
-    ediff1d,
-    nancumprod,
-    nancumsum,
-    trapezoid,
-)
-from meshard.ops.sets import (
-    argwhere,
-    compress,
-    extract,
-    flatnonzero,
-    intersect1d,
-    isin,
-    setdiff1d,
-    setxor1d,
-    union1d,
-    unique,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
-from meshard.ops.shape import (
+from meshard.ops.array.shape import (
     atleast_1d,
     atleast_2d,
     broadcast_arrays,
@@ -274,7 +191,93 @@ from meshard.ops.shape import (
     swapaxes,
     transpose,
 )
-from meshard.ops.sort import (
+from meshard.ops.array.take import take, take_along_axis
+from meshard.ops.linalg.contract import (
+    dot,
+    inner,
+    matmul,
+    outer,
+    tensordot,
+    vdot,
+    vecdot,
+)
+from meshard.ops.linalg.covariance import corrcoef, cov
+from meshard.ops.linalg.einsum import einsum
+from meshard.ops.linalg.norms import (
+    cross,
+    diagonal,
+    trace,
+)
+from meshard.ops.reductions.composed import (
+    allclose,
+    angle,
+    array_equal,
+    array_equiv,
+    choose,
+    interp,
+    isclose,
+    iscomplex,
+    iscomplexobj,
+    isneginf,
+    isposinf,
+    isreal,
+    isrealobj,
+    kron,
+    nan_to_num,
+    polyval,
+    select,
+)
+from meshard.ops.reductions.histogram import (
+    bincount,
+    histogram,
+    histogram_bin_edges,
+)
+from meshard.ops.reductions.moments import (
+    average,
+    mean,
+    std,
+    var,
+)
+from meshard.ops.reductions.reduce import (
+    all,
+    any,
+    argmax,
+    argmin,
+    count_nonzero,
+    max,
+    min,
+    prod,
+    ptp,
+    sum,
+)
+from meshard.ops.reductions.scan import (
+    cumprod,
+    cumsum,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+    ediff1d,
+    nancumprod,
+    nancumsum,
+    trapezoid,
+)
+from meshard.ops.reductions.sets import (
+    argwhere,
+    compress,
+    extract,
+    flatnonzero,
+    intersect1d,
+    isin,
+    setdiff1d,
+    setxor1d,
+    union1d,
+    unique,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
+from meshard.ops.reductions.sort import (
     argpartition,
     argsort,
     digitize,
@@ -282,9 +285,7 @@ from meshard.ops.sort import (
     searchsorted,
     sort,
 )
-from meshard.ops.statistics import (
-    corrcoef,
-    cov,
+from meshard.ops.reductions.statistics import (
     median,
     nanmax,
     nanmean,
@@ -296,10 +297,7 @@ from meshard.ops.statistics import (
     percentile,
     quantile,
 )
-from meshard.ops.take import take, take_along_axis
-from meshard.runtime.array import Array as ndarray
-
-from . import fft, linalg
+from meshard.runtime.array.array import Array as ndarray
 
 abs = absolute
 acos = arccos

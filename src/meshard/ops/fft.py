@@ -16,39 +16,24 @@ import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError
-from meshard.runtime.place import as_array, as_host
-from meshard.runtime.primitive import bind
+from meshard.ops.array.create import arange
+from meshard.ops.array.elementwise import conjugate, where
+from meshard.ops.array.join import roll
+from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import (
+    accumulator,
+    as_dtype,
+    default_float,
+    is_float,
+    is_whole,
+    operand_dtype,
+)
+from meshard.ops.engine.later import by_layout
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, as_host
 from meshard.runtime.types import Block
-
-from .arguments import DtypeLike, checked
-from .create import arange
-from .dtypes import accumulator, as_dtype, default_float, is_float, is_whole, operand_dtype
-from .elementwise import conjugate, where
-from .move import roll
-from .reduce import normalised_axes
-from .registry import Dtype, Op, Operand, Params, RuleText, register
-from .whole import by_layout
-
-__all__ = [
-    "fft",
-    "fft2",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "ifft",
-    "ifft2",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "irfft",
-    "irfft2",
-    "irfftn",
-    "rfft",
-    "rfft2",
-    "rfftfreq",
-    "rfftn",
-]
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:

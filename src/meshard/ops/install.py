@@ -6,30 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from meshard.errors import ArgumentError
-from meshard.runtime.make import device_put
-from meshard.runtime.primitive import install
-
-from . import (
-    contract,
-    create,
-    elementwise,
-    index,
-    matrix,
-    moments,
-    move,
-    nn,
-    nonzero,
-    reduce,
-    scan,
-    shape,
-    sort,
-    take,
-    update,
-)
-from . import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
-from .eager import EAGER
-
-__all__ = ["array_namespace"]
+from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
+from meshard.ops.array import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
+from meshard.ops.array import join as move
+from meshard.ops.engine.eager import EAGER
+from meshard.ops.linalg import contract
+from meshard.ops.linalg import norms as matrix
+from meshard.ops.nn import functions as nn
+from meshard.ops.reductions import moments, reduce, scan, sort
+from meshard.runtime.doors import install
+from meshard.runtime.moving.make import device_put
 
 
 def array_namespace(api_version: str | None = None) -> Any:

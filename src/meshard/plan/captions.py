@@ -6,27 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import refusal
 from meshard.algebra.layout import Layout
-from meshard.algebra.sharding import NamedSharding, Sharding
+from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
-
-__all__ = [
-    "PALETTE",
-    "amount_text",
-    "bytes_text",
-    "check_sharding",
-    "device_label",
-    "headline",
-    "ink",
-    "layout_summary",
-    "platform_of",
-    "process_summary",
-    "sharding_summary",
-    "size_text",
-    "wrap",
-]
 
 # Okabe and Ito's colours, which stay apart in every common kind of colour blindness, then the same
 # hues lighter and darker. Twenty-three, a prime: rows of 8, 12 or 16 blocks do not repeat below

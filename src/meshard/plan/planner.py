@@ -18,26 +18,24 @@ import numpy as np
 
 from meshard.algebra.arguments import count_of
 from meshard.algebra.layout import Layout
-
-from .broadcast import chained, striped
-from .choice import Candidate, Choice, Figures, Leaf, figures_of
-from .grid import each_device
-from .hop import unit_map
-from .intermediate import candidates
-from .planned import checked_ids
-from .presets import as_topology
-from .reshard import Plan
-from .route import Route
-from .simulate import simulate
-from .topology import Topology
-from .window import between, checked_window
+from meshard.plan.figures.choice import Candidate, Choice, Figures, Leaf, figures_of
+from meshard.plan.figures.plan_figures import checked_ids
+from meshard.plan.figures.presets import as_topology
+from meshard.plan.figures.simulate import simulate
+from meshard.plan.figures.topology import Topology
+from meshard.plan.figures.window import between, checked_window
+from meshard.plan.hops.cells import each_device
+from meshard.plan.hops.hop import unit_map
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
+from meshard.plan.routes.relay import chained, striped
+from meshard.plan.routes.two_phase import candidates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-__all__ = ["PlanCache", "make_plan"]
 
 _LATENCY = 5e-6
 _BANDWIDTH = 10e9

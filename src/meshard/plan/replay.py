@@ -15,19 +15,17 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
-
-from .footprint import MOST_JOBS, distinct, jobs_at_most
-from .grid import Grid
-from .hop import Hop
-from .jobs import Jobs, flat_boxes
-from .route import Route
+from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most
+from meshard.plan.hops.cells import Grid
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.jobs import Jobs, flat_boxes
+from meshard.plan.hops.route import Route
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Report", "check_elements", "check_jobs", "check_route"]
 
 _SMALL = 1 << 16
 """Elements times units, up to which every element is followed."""

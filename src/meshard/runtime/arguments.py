@@ -15,18 +15,6 @@ import numpy as np
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, MeshardError, OutOfRangeError, ShapeError
 
-__all__ = [
-    "LEAST_INTEGER",
-    "MOST_INTEGER",
-    "checked_shape",
-    "described",
-    "flag",
-    "integer",
-    "items",
-    "shown",
-    "too_large",
-]
-
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
 """The range of the 64-bit integers that sizes and positions are computed in."""
 _PLAIN = {type(None), type, bool, int, float, complex, str, bytes, list, tuple, dict, set}

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from types import CodeType
 
-__all__ = ["at_line", "is_ours", "line_of", "stated_line", "user_line"]
-
 _stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
 
 _OURS = ("meshard", "optree", "contextlib", "functools")

@@ -16,17 +16,6 @@ from meshard.errors import ArgumentError, ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "create_device_mesh",
-    "create_hybrid_device_mesh",
-    "device_count",
-    "devices",
-    "local_device_count",
-    "local_devices",
-    "process_count",
-    "process_index",
-]
-
 
 def _platform(backend: str | None, what: str) -> None:
     if backend is not None and not is_text(backend, "cpu"):

@@ -19,17 +19,14 @@ from meshard.algebra.arguments import count_of, function_of, instance_of, items_
 from meshard.algebra.settings import Table
 from meshard.algebra.world import Device, entered
 from meshard.errors import ArgumentError, TransportError
-
-from .agreement import Agreement, Place, Stamp
-from .forks import depth, refuse_in_child
-from .lookout import Lookout
-from .transport import Lent, Taken
-from .types import Block
-from .world import RuntimeWorld
+from meshard.runtime.memory.forks import depth, refuse_in_child
+from meshard.runtime.processes.agreement import Agreement, Place, Stamp
+from meshard.runtime.processes.transport import Lent, Taken
+from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.types import Block
+from meshard.runtime.world import RuntimeWorld
 
 T = TypeVar("T")
-
-__all__ = ["SimulatedTransport", "simulate"]
 
 
 @final

@@ -15,8 +15,6 @@ import optree
 from meshard.algebra.arguments import function_of, instance_of, names_of
 from meshard.errors import ArgumentError
 
-__all__ = ["register_dataclass", "register_pytree_node", "register_pytree_node_class"]
-
 Class = TypeVar("Class", bound=type)
 _EVERYWHERE: str = optree.registry.__GLOBAL_NAMESPACE
 

@@ -18,24 +18,6 @@ import optree
 from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
 from meshard.errors import TreeError
 
-__all__ = [
-    "all",
-    "broadcast",
-    "broadcast_leaves",
-    "flatten",
-    "flatten_with_accessors",
-    "flatten_with_none",
-    "flatten_with_path",
-    "leaves",
-    "leaves_with_path",
-    "map",
-    "map_with_path",
-    "reduce",
-    "structure",
-    "transpose",
-    "unflatten",
-]
-
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()
 _ENDLESS = "tree: a list, tuple or dict in it contains itself, or is nested too deeply."

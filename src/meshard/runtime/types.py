@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
-from meshard.algebra.sharding import Sharding
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
@@ -21,8 +21,6 @@ Blocks = tuple[Block | None, ...]
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""
-
-__all__ = ["KEY", "ArrayType", "Block", "Blocks", "dtype_name"]
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

@@ -9,19 +9,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from meshard.algebra.sharding import Sharding, SingleDeviceSharding
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device, World, config, current, install_world_factory
 from meshard.errors import ShapeError
-
-from .agreement import Agreement
-from .arguments import MOST_INTEGER
-from .local import LocalTransport
-from .pages import Pages
-from .transport import Transport
-from .types import ArrayType
-from .workers import Workers
-
-__all__ = ["RuntimeWorld", "alone", "here"]
+from meshard.runtime.arguments import MOST_INTEGER
+from meshard.runtime.memory.pages import Pages
+from meshard.runtime.memory.workers import Workers
+from meshard.runtime.processes.agreement import Agreement
+from meshard.runtime.processes.local import LocalTransport
+from meshard.runtime.processes.transport import Transport
+from meshard.runtime.types import ArrayType
 
 _MOST_DECISIONS = 1 << 15
 

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from meshard.algebra.attributes import absent as _absent
 from meshard.runtime.simulated import simulate
-
-from .virtual import virtual_devices
+from meshard.testing.virtual import virtual_devices
 
 if TYPE_CHECKING:
-    from .strategies import box_shardings, meshes, named_shardings, placed_shapes, shapes, specs
+    from meshard.testing.strategies import (
+        box_shardings,
+        meshes,
+        named_shardings,
+        placed_shapes,
+        shapes,
+        specs,
+    )
 
 __all__ = [
     "box_shardings",

@@ -21,16 +21,14 @@ from meshard.algebra.arguments import (
     shape_of,
 )
 from meshard.algebra.box import Box
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device_arguments import devices_of
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import BoxSharding, NamedSharding, Uneven
+from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
-
-from .virtual import virtual_devices
-
-__all__ = ["box_shardings", "meshes", "named_shardings", "placed_shapes", "shapes", "specs"]
+from meshard.testing.virtual import virtual_devices
 
 _NAMES = ("x", "y", "z", "w")
 _MOST_DIMS = 32

@@ -5,8 +5,6 @@ from __future__ import annotations
 from meshard.algebra.arguments import count_of
 from meshard.algebra.world import Device
 
-__all__ = ["virtual_devices"]
-
 _MOST = 1 << 24  # sixteen million take some gigabytes
 
 

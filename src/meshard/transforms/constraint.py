@@ -6,22 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.sharding import Sharding
+from meshard.algebra.abstract import Sharding
 from meshard.runtime import trees
-from meshard.runtime.array import Array
-from meshard.runtime.make import prefix_leaves
-from meshard.runtime.place import as_host, placed
-from meshard.runtime.primitive import innermost
-from meshard.runtime.traced import Traced
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import as_host, placed
 from meshard.runtime.world import here
-
-from .body import Body
-from .calls import ConstraintCall
-from .constrained import CONSTRAINT, constrained, evened, needed, settled
-from .recorder import Tracer
-from .tracing import anywhere
-
-__all__ = ["with_sharding_constraint"]
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.constrained import CONSTRAINT, constrained, evened, needed, settled
+from meshard.transforms.program.calls import ConstraintCall
+from meshard.transforms.tracing.recorder import Tracer
+from meshard.transforms.tracing.tracing import anywhere
 
 
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:

@@ -14,8 +14,6 @@ from meshard.algebra.arguments import items_of, names_of, refusal, shown
 from meshard.errors import ArgumentError
 from meshard.runtime.trees import leaves
 
-__all__ = ["Arguments", "Statics"]
-
 
 @final
 class Statics:

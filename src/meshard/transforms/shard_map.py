@@ -28,23 +28,20 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
+from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
-from meshard.runtime.place import GLOBAL, as_array
-from meshard.runtime.primitive import innermost, interpreting
+from meshard.runtime.doors import innermost, interpreting
+from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
-
-from . import install as _install  # noqa: F401  (it adds the collectives)
-from .abstract import is_abstract
-from .body import Body
-from .boundary import entered, left
-from .calls import ShardMapCall
-from .grid import Grid
-from .infer import Ghost
-from .recorder import Recorder
-from .scope import GridKind, Scope, scope_of
-from .tracing import anywhere, recording
-
-__all__ = ["shard_map"]
+from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.boundary import entered, left
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.scope import GridKind, Scope, scope_of
+from meshard.transforms.program.calls import ShardMapCall
+from meshard.transforms.tracing.abstract import is_abstract
+from meshard.transforms.tracing.recorder import Recorder
+from meshard.transforms.tracing.tracing import anywhere, recording
 
 
 @final

@@ -1,0 +1,1 @@
+"""Operations that make, regroup and index arrays, and elementwise ones."""

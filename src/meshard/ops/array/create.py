@@ -1,0 +1,548 @@
+"""Creation: arrays from values, constants and counting, on any sharding.
+
+With ``device=`` a sharding, each piece is made where it lies; nothing whole is made first.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.box import Box
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, MeshardError, ShapeError
+from meshard.ops.array.join import stack
+from meshard.ops.array.shape import broadcast_arrays, broadcast_to, expand_dims
+from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike, checked
+from meshard.ops.engine.concrete import concrete, has_devices, is_array, is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_float
+from meshard.ops.engine.later import by_layout, made
+from meshard.ops.engine.promotion import common_dtype
+from meshard.ops.engine.row import Dtype
+from meshard.runtime.arguments import checked_shape, integer
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import (
+    as_array,
+    as_host,
+    as_sharding,
+    check_devices_exist,
+    filled,
+    home,
+    placed,
+)
+from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import here
+
+
+def _made(
+    shape: tuple[int, ...],
+    dtype: Dtype,
+    device: Any,
+    make: Callable[[Box], Block],
+    what: str,
+    committed: bool | None = None,
+) -> Array:
+    """Make an array piece by piece."""
+    world = here()
+    sharding = as_sharding(device, what)
+    if sharding is not None:
+        check_devices_exist(world, sharding, what)
+    settled = sharding is not None if committed is None else committed
+    kind = world.type_of(shape, dtype, sharding or home(world), settled)
+
+    def fill(kind: ArrayType) -> Array:
+        return filled(here(), kind, lambda piece: make(kind.layout.box(piece)), what)
+
+    found: Array = made(what, kind, fill, asked=settled)
+    return found
+
+
+def _from_nested(value: Any) -> Any:
+    """Stack lists that hold arrays; leave everything else alone."""
+    if isinstance(value, (list, tuple)) and _holds_array(value):
+        return stack(
+            [_from_nested(v) if isinstance(v, (list, tuple)) else as_array(v) for v in value]
+        )
+    return value
+
+
+def _holds_array(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, (list, tuple)):
+        # No array has more dims than this; a list that contains itself is endlessly deep.
+        return depth < _MOST_DIMS and any(_holds_array(v, depth + 1) for v in value)
+    return is_array(value)
+
+
+_MOST_DIMS = 64
+
+
+@checked
+def array(
+    object: Any,
+    dtype: AnyDtypeLike = None,
+    *,
+    copy: bool | None = True,
+    ndmin: int = 0,
+    device: Any = None,
+) -> Any:
+    """Make an array of numbers, nested lists, or anything that NumPy takes.
+
+    Args:
+        object: the value; it is copied, so that later changes to it do not show.
+        dtype: the dtype; by default NumPy's, with Python floats in the default float.
+        copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
+        ndmin: the least number of dims; dims of size one are put in front.
+        device: a Sharding or Device to lie on; None for the default device, uncommitted.
+
+    Raises:
+        DtypeError: if the elements are no numbers.
+        ArgumentError: if ``copy`` is False and the value is not an array that lies so already.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.array([[1, 2], [3, 4]]).shape
+    (2, 2)
+    """
+    if not 0 <= ndmin <= _MOST_DIMS:
+        raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
+    value = _from_nested(object)
+    wanted = None if dtype is None else as_dtype(dtype)
+    place = as_sharding(device, "array")
+    if is_array(value):
+        result = value if wanted is None else value.astype(wanted, copy=False)
+    else:
+        host = as_host(value, "array", wanted)
+        check_same_values(host, [host], [place], "array")
+        if place is not None:  # from here each piece goes where it lies
+            return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
+        result = as_array(host)
+    if result.ndim < ndmin:
+        result = result.reshape((1,) * (ndmin - result.ndim) + result.shape)
+    if place is not None:
+        result = placed(result, place)
+    same = result is object or (
+        type(object) is Array and type(result) is Array and result._live() is object._live()
+    )
+    if copy is False and not same:
+        raise ArgumentError(
+            f"array: copy=False, but a copy is needed to make {result.aval.str_short()} of a "
+            f"{type(object).__name__}. Leave out copy=False."
+        )
+    return result
+
+
+@checked
+def asarray(
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
+) -> Any:
+    """Make an array; one that is an array already stays where it is.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.asarray([1.0, 2.0]).dtype
+    dtype('float64')
+    """
+    return array(a, dtype, copy=copy, device=device)
+
+
+def copy(a: Any) -> Any:
+    """Return an equal array with the same sharding."""
+    return as_array(a).copy()
+
+
+@checked
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+    """Make an array of one value.
+
+    Args:
+        shape: the global shape.
+        fill_value: the value, or values that broadcast to the shape.
+        dtype: the dtype, by default the value's.
+        device: a Sharding or Device to lie on.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.full((2,), 7).tolist()
+    [7, 7]
+    """
+    sizes = checked_shape(shape, "full")
+    if has_devices(fill_value):
+        return _spread(fill_value, sizes, dtype, device)
+    value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
+    return _full(sizes, value, device, "full")
+
+
+def _spread(value: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """Return a value that is laid out on devices, or traced, in a shape."""
+    return array(broadcast_to(array(value, dtype), shape), device=device)
+
+
+def _full(
+    shape: tuple[int, ...], value: Block, device: Any, what: str, committed: bool | None = None
+) -> Array:
+    """Make an array of one value, or of values that broadcast to its shape."""
+    if not value.ndim:
+        return _made(
+            shape, value.dtype, device, lambda b: _constant(b.shape, value), what, committed
+        )
+    try:
+        whole = np.broadcast_to(value, shape)
+    except ValueError as error:
+        raise ShapeError(
+            f"{what}: values of shape {value.shape} do not broadcast to {shape}."
+        ) from error
+    return _made(shape, value.dtype, device, lambda b: whole[b.slices], what, committed)
+
+
+def _constant(shape: tuple[int, ...], value: Block) -> Block:
+    if not value.any():
+        return np.zeros(shape, value.dtype)
+    block = here().pages.empty(shape, value.dtype)
+    block[...] = value
+    return block
+
+
+def _constant_of(name: str, number: float) -> Callable[..., Any]:
+    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+        wanted = default_float() if dtype is None else as_dtype(dtype)
+        return _full(checked_shape(shape, name), np.asarray(number, wanted), device, name)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""Make an array of {name}, by default in the default float.
+
+    Args:
+        shape: the global shape.
+        dtype: the dtype.
+        device: a Sharding or Device to lie on; each piece is made where it lies.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.{name}((2, 3)).shape
+    (2, 3)
+    """
+    way_out = f"The sizes of all dims are one argument, as in {name}((3, 4))."
+    return checked(dtype=way_out)(function)
+
+
+zeros = _constant_of("zeros", 0)
+ones = _constant_of("ones", 1)
+empty = _constant_of("empty", 0)
+
+
+@checked
+def full_like(
+    a: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
+) -> Any:
+    """Make an array of one value with the shape, dtype and sharding of another.
+
+    Args:
+        a: the other array.
+        fill_value: the value, or values that broadcast to the shape.
+        dtype: another dtype.
+        shape: another shape. The result lies on the same devices, split alike if it has as many
+            dims and they divide so, else whole on each device.
+        device: a Sharding or Device to lie on instead.
+    """
+    x = as_array(a)
+    wanted = x.dtype if dtype is None else as_dtype(dtype)
+    sizes = x.shape if shape is None else checked_shape(shape, "full_like")
+    if has_devices(fill_value):
+        committed = type(x) is Array and x.committed and sizes == x.shape
+        place = x.sharding if device is None and committed else device
+        found = _spread(fill_value, sizes, wanted, place)
+    else:
+        value = as_host(fill_value, "full_like", wanted)
+        if device is None and not hasattr(x, "cells"):
+            return by_layout("full_like", _alike, x, value=value, shape=sizes)
+        found = _full(sizes, value, device, "full_like")
+    varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
+    return bind("pcast", found, axes=varies) if varies else found
+
+
+def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
+    """Make an array of one value that lies like another."""
+    place = x.sharding if shape == x.shape else _place_like(x, shape)
+    return _full(shape, value, place, "full_like", x.committed)
+
+
+def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
+    """Return where an array of another shape lies: on the same devices, and split alike if it can.
+
+    It can if it has as many dims, and these divide as the sharding says. Else it is whole on each.
+    """
+    own: Sharding = x.sharding
+    if isinstance(own, SingleDeviceSharding):
+        return own
+    if not isinstance(own, NamedSharding):
+        return NamedSharding(Mesh(list(own.device_order), "device"), PartitionSpec())
+    if len(shape) == x.ndim:
+        try:
+            own.layout(shape)
+        except MeshardError:
+            pass
+        else:
+            return own
+    return NamedSharding(own.mesh, PartitionSpec())
+
+
+@checked
+def zeros_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+    """Make an array of zeros with the shape, dtype and sharding of another."""
+    return full_like(a, 0, dtype, shape=shape, device=device)
+
+
+@checked
+def ones_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+    """Make an array of ones with the shape, dtype and sharding of another."""
+    return full_like(a, 1, dtype, shape=shape, device=device)
+
+
+@checked
+def empty_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+    """Make an array of zeros with the shape, dtype and sharding of another."""
+    return full_like(a, 0, dtype, shape=shape, device=device)
+
+
+@checked
+def arange(
+    start: Any, stop: Any = None, step: Any = None, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
+    """Make an array that counts from ``start`` (0 by default) to before ``stop``.
+
+    Raises:
+        ArgumentError: if the step is zero, or a limit is not a real, finite number.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.arange(2, 8, 2).tolist()
+    [2, 4, 6]
+    """
+    if stop is None:
+        start, stop = 0, start
+    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
+    given = [as_host(v, "arange").dtype for v in (first, last, by)]
+    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
+    if not real or not all(map(np.isfinite, (first, last, by))):
+        raise ArgumentError(
+            f"arange: start, stop and step are finite real numbers, got {start!r}, {stop!r} and "
+            f"{step!r}."
+        )
+    if by == 0:
+        raise ArgumentError("arange: the step cannot be zero.")
+    wanted = _promoted((first, last, by, np.int64(0))) if dtype is None else as_dtype(dtype)
+    if all(d.kind != "f" for d in given):
+        first, last, by = int(first), int(last), int(by)
+        size = max(0, -((first - last) // by))
+    else:
+        steps = float((last - first) / by)
+        lost = steps == 0 and last != first  # there is a way, too short for a float
+        size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
+    if wanted == np.bool_ and size > 2:
+        raise ArgumentError(
+            f"arange: {size} different bools were requested, but there are only two."
+        )
+    # As NumPy does: the first two elements are made from the numbers, the others from them.
+    work = accumulator(wanted) if is_float(wanted) else wanted
+    one, two = np.asarray([first, first + by][: max(size, 1)]).astype(wanted)[[0, -1]].astype(work)
+
+    def part(box: Box) -> Block:
+        counted = np.arange(box.starts[0], box.stops[0])
+        if wanted == np.bool_:
+            return np.asarray(np.where(counted, two, one), wanted)
+        with np.errstate(over="ignore"):  # unsigned ones count down through zero
+            values: Block = counted.astype(work) * (two - one) + one
+        values[counted == 0], values[counted == 1] = one, two
+        return values.astype(wanted)
+
+    return _made((size,), wanted, device, part, "arange")
+
+
+def _number(value: Any) -> Any:
+    """Return a scalar that an array without dims holds; Python's and NumPy's own stay."""
+    if is_traced(value):
+        way_out = (
+            "The result's size depends on the values. Write start + step * mnp.arange(size) "
+            "with a size that is known."
+        )
+        return np.asarray(concrete(value, "arange", way_out))[()]
+    if (type(value) is Array or isinstance(value, np.ndarray)) and value.ndim == 0:
+        return np.asarray(value)[()]
+    return value
+
+
+def _kinds(values: Sequence[Any]) -> list[Any]:
+    """Return what is promoted: the types of Python's numbers, of others the dtypes."""
+    numbers = (bool, int, float, complex)
+    arrays = [v if is_array(v) or type(v) in numbers else as_host(v, "linspace") for v in values]
+    return [type(v) if type(v) in numbers else v.dtype for v in arrays]
+
+
+def _promoted(values: Sequence[Any]) -> Dtype:
+    """Return the dtype of numbers together: wide only if one is, besides Python's own."""
+    kinds = _kinds(values)
+    found = common_dtype("linspace", kinds)
+    wide = (np.dtype(np.float64), np.dtype(np.complex128))
+    if found not in wide or any(isinstance(k, np.dtype) and k in wide for k in kinds):
+        return found
+    return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
+
+
+@checked
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DtypeLike = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """Make an array of evenly spaced numbers from ``start`` to ``stop``.
+
+    Args:
+        start: the first number, or an array of them.
+        stop: the last number, or where that would be if ``endpoint`` is False.
+        num: how many.
+        endpoint: whether ``stop`` is one of them.
+        retstep: whether to return the distance between them, too.
+        dtype: the dtype; numbers are rounded down to whole ones.
+        axis: where the new dim stands, if ``start`` or ``stop`` is an array.
+        device: a Sharding or Device to lie on; each piece is made where it lies.
+
+    Raises:
+        ArgumentError: if ``num`` is not a whole number from 0 on.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linspace(0, 1, 5).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    count = integer(num, "linspace", "num", 0)
+    if has_devices(start, stop):
+        values, step = _line_between(start, stop, count, endpoint, axis)
+        line = array(_whole(values, dtype), device=device)
+        return (line, step) if retstep else line
+    first, last = _number(start), _number(stop)
+    low, high = as_host(first, "linspace"), as_host(last, "linspace")
+    normalised_axes(axis, max(low.ndim, high.ndim) + 1, "linspace")
+    natural = _promoted((first, last, 1.0))
+    wanted = as_dtype(dtype) if dtype is not None else natural
+    parts = count - 1 if endpoint else count
+    if low.ndim or high.ndim or not parts:
+        values, step = np.linspace(
+            low, high, count, endpoint=endpoint, retstep=True, dtype=wanted, axis=axis
+        )
+        result = array(values, device=device)
+        return (result, step) if retstep else result
+    exact = common_dtype("linspace", _kinds((first, last, 1.0)))  # whatever the default float is
+    first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
+    step = (last - first) / parts
+
+    def part(box: Box) -> Block:
+        counted = np.arange(box.starts[0], box.stops[0])
+        values: Block = counted.astype(exact)
+        values = values * step if step != 0 else values / parts * (last - first)
+        values += first
+        if endpoint:
+            values[counted == parts] = last
+        return (np.floor(values) if wanted.kind in "iu" else values).astype(wanted)
+
+    result = _made((count,), wanted, device, part, "linspace")
+    return (result, step) if retstep else result
+
+
+def _whole(values: Any, dtype: Any) -> Any:
+    """Return values in a dtype, rounded down where it is one of whole numbers."""
+    if dtype is None:
+        return values
+    wanted = as_dtype(dtype)
+    return (bind("floor", values) if wanted.kind in "iu" else values).astype(wanted, copy=False)
+
+
+def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) -> tuple[Any, Any]:
+    """Return evenly spaced numbers between ends laid out on devices, and their distance."""
+    parts = count - 1 if endpoint else count
+    wanted = _promoted((start, stop, 1.0))
+    first, last = broadcast_arrays(*[as_array(v).astype(wanted) for v in (start, stop)])
+    step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
+    rank = first.ndim + 1
+    at = axis % rank
+    counted = arange(count).astype(first.dtype).reshape((-1,) + (1,) * (rank - at - 1))
+    first, last, wide = (expand_dims(v, at) for v in (first, last, step))
+    line = (
+        counted * wide + first
+        if parts > 0
+        else broadcast_to(first, (*first.shape[:at], count, *first.shape[at + 1 :]))
+    )
+    return (bind("where", counted == parts, last, line) if endpoint and parts > 0 else line), step
+
+
+def _by_position(
+    n: int,
+    m: int | None,
+    dtype: Any,
+    device: Any,
+    what: str,
+    test: Callable[[Any, Any], Any],
+    k: Any,
+) -> Any:
+    """Return a matrix of which each element is what a test of j - i and ``k`` says."""
+    shape = checked_shape((n, n if m is None else m), what)
+    wanted = default_float() if dtype is None else as_dtype(dtype)
+    if is_traced(k):
+        off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
+        return array(test(off, k).astype(wanted), device=device)
+
+    def part(box: Box) -> Block:
+        rows = np.arange(box.starts[0], box.stops[0])[:, None]
+        hits: Block = np.asarray(test(np.arange(box.starts[1], box.stops[1]) - rows, k))
+        return hits.astype(wanted)
+
+    return _made(shape, wanted, device, part, what)
+
+
+@checked
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
+    """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
+    return _by_position(N, M, dtype, device, "eye", operator.eq, k)
+
+
+@checked
+def identity(n: int, dtype: DtypeLike = None) -> Any:
+    """Make an identity matrix."""
+    return eye(n, dtype=dtype)
+
+
+@checked
+def tri(
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+) -> Any:
+    """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
+    return _by_position(N, M, dtype, device, "tri", operator.le, k)
+
+
+@checked
+def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
+    """Return the coordinates of a grid, one array per axis of it."""
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
+    arrays = [as_array(x).reshape(-1) for x in xi]
+    count = len(arrays)
+    order = list(range(count))
+    if indexing == "xy" and count > 1:
+        order[0], order[1] = 1, 0
+    thin = [
+        x.reshape((1,) * order[i] + (-1,) + (1,) * (count - order[i] - 1))
+        for i, x in enumerate(arrays)
+    ]
+    if sparse:
+        return thin
+    return broadcast_arrays(*thin)

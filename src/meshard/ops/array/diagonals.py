@@ -1,0 +1,91 @@
+"""Triangles and diagonals of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ShapeError
+from meshard.ops.array.create import tri
+from meshard.ops.array.join import pad
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.dtypes import same_dtype
+from meshard.ops.engine.row import Bounds, Op, Operand, Params, RuleText, register
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+
+
+def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "corner": (bounds["i"][0], bounds["j"][0])}
+
+
+def _kept(x: Block, *, k: int, lower: bool, corner: tuple[int, int] = (0, 0)) -> Block:
+    """Return the part of a block below or above a diagonal; ``corner`` is where it begins."""
+    rows, columns = (np.arange(n) + a for n, a in zip(x.shape[-2:], corner, strict=True))
+    under = columns - rows[:, None] <= k
+    found: Block = np.where(under if lower else ~under, x, np.zeros((), x.dtype))
+    return found
+
+
+def _diagonal_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    return "i -> i j", {"j": operands[0][0][0]}
+
+
+def _on_diagonal(x: Block, *, k: int, columns: int, corner: tuple[int, int] = (0, 0)) -> Block:
+    """Return rows of a matrix that has the elements of ``x`` at columns ``k`` further right."""
+    found = np.zeros((len(x), columns), x.dtype)
+    at = np.arange(len(x)) + corner[0] + k - corner[1]
+    inside = np.flatnonzero((at >= 0) & (at < columns))
+    found[inside, at[inside]] = x[inside]
+    return found
+
+
+def _diagonal_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**_corner(params, bounds, shape), "columns": shape[1]}
+
+
+register(Op("triangle", "... i j -> ... i j", _kept, dtypes=same_dtype, local=_corner))
+
+
+register(Op("on_diagonal", _diagonal_rule, _on_diagonal, dtypes=same_dtype, local=_diagonal_cell))
+
+
+def _triangle(m: Any, k: int, lower: bool) -> Any:
+    x = as_array(m)
+    if x.ndim < 2:
+        raise ShapeError(f"{'tril' if lower else 'triu'}: needs at least two dims, got {x.shape}.")
+    if is_traced(k):
+        below = tri(x.shape[-2], x.shape[-1], k if lower else k - 1, bool)
+        return bind("where", below if lower else bind("logical_not", below), x, x.dtype.type(0))
+    return bind("triangle", x, k=int(k) if lower else int(k) - 1, lower=lower)
+
+
+@checked
+def tril(m: Any, k: int = 0) -> Any:
+    """Return the array with zeros above the diagonal ``k`` of its last two dims."""
+    return _triangle(m, k, lower=True)
+
+
+@checked
+def triu(m: Any, k: int = 0) -> Any:
+    """Return the array with zeros below the diagonal ``k`` of its last two dims."""
+    return _triangle(m, k, lower=False)
+
+
+@checked
+def diag(v: Any, k: int = 0) -> Any:
+    """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
+    x = as_array(v)
+    if is_traced(k):
+        k = int(concrete(k, "diag", "It decides the result's size. Give a Python integer."))
+    if x.ndim == 1:
+        return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
+    if x.ndim != 2:
+        raise ShapeError(f"diag: takes one or two dims, got shape {x.shape}.")
+    n = max(0, min(x.shape[0] + min(k, 0), x.shape[1] - max(k, 0)))
+    rows = np.arange(n) + max(-k, 0)
+    return x[rows, rows + k]

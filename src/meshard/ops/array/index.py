@@ -1,0 +1,467 @@
+"""Indexing: slices as box maps, arrays of positions as gathers.
+
+A basic index moves only what crosses between devices. In a gather each device looks up the
+positions that it holds itself; the parts, which do not overlap, are then joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.errors import IndexingError
+from meshard.ops.array.nonzero import nonzero
+from meshard.ops.array.shape import broadcast_to, reshape
+from meshard.ops.engine.concrete import concrete, eagerly, is_array, is_traced
+from meshard.ops.engine.dtypes import same_dtype
+from meshard.ops.engine.promotion import promoted
+from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.types import Block
+
+
+def _slice_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+    return [tuple(DimMap.slice(n, *s) for n, s in zip(shapes[0], params["slices"], strict=True))]
+
+
+def _slice_whole(params: Params) -> frozenset[int]:
+    whole: frozenset[int] = frozenset(params["dropped"])
+    return whole
+
+
+register(MoveOp("slice", _slice_maps, _slice_whole))
+
+Span = tuple[int | None, int | None, int]
+_ALL: Span = (None, None, 1)
+
+
+def sizes_of(entries: Sequence[int | tuple[()] | None], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the dims that entries of `IndexParts.shape` stand for."""
+    return tuple([1 if d is None else shape[d] for d in entries if not isinstance(d, tuple)])
+
+
+@final
+class IndexParts:
+    """An index taken apart: a slice per dim, what to do with dims afterwards, and the arrays.
+
+    Attributes:
+        x: the array; for each boolean scalar of the index it has one more dim of size one.
+        slices: start, stop, step per dim of the array.
+        dropped: dims indexed by a number.
+        shape: entries of the result of slicing: a dim's number, or None for a new dim; an empty
+            tuple stands for an ellipsis without dims, which yet separates arrays.
+        arrays: the positions along each dim that is indexed by an array. Traced ones that lie
+            outside are moved inside, or left to be passed over if ``clamp`` is False; so are
+            others, if they are not ``checked``.
+        clamp: whether positions are moved inside.
+    """
+
+    def __init__(self, x: Any, index: Any, clamp: bool = True, checked: bool = True) -> None:
+        self.clamp = clamp
+        entries = list(index) if isinstance(index, tuple) else [index]
+        self.x, entries = _expanded(x, [_entry(e) for e in entries])
+        self.slices: list[Span] = []
+        self.dropped: list[int] = []
+        self.shape: list[int | tuple[()] | None] = []
+        self.arrays: dict[int, Any] = {}
+        if not checked:
+            entries = [_unchecked(e) for e in entries]
+        advanced = any(_is_positions(e) for e in entries)
+        dim = 0
+        for entry in entries:
+            if entry is None or entry is Ellipsis:
+                self.shape.append(() if entry is Ellipsis else None)
+                continue
+            size = self.x.shape[dim]
+            if isinstance(entry, slice):
+                self.slices.append(_span(entry))
+                self.shape.append(dim)
+            elif _is_positions(entry):
+                self.slices.append(_ALL)
+                self.shape.append(dim)
+                self.arrays[dim] = positions(entry, size, dim, clamp, checked)
+            else:
+                at = _number(entry, size, dim)
+                if advanced:  # NumPy counts it among the arrays
+                    self.slices.append(_ALL)
+                    self.shape.append(dim)
+                    self.arrays[dim] = as_array(np.asarray(at))
+                else:
+                    self.slices.append((at, at + 1, 1))
+                    self.dropped.append(dim)
+            dim += 1
+
+    @property
+    def moves(self) -> bool:
+        """Whether slicing changes anything."""
+        return any(s != _ALL for s in self.slices)
+
+    def common_shape(self) -> tuple[int, ...]:
+        """Return the shape that the arrays of positions broadcast to.
+
+        Raises:
+            IndexingError: if they do not.
+        """
+        shapes = [p.shape for p in self.arrays.values()]
+        try:
+            return np.broadcast_shapes(*shapes)
+        except ValueError as error:
+            told = ", ".join(map(str, shapes))
+            raise IndexingError(f"Index arrays of shapes {told} do not broadcast.") from error
+
+    def gathered_shape(
+        self, shape: tuple[int, ...], common: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return where the dims of the arrays stand among the others, and the result's shape.
+
+        ``shape`` is that of the sliced array. Arrays that stand side by side are replaced by their
+        common dims; where something stands between them these come first.
+        """
+        marks = [d in self.arrays for d in self.shape]
+        first, last = marks.index(True), len(marks) - marks[::-1].index(True)
+        before = self.shape[:first] if all(marks[first:last]) else []
+        rest = [d for d in self.shape[len(before) :] if d not in self.arrays]
+        at = sum(isinstance(d, int) for d in before)
+        return at, (*sizes_of(before, shape), *common, *sizes_of(rest, shape))
+
+
+_DEEPEST = 64
+"""The most dims of a NumPy array."""
+
+
+def _entry(entry: Any) -> Any:
+    """Return an entry of an index as None, an ellipsis, a slice, a number or an array."""
+    if entry is None or entry is Ellipsis or type(entry) is Array:
+        return entry
+    if isinstance(entry, (slice, np.ndarray)):
+        return entry
+    if is_traced(entry):
+        return entry
+    if isinstance(entry, str):
+        raise IndexingError(f"An array is not indexed by a string; got {entry!r}.")
+    if isinstance(entry, (bool, np.bool_)):
+        return np.asarray(entry)
+    if isinstance(entry, (list, tuple, range)):
+        if _holds_array(entry):
+            return stacked(entry)
+        value = as_host(entry, "index")
+        return value if value.size or value.dtype.kind == "b" else value.astype(np.int64)
+    if hasattr(entry, "dtype") and not np.isscalar(entry):
+        return as_array(entry)
+    return entry
+
+
+def _holds_array(entry: Any, depth: int = 0) -> bool:
+    if not isinstance(entry, (list, tuple)):
+        return is_array(entry)
+    if depth > _DEEPEST:
+        raise IndexingError(
+            f"A list of an index is nested more than {_DEEPEST} deep, or contains itself."
+        )
+    return any(_holds_array(e, depth + 1) for e in entry)
+
+
+def stacked(entries: Sequence[Any]) -> Any:
+    """Return scalars or nested sequences of them, of which some are arrays, as one array.
+
+    Raises:
+        IndexingError: if the sequences have different lengths.
+    """
+    values = [stacked(e) if _holds_array(e) and not is_array(e) else as_array(e) for e in entries]
+    if len({v.shape for v in values}) > 1:
+        told = ", ".join(str(v.shape) for v in values)
+        raise IndexingError(
+            f"A list of an index holds parts of shapes {told}; they must have one shape."
+        )
+    dtype = promoted([v.dtype for v in values])
+    lines = [reshape(bind("astype", v, dtype=dtype), (1, *v.shape)) for v in values]
+    return bind("concatenate", *lines, axis=0)
+
+
+def _is_mask(entry: Any) -> bool:
+    return (isinstance(entry, np.ndarray) or is_array(entry)) and entry.dtype == np.bool_
+
+
+def _is_positions(entry: Any) -> bool:
+    """Whether an entry is an array of positions; NumPy's own without dims are numbers."""
+    return is_array(entry) or (isinstance(entry, np.ndarray) and entry.ndim > 0)
+
+
+def _width(entry: Any) -> int:
+    """Return how many dims an entry takes."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if _is_mask(entry) else 1
+
+
+_WITHOUT_MASK = (
+    "How many elements a mask selects depends on its values. Write meshard.numpy.where(mask, x, "
+    "other), which keeps the shape; a place to change is named "
+    "by x.at[mask].set(value); the positions of a known number of elements are given by "
+    "meshard.numpy.nonzero(mask, size=...)."
+)
+
+
+def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
+    """Fill an index up with whole slices, and replace masks by their positions.
+
+    A boolean scalar is a mask of a dim of size one, which the array gets at that place.
+    """
+    used = sum(map(_width, entries))
+    dots = [i for i, e in enumerate(entries) if e is Ellipsis]
+    if len(dots) > 1:
+        raise IndexingError("An index has at most one ellipsis ('...').")
+    if used > x.ndim:
+        raise IndexingError(f"Too many indices: the array has {x.ndim} dims, the index has {used}.")
+    place = dots[0] if dots else len(entries)
+    rest: list[Any] = [slice(None)] * (x.ndim - used) or [Ellipsis] * len(dots)
+    plain: list[Any] = []
+    shape: list[int] = []
+    dim = 0
+    for entry in (*entries[:place], *rest, *entries[place + 1 :]):
+        width = _width(entry)
+        sizes = x.shape[dim : dim + width]
+        if not _is_mask(entry):
+            plain.append(entry)
+            shape += sizes
+            dim += width
+            continue
+        if is_traced(entry):
+            entry = np.asarray(concrete(entry, "x[mask]", _WITHOUT_MASK))
+        if entry.shape != sizes and entry.ndim:
+            raise IndexingError(
+                f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
+                f"array of shape {x.shape}."
+            )
+        if not entry.ndim:
+            sizes = (1,)
+            plain.append(np.zeros(int(bool(entry)), np.int64))
+        else:
+            plain += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+        shape += sizes
+        dim += width
+    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain
+
+
+def _span(entry: slice) -> Span:
+    parts = []
+    for part in (entry.start, entry.stop, entry.step):
+        if is_traced(part):
+            part = concrete(
+                part,
+                "x[start:stop]",
+                "The size of a slice depends on the values of its ends. Write "
+                "meshard.lax.dynamic_slice_in_dim(x, start, size), whose size is fixed.",
+            ).item()
+        if part is not None and not hasattr(part, "__index__"):
+            raise IndexingError(f"A slice is made of integers; got {entry!r}.")
+        parts.append(None if part is None else part.__index__())
+    if parts[2] == 0:
+        raise IndexingError("The step of a slice cannot be zero.")
+    return parts[0], parts[1], 1 if parts[2] is None else parts[2]
+
+
+def _number(entry: Any, size: int, dim: int) -> int:
+    try:
+        at: int = entry.__index__()
+    except (AttributeError, TypeError) as error:
+        raise IndexingError(
+            f"An index is made of integers, slices, '...', None and arrays of integers or bools; "
+            f"got {entry!r} of type {type(entry).__name__}."
+        ) from error
+    _check_bounds(at, at, size, dim)
+    return at % size
+
+
+def _check_bounds(low: int, high: int, size: int, dim: int) -> None:
+    if low < -size or high >= size:
+        bad = low if low < -size else high
+        raise IndexingError(f"Index {bad} is out of bounds for dim {dim} with size {size}.")
+
+
+def _within(places: Block, *, size: int, clamp: bool) -> Block:
+    """Count negative positions from the end; move those outside inside if asked to."""
+    found = places.astype(np.int64)
+    found = np.where(found < 0, found + size, found)
+    return np.clip(found, 0, max(size - 1, 0)) if clamp else found
+
+
+def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
+    return (np.dtype(np.int64),)
+
+
+register(Op("positions_within", "... -> ...", _within, dtypes=_int_law))
+
+
+def _unchecked(entry: Any) -> Any:
+    """Return a number as an array of positions, which need not lie inside."""
+    return as_array(np.asarray(entry)) if isinstance(entry, (int, np.integer)) else entry
+
+
+def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool = True) -> Any:
+    """Return positions counted from 0, checked against the dim's size.
+
+    They are made 64 bits wide, since a short integer may not be able to count the dim. Traced ones
+    cannot be checked: they are moved inside, or left outside for an operation that passes over
+    them; so are others that are not to be ``checked``.
+    """
+    if entry.dtype.kind not in "iu":
+        raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
+    if checked and not size and entry.size:
+        raise IndexingError(f"An index into dim {dim}, which is empty: no position is in it.")
+    if is_traced(entry) or not checked:
+        return bind("positions_within", as_array(entry), size=size, clamp=clamp)
+    if isinstance(entry, np.ndarray):
+        if entry.size:
+            _check_bounds(int(entry.min()), int(entry.max()), size, dim)
+        places = entry.astype(np.int64)
+        places[places < 0] += size
+        return as_array(places, fresh=True)
+    if entry.size:
+        every = {"axis": tuple(range(entry.ndim)), "keepdims": False}
+        with eagerly():
+            low, high = bind("min", entry, **every), bind("max", entry, **every)
+        if low._type.local:  # else other processes hold it all, and check
+            _check_bounds(int(low), int(high), size, dim)
+    long = bind("astype", entry, dtype=np.dtype(np.int64))
+    return bind("where", bind("less", long, 0), bind("add", long, size), long)
+
+
+def getitem(x: Any, index: Any) -> Any:
+    """Return ``x[index]`` with NumPy's meaning of integers, slices, None, ``...`` and arrays.
+
+    Slices keep the array's cuts, so that no element changes its device without need.
+
+    Raises:
+        IndexingError: if an index is out of bounds, of another kind, or there are too many.
+    """
+    return taken_apart(IndexParts(x, index))
+
+
+def taken_apart(found: IndexParts) -> Any:
+    """Return what an index selects; zeros for positions that were left outside."""
+    x = found.x
+    if found.arrays:
+        return _gathered(found)
+    result = x
+    if found.moves:
+        result = bind("slice", x, slices=tuple(found.slices), dropped=tuple(found.dropped))
+    shape = sizes_of(found.shape, result.shape)
+    return reshape(result, shape) if shape != result.shape else result
+
+
+# gather
+
+
+def _gather_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    dims = params["dims"]
+    rank = len(operands[0][0])
+    source = [f"x{d}" for d in range(rank)]
+    places = [f"n{i}" for i in range(len(operands[1][0]))]
+    kept = [f"x{d}" for d in range(rank) if d not in dims]
+    at = params["at"]
+    out = [*kept[:at], *places, *kept[at:]]
+    terms = [" ".join(source)] + [" ".join(places)] * len(dims)
+    return f"{', '.join(terms)} -> {' '.join(out)}"
+
+
+def _gather_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "starts": tuple(bounds[f"x{d}"][0] for d in params["dims"])}
+
+
+def _gather(
+    x: Block,
+    *places: Block,
+    dims: tuple[int, ...],
+    at: int,
+    starts: tuple[int, ...] = (),
+) -> Block:
+    """Look up the positions that the block holds; the others give zeros."""
+    first = starts or (0,) * len(dims)
+    sizes = [x.shape[d] for d in dims]
+    local = [p - s for p, s in zip(places, first, strict=True)]
+    inside = np.ones(places[0].shape, bool)
+    for p, n in zip(local, sizes, strict=True):
+        inside &= (p >= 0) & (p < n)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    front = x.transpose([*dims, *kept])
+    if inside.all():
+        found = front[tuple(local)]
+    else:
+        found = np.zeros((*inside.shape, *front.shape[len(dims) :]), x.dtype)
+        found[inside] = front[tuple(p[inside] for p in local)]
+    rank = inside.ndim
+    order = [*range(rank, rank + at), *range(rank), *range(rank + at, found.ndim)]
+    result: Block = found.transpose(order)
+    return result
+
+
+def joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
+    """Join results that do not overlap, bit by bit, so that every value stays what it is."""
+    total = np.array(parts[0][0])
+    bits = total.reshape(-1).view(np.uint8)
+    for (part,) in parts[1:]:
+        bits |= np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return (bits.view(total.dtype).reshape(total.shape),)
+
+
+register(
+    Op(
+        "gather",
+        _gather_rule,
+        _gather,
+        dtypes=same_dtype,
+        partial=Partial(joined, "selects"),
+        local=_gather_cell,
+    )
+)
+
+
+def _is_plain(x: Any, arrays: dict[int, Any]) -> bool:
+    """Whether single traced positions name a place in blocks that have their dims whole."""
+    cuts = x.aval.layout.cuts
+    return is_traced(*arrays.values()) and all(
+        p.ndim == 0 and len(cuts[d]) == 2 and x.shape[d] for d, p in arrays.items()
+    )
+
+
+def _cut_out(index: IndexParts) -> Any:
+    """Return what an index with single traced positions selects: a view of each block."""
+    x = index.x
+    if index.moves:
+        x = bind("slice", x, slices=tuple(index.slices), dropped=())
+    starts = [index.arrays.get(d, 0) for d in range(x.ndim)]
+    sizes = tuple([1 if d in index.arrays else n for d, n in enumerate(x.shape)])
+    _, shape = index.gathered_shape(x.shape, ())
+    found = bind("dynamic_slice", x, *starts, sizes=sizes, wrap=(False,) * x.ndim)
+    return reshape(found, shape)
+
+
+def _gathered(index: IndexParts) -> Any:
+    """Return what an index with arrays of positions selects."""
+    x, common = index.x, index.common_shape()
+    if index.clamp and not common and _is_plain(x, index.arrays):
+        return _cut_out(index)
+    if index.moves:
+        x = bind("slice", x, slices=tuple(index.slices), dropped=())
+    places = [broadcast_to(p, common) for p in index.arrays.values()]
+    at, shape = index.gathered_shape(x.shape, common)
+    found = bind("gather", x, *places, dims=tuple(index.arrays), at=at)
+    return reshape(found, shape) if shape != found.shape else found
+
+
+def whole_numbers(indices: Any, what: str) -> Any:
+    """Return positions, checked to be integers; values of the host stay there for now."""
+    if isinstance(indices, list) and not indices:
+        return np.empty(0, np.int64)
+    if isinstance(indices, (list, tuple)) and any(map(is_array, indices)):
+        indices = stacked([as_array(i) for i in indices])
+    places = indices if is_array(indices) else as_host(indices, what)
+    if places.dtype.kind not in "iu":
+        raise IndexingError(f"{what}: positions are integers, not {places.dtype}.")
+    return places

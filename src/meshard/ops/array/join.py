@@ -1,0 +1,403 @@
+"""Moving elements: arrays side by side, flipped, rolled, padded, tiled, as box maps.
+
+Each is a `DimMap` per dim; only what crosses between devices moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.samplesort import known
+from meshard.ops.array.shape import (
+    atleast_1d,
+    atleast_2d,
+    broadcast_to,
+    expand_dims,
+    ravel,
+    reshape,
+)
+from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import as_dtype
+from meshard.ops.engine.promotion import common_dtype
+from meshard.ops.engine.row import MoveOp, Params, register
+from meshard.runtime.arguments import described
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.types import Block
+
+
+def _concatenate_maps(
+    shapes: Sequence[tuple[int, ...]], params: Params
+) -> list[tuple[DimMap, ...]]:
+    axis = params["axis"]
+    total = sum(s[axis] for s in shapes)
+    maps, at = [], 0
+    for shape in shapes:
+        maps.append(
+            tuple(
+                DimMap.place(n, total, at) if d == axis else DimMap.identity(n)
+                for d, n in enumerate(shape)
+            )
+        )
+        at += shape[axis]
+    return maps
+
+
+def _one_dim(make: Any) -> Any:
+    """Return the maps of an operation that maps some dims of one operand."""
+
+    def maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+        arguments = dict(params["dims"])
+        return [
+            tuple(
+                make(n, *arguments[d]) if d in arguments else DimMap.identity(n)
+                for d, n in enumerate(shapes[0])
+            )
+        ]
+
+    return maps
+
+
+register(MoveOp("concatenate", _concatenate_maps))
+register(MoveOp("flip", _one_dim(DimMap.flip)))
+register(MoveOp("roll", _one_dim(DimMap.roll)))
+register(MoveOp("pad_zeros", _one_dim(DimMap.pad)))
+register(MoveOp("tile", _one_dim(DimMap.tile)))
+register(MoveOp("take_positions", _one_dim(lambda n, positions: DimMap.take(n, positions))))
+
+
+_ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
+
+
+@checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
+def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
+    """Return arrays joined along an existing dim.
+
+    Raises:
+        ShapeError: if there are none, or the other dims differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.concatenate([mnp.zeros((1, 2)), mnp.ones((2, 2))]).shape
+    (3, 2)
+    """
+    values = [as_array(a) for a in arrays]
+    if not values:
+        raise ShapeError("concatenate: needs at least one array.")
+    if axis is None:
+        values, axis = [ravel(x) for x in values], 0
+    (dim,) = normalised_axes(axis, values[0].ndim, "concatenate")
+    first = values[0].shape
+    for number, x in enumerate(values):
+        if x.ndim != len(first) or any(
+            a != b for d, (a, b) in enumerate(zip(x.shape, first, strict=True)) if d != dim
+        ):
+            raise ShapeError(
+                f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
+                f"differ along dim {dim} only."
+            )
+    wanted = (
+        common_dtype("concatenate", [x.dtype for x in values]) if dtype is None else as_dtype(dtype)
+    )
+    alike = [x if x.dtype == wanted else x.astype(wanted) for x in values]
+    return bind("concatenate", *alike, axis=dim)
+
+
+concat = concatenate
+
+
+@checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
+    """Return arrays of one shape joined along a new dim."""
+    values = [as_array(a) for a in arrays]
+    if not values:
+        raise ShapeError("stack: needs at least one array.")
+    for number, x in enumerate(values):
+        if x.shape != values[0].shape:
+            raise ShapeError(
+                f"stack: array {number} has shape {x.shape}, array 0 {values[0].shape}."
+            )
+    (dim,) = normalised_axes(axis, values[0].ndim + 1, "stack")
+    return concatenate([expand_dims(x, dim) for x in values], axis=dim)
+
+
+@checked
+def hstack(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined along the second dim, or the first of one-dim arrays."""
+    values = [atleast_1d(a) for a in arrays]
+    return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
+
+
+@checked
+def vstack(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined along the first dim, one-dim arrays as rows."""
+    return concatenate([atleast_2d(a) for a in arrays], axis=0)
+
+
+@checked
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+    """Return the parts along a dim, without it."""
+    value = as_array(x)
+    (dim,) = normalised_axes(axis, value.ndim, "unstack")
+    head = (slice(None),) * dim
+    return tuple(value[(*head, i)] for i in range(value.shape[dim]))
+
+
+@checked
+def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
+    """Return the parts of the array along a dim: a number of equal ones, or at cut points.
+
+    Raises:
+        ShapeError: if a number of sections does not divide the dim.
+    """
+    x = as_array(a)
+    (dim,) = normalised_axes(axis, x.ndim, "split")
+    size = x.shape[dim]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        n = int(indices_or_sections)
+        if n < 1 or size % n:
+            raise ShapeError(
+                f"split: dim {dim} of size {size} cannot be split into {n} equal parts."
+            )
+        cuts = [size // n * i for i in range(n + 1)]
+    else:
+        cuts = [0, *[int(i) for i in indices_or_sections], size]
+    head = (slice(None),) * dim
+    return [x[(*head, slice(a, b))] for a, b in pairwise(cuts)]
+
+
+@checked
+def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
+    """Return the array with some dims reversed, all by default."""
+    x = as_array(m)
+    dims = normalised_axes(axis, x.ndim, "flip")
+    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
+
+
+@checked
+def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
+    """Return the array with its elements moved along dims, those that fall out coming back in.
+
+    Args:
+        a: the array.
+        shift: by how many positions; a number, or one for each of ``axis``.
+        axis: the dim or dims, of which one may stand several times; None for the flat array.
+
+    Raises:
+        ArgumentError: if a dim does not exist, or as many shifts as dims are not given.
+    """
+    x = as_array(a)
+    if axis is None:
+        return reshape(roll(ravel(x), shift, 0), x.shape)
+    if any(map(is_traced, shift if isinstance(shift, (list, tuple)) else [shift])):
+        return _rolled(x, shift, axis)
+    try:
+        steps = np.asarray(known(shift) if is_array(shift) else shift)
+        shifts, axes = np.broadcast_arrays(steps, np.asarray(axis, np.int64))
+    except ValueError:
+        raise ArgumentError(
+            f"roll: shift {shift} and axis {axis} have different lengths."
+        ) from None
+    if shifts.size and (shifts.ndim > 1 or shifts.dtype.kind not in "biu"):
+        raise ArgumentError(f"roll: shift {shift!r} is neither an integer nor a tuple of integers.")
+    moves: dict[int, int] = {}
+    for d, s in zip(axes.reshape(-1).tolist(), shifts.reshape(-1).tolist(), strict=True):
+        (dim,) = normalised_axes(d, x.ndim, "roll")
+        moves[dim] = moves.get(dim, 0) + int(s)
+    return bind("roll", x, dims=tuple((d, (s,)) for d, s in sorted(moves.items())))
+
+
+def _rolled(x: Any, shift: Any, axis: Any) -> Any:
+    """Return the array rolled by traced shifts: each element looked up at its new place."""
+    dims = [axis] if hasattr(axis, "__index__") else list(axis)
+    if is_traced(shift):
+        shifts = [shift] if not shift.ndim else [shift[i] for i in range(shift.shape[0])]
+    else:
+        shifts = list(shift) if isinstance(shift, (list, tuple)) else [shift]
+    if len(shifts) == 1:
+        shifts *= len(dims)
+    elif len(dims) == 1:
+        dims *= len(shifts)
+    if len(shifts) != len(dims):
+        raise ArgumentError(f"roll: {len(shifts)} shifts for {len(dims)} axes.")
+    for s, d in zip(shifts, dims, strict=True):
+        (dim,) = normalised_axes(d, x.ndim, "roll")
+        if x.shape[dim]:
+            places = bind("subtract", np.arange(x.shape[dim]), s)
+            places = bind("remainder", places, x.shape[dim])
+            x = bind("gather", x, places, dims=(dim,), at=dim)
+    return x
+
+
+_PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
+
+
+@checked
+def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+    """Return the array with elements added at the ends of its dims.
+
+    Args:
+        array: the array.
+        pad_width: a number, a pair for all dims, or a pair per dim.
+        mode: ``"constant"``, ``"empty"`` (zeros), ``"edge"``, ``"wrap"``, ``"reflect"`` or
+            ``"symmetric"``.
+        constant_values: the value of the added elements in mode ``"constant"``; like
+            ``pad_width`` a number, a pair or a pair per dim, of which later dims go over earlier.
+
+    Raises:
+        ArgumentError: if the widths do not fit the dims, or the mode is unknown.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.pad(mnp.arange(3), (1, 2), mode="edge").tolist()
+    [0, 0, 1, 2, 2, 2]
+    """
+    x = as_array(array)
+    if is_traced(pad_width):
+        way_out = "The result's shape depends on pad_width. Give Python integers."
+        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
+    filling = constant_values if is_traced(constant_values) else None
+    if filling is not None and filling.ndim:
+        way_out = "Of constant_values there may be one if traced. Give one, or pad side by side."
+        constant_values = np.asarray(concrete(filling, "pad", way_out))
+        filling = None
+    widths = _per_side("pad_width", pad_width, x.ndim)
+    if widths.size and widths.dtype.kind not in "iu":
+        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
+    if (widths < 0).any():
+        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
+    added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+    if mode in _PAD_MODES:
+        for d in added:
+            if not x.shape[d]:
+                raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
+        positions = {
+            d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
+            for d, pair in added.items()
+        }
+        dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
+        return bind("take_positions", x, dims=dims) if dims else x
+    if mode not in ("constant", "empty"):
+        raise ArgumentError(
+            f"pad: mode {mode!r} is not known; the modes are 'constant', 'empty' and "
+            f"{', '.join(map(repr, _PAD_MODES))}."
+        )
+    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
+    if filling is not None and mode == "constant":
+        return _filled(x, result, added, filling)
+    filler = as_host(constant_values, "pad: constant_values")
+    values = _per_side("constant_values", filler, x.ndim).astype(x.dtype)
+    if mode == "constant" and values.any():
+        for d, (low, _) in added.items():
+            size, at = result.shape[d], np.arange(result.shape[d])
+            where = (at < low) | (at >= low + x.shape[d])
+            line = (size, *(1,) * (x.ndim - d - 1))
+            border = np.where(at < low, *values[d]).astype(x.dtype)
+            result = bind("where", where.reshape(line), border.reshape(line), result)
+    return result
+
+
+def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) -> Any:
+    """Return a padded array with a traced value where it was padded."""
+    for d, (low, _) in added.items():
+        at = np.arange(result.shape[d])
+        border = ((at < low) | (at >= low + x.shape[d])).reshape((-1, *(1,) * (x.ndim - d - 1)))
+        result = bind("where", border, value.astype(x.dtype, copy=False), result)
+    return result
+
+
+def _per_side(name: str, given: Any, ndim: int) -> Block:
+    """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
+    try:
+        return np.broadcast_to(as_host(given, f"pad: {name}"), (ndim, 2))
+    except ValueError:
+        raise ArgumentError(
+            f"pad: {name} must be a number, a pair, or a pair for each of the {ndim} dims, got "
+            f"{described(given)}."
+        ) from None
+
+
+def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
+    """Return elements repeated along a dim to a length that is known."""
+    size = x.shape[dim]
+    counts = as_array(repeats)
+    if counts.ndim > 1 or counts.size not in (1, size) or not size:
+        raise ArgumentError(
+            f"repeat: dim {dim} has {size} positions, and repeats has shape {counts.shape}."
+        )
+    ends = broadcast_to(ravel(counts).astype(np.int64, copy=False), (size,))
+    ends = bind("scan", ends, dim=0, how="add", dtype=np.dtype(np.int64), whole=True)
+    places = bind("searchsorted", ends, np.arange(length), side="right")
+    places = bind("minimum", places, size - 1)
+    return bind("gather", x, places, dims=(dim,), at=dim)
+
+
+def tile(A: Any, reps: Any) -> Any:
+    """Return the array repeated as a whole along dims.
+
+    Raises:
+        ArgumentError: if a number of repetitions is negative.
+    """
+    x = as_array(A)
+    counts = _counts("tile", "reps", reps)
+    rank = max(x.ndim, len(counts))
+    x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
+    counts = [1] * (rank - len(counts)) + counts
+    return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+
+
+def _counts(what: str, name: str, given: Any) -> list[int]:
+    counts = known(given) if is_array(given) else as_host(given, f"{what}: {name}")
+    if counts.size and (counts.dtype.kind not in "biu" or counts.ndim > 1):
+        raise ArgumentError(
+            f"{what}: {name} must be an integer or a list of integers, got {described(given)}."
+        )
+    if (counts < 0).any():
+        raise ArgumentError(f"{what}: {name} must not be negative, got {described(given)}.")
+    return [int(n) for n in counts.reshape(-1).tolist()]
+
+
+@checked
+def repeat(
+    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Any:
+    """Return the array with each element repeated along a dim, or in the flat array.
+
+    Args:
+        a: the array.
+        repeats: how often; a number, or one for each position of the dim.
+        axis: the dim.
+        total_repeat_length: the size of the result's dim, which must be known if the numbers are
+            traced: what is more is left out, what is missing is the last element again.
+
+    Raises:
+        ArgumentError: if a number is negative, or their number is not that of the positions.
+        ConcretizationError: if the numbers are traced, and no length is given.
+    """
+    x = as_array(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    (dim,) = normalised_axes(axis, x.ndim, "repeat")
+    if total_repeat_length is not None:
+        return _repeated(x, repeats, dim, index(total_repeat_length))
+    if is_traced(repeats):
+        way_out = "The result's shape depends on repeats. Give total_repeat_length=, an integer."
+        repeats = np.asarray(concrete(repeats, "repeat", way_out))
+    size, counts = x.shape[dim], _counts("repeat", "repeats", repeats)
+    if len(counts) == 1:
+        spread = (*x.shape[: dim + 1], counts[0], *x.shape[dim + 1 :])
+        merged = (*x.shape[:dim], size * counts[0], *x.shape[dim + 1 :])
+        return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)
+    if len(counts) != size:
+        raise ArgumentError(
+            f"repeat: dim {dim} has {size} positions, and repeats gives {len(counts)} numbers."
+        )
+    positions = tuple(np.repeat(np.arange(size), counts).tolist())
+    return bind("take_positions", x, dims=((dim, (positions,)),))

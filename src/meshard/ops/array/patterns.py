@@ -1,0 +1,345 @@
+"""Arrays that follow a pattern, and arrays put together or apart in ordinary ways."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
+from meshard.ops.array.create import arange, array, linspace, zeros
+from meshard.ops.array.diagonals import diag
+from meshard.ops.array.join import concatenate, flip, stack
+from meshard.ops.array.samplesort import known
+from meshard.ops.array.shape import atleast_1d, broadcast_to, reshape, transpose
+from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import as_dtype, default_float
+from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, as_host
+
+# arrays by a formula
+
+
+@checked
+def logspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Any = 10.0,
+    dtype: DtypeLike = None,
+    *,
+    device: Any = None,
+) -> Any:
+    """Make an array of powers of ``base`` whose exponents are evenly spaced.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.logspace(0, 2, 3).tolist()
+    [1.0, 10.0, 100.0]
+    """
+    found = bind("power", base, linspace(start, stop, num, endpoint, device=device))
+    return found.astype(default_float() if dtype is None else as_dtype(dtype), copy=False)
+
+
+@checked
+def geomspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DtypeLike = None,
+    *,
+    device: Any = None,
+) -> Any:
+    """Make an array of numbers in a geometric sequence from ``start`` to ``stop``.
+
+    Raises:
+        ArgumentError: if an end is zero.
+    """
+    if is_traced(start, stop):
+        way_out = (
+            "Its numbers are computed by NumPy. Write mnp.exp(mnp.linspace(mnp.log(start), "
+            "mnp.log(stop), num))."
+        )
+        start, stop = (concrete(v, "geomspace", way_out) for v in (start, stop))
+    first, last = (known(v) if is_array(v) else as_host(v, "geomspace") for v in (start, stop))
+    try:
+        values = np.geomspace(first, last, num, endpoint)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"geomspace: there is no sequence from {start} to {stop}: {error}."
+        ) from error
+    if values.dtype.kind != "c":
+        values = values.astype(default_float())
+    own = replicated_beside("geomspace", values, start, stop)
+    return array(own, None if dtype is None else as_dtype(dtype), device=device)
+
+
+@checked
+def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = False) -> Any:
+    """Return for a grid of a shape each position's number along each dim.
+
+    Args:
+        dimensions: the grid's shape.
+        dtype: the dtype.
+        sparse: whether to return thin arrays that broadcast, instead of one array.
+    """
+    rank, whole = len(dimensions), tuple(dimensions)
+    thin = [
+        reshape(arange(n, dtype=dtype), (1,) * d + (-1,) + (1,) * (rank - d - 1))
+        if n
+        else zeros((1,) * d + (0,) + (1,) * (rank - d - 1), dtype)
+        for d, n in enumerate(whole)
+    ]
+    if sparse:
+        return tuple(thin)
+    if not rank:
+        return zeros((0,), dtype)
+    return stack([broadcast_to(x, whole) for x in thin])
+
+
+@checked
+def fromfunction(
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: DtypeLike = float, **kwargs: Any
+) -> Any:
+    """Return what a function makes of each position's numbers along the dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.fromfunction(lambda i, j: i + j, (2, 3), dtype=int).tolist()
+    [[0, 1, 2], [1, 2, 3]]
+    """
+    whole = tuple(shape)
+    grid = [broadcast_to(x, whole) for x in indices(whole, dtype, sparse=True)]
+    return function(*grid, **kwargs)
+
+
+@checked
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+    """Return the positions at and above the diagonal ``k`` of a matrix."""
+    rows, columns = np.triu_indices(n, k, m)
+    return as_array(rows), as_array(columns)
+
+
+@checked
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+    """Return the positions at and below the diagonal ``k`` of a matrix."""
+    rows, columns = np.tril_indices(n, k, m)
+    return as_array(rows), as_array(columns)
+
+
+@checked
+def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
+    """Return the positions of the main diagonal of an array with equal dims."""
+    return (arange(n),) * ndim
+
+
+@checked
+def diagflat(v: Any, k: int = 0) -> Any:
+    """Return a matrix with the flat array on its diagonal ``k``."""
+    return diag(reshape(v, (-1,)), k)
+
+
+@checked
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    """Return the powers of each element as a row, the highest first by default."""
+    value = as_array(x)
+    if value.ndim != 1:
+        raise ShapeError(f"vander: takes an array of one dim, got shape {value.shape}.")
+    if N is not None and N < 0:
+        raise ArgumentError(f"vander: N must not be negative, got {N}.")
+    powers = np.arange(value.shape[0] if N is None else N)
+    return bind("power", reshape(value, (-1, 1)), powers if increasing else powers[::-1])
+
+
+@checked
+def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    """Return the positions along each dim of positions in the flat array.
+
+    Raises:
+        IndexingError: if a position lies outside the shape; a traced one is moved inside.
+    """
+    flat = as_array(indices)
+    volume = math.prod(shape)
+    if flat.dtype.kind not in "iu" and flat.size:
+        raise DtypeError(
+            f"unravel_index: indices must be integers, but their dtype is {flat.dtype}."
+        )
+    if is_traced(flat):
+        flat = bind("minimum", bind("maximum", flat, 0), max(volume - 1, 0))
+    elif flat.size and (int(flat.min()) < 0 or int(flat.max()) >= volume):
+        raise IndexingError(
+            f"unravel_index: positions from {int(flat.min())} to {int(flat.max())} for shape "
+            f"{tuple(shape)}, whose positions are 0 to {volume - 1}."
+        )
+    found = []
+    for n in reversed(tuple(shape)):
+        found.append(bind("remainder", flat, n))
+        flat = bind("floor_divide", flat, n)
+    return tuple(reversed(found))
+
+
+@checked
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+    """Return an array of what another library's array on the host holds.
+
+    Args:
+        x: an object with ``__dlpack__`` and ``__dlpack_device__``.
+        device: a Sharding or Device to lie on; None for the default device.
+        copy: accepted as in the standard; what is not an `Array` is copied.
+
+    Raises:
+        ArgumentError: if the object has no such methods, or does not lie on the host.
+
+    >>> import numpy, meshard.numpy as mnp
+    >>> mnp.from_dlpack(numpy.arange(3)).tolist()
+    [0, 1, 2]
+    """
+    if is_array(x):
+        return array(x, device=device)
+    try:
+        value = np.from_dlpack(x)
+    except (AttributeError, TypeError, RuntimeError, BufferError) as error:
+        raise ArgumentError(
+            f"from_dlpack: a {type(x).__name__} cannot be read on the host: {error}"
+        ) from error
+    return array(value, device=device)
+
+
+# what it is
+
+
+def ndim(a: Any) -> int:
+    """Return the number of dims."""
+    return int(as_array(a).ndim)
+
+
+def shape(a: Any) -> tuple[int, ...]:
+    """Return the shape."""
+    return tuple(as_array(a).shape)
+
+
+@checked
+def size(a: Any, axis: int | None = None) -> int:
+    """Return the number of elements, or the size of a dim."""
+    x = as_array(a)
+    return int(x.size if axis is None else x.shape[normalised_axes(axis, x.ndim, "size")[0]])
+
+
+# put together and apart
+
+
+@checked
+def append(arr: Any, values: Any, axis: int | None = None) -> Any:
+    """Return an array with others joined at its end, along a dim or flat."""
+    return concatenate([arr, values], axis=axis)
+
+
+def atleast_3d(a: Any) -> Any:
+    """Return the array with at least three dims."""
+    x = as_array(a)
+    if x.ndim >= 3:
+        return x
+    return reshape(x, [(1, 1, 1), (1, x.size, 1), (*x.shape, 1)][x.ndim])
+
+
+@checked
+def dstack(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined along the third dim."""
+    return concatenate([atleast_3d(a) for a in arrays], axis=2)
+
+
+@checked
+def column_stack(arrays: Sequence[Any]) -> Any:
+    """Return arrays joined as columns; those of one dim become columns first."""
+    values = [atleast_1d(a) for a in arrays]
+    return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
+
+
+@checked
+def array_split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
+    """Return the parts of the array along a dim, which may differ in size by one.
+
+    Raises:
+        ArgumentError: if the number of sections is not above zero.
+    """
+    x = as_array(a)
+    (dim,) = normalised_axes(axis, x.ndim, "array_split")
+    length = x.shape[dim]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        n = int(indices_or_sections)
+        if n < 1:
+            raise ArgumentError(f"array_split: the number of sections is at least 1, not {n}.")
+        each, more = divmod(length, n)
+        cuts = [i * each + min(i, more) for i in range(n + 1)]
+    else:
+        cuts = [0, *[int(i) for i in indices_or_sections], length]
+    head = (slice(None),) * dim
+    return [x[(*head, slice(i, j))] for i, j in pairwise(cuts)]
+
+
+def _split(name: str, a: Any, sections: Any, dim: int) -> list[Any]:
+    from meshard.ops.array.join import split
+
+    x = as_array(a)
+    if x.ndim <= dim:
+        raise ShapeError(f"{name}: needs at least {dim + 1} dims, got shape {x.shape}.")
+    return split(x, sections, dim)
+
+
+@checked
+def vsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+    """Return the parts of the array along the first of two or more dims."""
+    if as_array(ary).ndim < 2:
+        raise ShapeError(f"vsplit: needs at least 2 dims, got shape {as_array(ary).shape}.")
+    return _split("vsplit", ary, indices_or_sections, 0)
+
+
+@checked
+def hsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+    """Return the parts of the array along the second dim, or the first of one-dim arrays."""
+    return _split("hsplit", ary, indices_or_sections, 0 if as_array(ary).ndim == 1 else 1)
+
+
+@checked
+def dsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+    """Return the parts of the array along the third dim."""
+    return _split("dsplit", ary, indices_or_sections, 2)
+
+
+def flipud(m: Any) -> Any:
+    """Return the array with its first dim reversed."""
+    return flip(m, 0)
+
+
+def fliplr(m: Any) -> Any:
+    """Return the array with its second dim reversed."""
+    return flip(m, 1)
+
+
+@checked
+def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+    """Return the array turned by 90 degrees, from the first of two dims towards the second.
+
+    Raises:
+        ArgumentError: if ``axes`` are not two dims.
+    """
+    x = as_array(m)
+    dims = [normalised_axes(d, x.ndim, "rot90")[0] for d in axes]
+    if len(dims) != 2 or dims[0] == dims[1]:
+        raise ArgumentError(f"rot90: axes {tuple(axes)} are not two dims.")
+    turns = k % 4
+    if turns == 2:
+        return flip(x, tuple(dims))
+    if not turns:
+        return x
+    order = list(range(x.ndim))
+    order[dims[0]], order[dims[1]] = dims[1], dims[0]
+    if turns == 1:
+        return transpose(flip(x, dims[1]), order)
+    return flip(transpose(x, order), dims[1])

@@ -1,0 +1,392 @@
+"""Sorting along one split dim, without bringing it together.
+
+Each cell sorts its own block. From samples, which are few, splitters are chosen that cut the sorted
+whole into nearly equal parts; each cell counts its elements before each splitter, and the counts
+say what goes where. Each device receives its part as sorted runs, merges them, and gives what is
+too much to its neighbours, so that the result lies like the operand. An element crosses between
+devices about once. Elements that compare equal are told apart by their place, so that the sort is
+stable and equal elements spread over the parts like others.
+
+Whatever depends on values (samples and counts) is the same on every process, and so is the plan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Cuts, Layout
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import by_values
+from meshard.ops.engine.operand_mesh import named_sharding
+from meshard.ops.engine.promotion import SMALL_FLOATS
+from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.wires import Move
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.execute import run_part
+from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.tuning import LARGE
+
+_SAMPLES = 1 << 16
+"""The most samples that are looked at."""
+
+
+def _keys(x: Block) -> Block:
+    """Return what NumPy can compare: the small floats' NaN would confuse it."""
+    return x.astype(np.float32) if x.dtype in SMALL_FLOATS else x
+
+
+def _mixed_zeros(x: Block) -> bool:
+    """Whether there are zeros of both signs, whose order shows whether a sort is stable."""
+    if x.dtype.kind == "c":
+        return True
+    if x.dtype.kind != "f":
+        return False
+    signs = np.signbit(x[x == 0])
+    return bool(signs.any() and not signs.all())
+
+
+def sort_block(x: Block, *, dim: int, descending: bool) -> Block:
+    """Return a block sorted along a dim, stably; NaN counts as the greatest."""
+    keys = _keys(x)
+    if descending:
+        keys = np.flip(keys, dim)
+    found = np.sort(keys, axis=dim, kind="stable" if _mixed_zeros(keys) else None)
+    if descending:
+        found = np.flip(found, dim)
+    result: Block = found.astype(x.dtype, copy=False)
+    return result
+
+
+def argsort_block(x: Block, *, dim: int, descending: bool) -> Block:
+    """Return the positions that sort a block along a dim, stably."""
+    keys = _keys(x)
+    if not descending:
+        return np.argsort(keys, axis=dim, kind="stable")
+    found = np.argsort(np.flip(keys, dim), axis=dim, kind="stable")
+    order: Block = x.shape[dim] - 1 - np.flip(found, dim)
+    return order
+
+
+def known(x: Any) -> Block:
+    """Return the value of a small array, the same on every process of its mesh.
+
+    Raises:
+        NotAddressableError: on a process that has no device of the mesh.
+        ConcretizationError: if it is traced and stands for no one value.
+    """
+    array = as_array(x)
+    if is_traced(array):
+        return np.asarray(array)
+    # Where one process holds it, an open ledger still sees what bringing it together moves.
+    if isinstance(array.sharding, NamedSharding) and (
+        not array.is_fully_addressable or here().ledgers
+    ):
+        target = NamedSharding(array.sharding.mesh, PartitionSpec())
+        array = placed(array, target, what="read")
+    return np.asarray(array)
+
+
+def regular(x: Array) -> Array:
+    """Return the array on a mesh or one device: as it lies, unless boxes say how it lies."""
+    if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
+        return x
+    found: Array = bind("astype", x, dtype=x.dtype)
+    return found
+
+
+# counts of cells: each cell fills its own row of a small matrix
+
+
+def _count_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    return "d, !s, !s, !s -> c s", {"c": len(params["cuts"]) - 1}
+
+
+def _true_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    return "d -> c", {"c": len(params["cuts"]) - 1}
+
+
+def _cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "cell": bisect_right(params["cuts"], bounds["d"][0]) - 1}
+
+
+def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
+    return (np.dtype(np.int64),)
+
+
+def _search(run: Block, values: Block, side: Any, descending: bool) -> Block:
+    """Return how many elements of a sorted run come before each value."""
+    keys, wanted = _keys(run), _keys(values)
+    if not descending:
+        return np.searchsorted(keys, wanted, side)
+    other: Any = "left" if side == "right" else "right"
+    return len(keys) - np.searchsorted(keys[::-1], wanted, other)
+
+
+def _count(
+    run: Block,
+    values: Block,
+    cells: Block,
+    offsets: Block,
+    *,
+    cuts: Cuts,
+    descending: bool,
+    cell: int,
+) -> Block:
+    """Count the run's elements before each splitter, one element of the whole."""
+    found = np.zeros((len(cuts) - 1, len(values)), np.int64)
+    if len(run):
+        before = _search(run, values, "left", descending)
+        after = _search(run, values, "right", descending)
+        found[cell] = np.where(cells < cell, before, np.where(cells > cell, after, offsets))
+    return found
+
+
+def _true(mask: Block, *, cuts: Cuts, cell: int) -> Block:
+    found = np.zeros(len(cuts) - 1, np.int64)
+    if len(mask):
+        found[cell] = np.count_nonzero(mask)
+    return found
+
+
+register(
+    Op(
+        "sort_counts",
+        _count_rule,
+        _count,
+        dtypes=_int_law,
+        partial=Partial(np.add, "counts"),
+        local=_cell,
+    )
+)
+register(
+    Op(
+        "true_counts",
+        _true_rule,
+        _true,
+        dtypes=_int_law,
+        partial=Partial(np.add, "counts"),
+        local=_cell,
+    )
+)
+
+
+def _positions_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {"start": bounds["d"][0]}
+
+
+def _positions(x: Block, *, start: int) -> Block:
+    return np.arange(start, start + len(x))
+
+
+register(Op("positions", "d -> d", _positions, dtypes=_int_law, local=_positions_cell))
+
+
+# the sort
+
+
+def _run(x: Block, *, descending: bool) -> Block:
+    return sort_block(x, dim=0, descending=descending)
+
+
+def _run_with(x: Block, other: Block, *, descending: bool) -> tuple[Block, Block]:
+    order = argsort_block(x, dim=0, descending=descending)
+    return x[order], other[order]
+
+
+def _with_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
+    return tuple(d for _, d in operands if isinstance(d, np.dtype))
+
+
+register(Op("sort_runs", "d -> d", _run, dtypes=_with_law))
+register(Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law, outputs=2))
+
+
+def sort_split(x: Array, other: Array | None = None, *, descending: bool = False) -> list[Array]:
+    """Sort an array of one dim that is split over a mesh.
+
+    Args:
+        x: the array, on a mesh.
+        other: an array of the same length whose elements go along; ``None`` for none.
+        descending: whether the greatest comes first; equal elements keep their order.
+
+    Returns:
+        The sorted array, and the other one in the same order; both lie like ``x``.
+    """
+    given = (x,) if other is None else (x, other)
+    found: list[Array] = by_values("sort", _sort_split, *given, descending=descending)
+    return found
+
+
+def _sort_split(x: Array, other: Array | None = None, *, descending: bool) -> list[Array]:
+    x = regular(x)
+    if other is None:
+        runs = [bind("sort_runs", x, descending=descending)]
+    else:
+        runs = list(bind("sort_runs_with", x, other, descending=descending))
+    layout: Layout = runs[0].aval.layout
+    cuts = layout.cuts[0]
+    held = runs[0].aval.local  # nothing, where the mesh has no device of this process
+    if is_traced(*runs) or not held or sum(a < b for a, b in pairwise(cuts)) < 2:
+        return runs  # traced: only the type is asked for, and it is that of the runs
+    splitters = _splitters(runs[0], cuts, descending)
+    counts = known(bind("sort_counts", runs[0], *splitters, cuts=cuts, descending=descending))
+    return _exchanged(here(), runs, counts, descending)
+
+
+def _splitters(run: Array, cuts: Cuts, descending: bool) -> tuple[Any, Block, Block]:
+    """Choose elements that cut the whole nearly where the cuts are.
+
+    Returns:
+        Their values, and to tell equal ones apart, the cell and the position in it of each.
+    """
+    size, cells = cuts[-1], len(cuts) - 1
+    gap = max(1, size // min(8 * cells * cells, _SAMPLES))
+    places = [
+        (k, at) for k, (a, b) in enumerate(pairwise(cuts)) for at in range(gap - 1, b - a, gap)
+    ]
+    where = tuple(cuts[k] + at for k, at in places)
+    values = known(bind("take_positions", run, dims=((0, (where,)),)))
+    order = argsort_block(values, dim=0, descending=descending)
+    # The sample of rank r has about (r + 1) * gap elements before it, those between samples too.
+    between = (cells - 1) * (gap - 1) // 2
+    ranks = [min(max((c - between) // gap, 0), len(order) - 1) for c in cuts[1:-1]]
+    chosen = order[np.asarray(ranks, np.int64)]
+    origins = np.asarray(places, np.int64)[chosen]
+    return values[chosen], origins[:, 0], origins[:, 1]
+
+
+def _exchanged(
+    world: RuntimeWorld, runs: Sequence[Array], counts: Block, descending: bool
+) -> list[Array]:
+    """Bring each part of the sorted whole together, merge it, and lay the result like the runs."""
+    kind = runs[0].aval
+    layout = kind.layout
+    cuts = layout.cuts[0]
+    cells, size = len(cuts) - 1, cuts[-1]
+    lengths = np.diff(np.asarray(cuts))[:, None]
+    bounds = np.concatenate([np.zeros((cells, 1), np.int64), counts, lengths], axis=1)
+    parts = tuple(bounds.sum(axis=0).tolist())
+    segments: list[tuple[int, int, int, int]] = []
+    at = 0
+    for part in range(cells):
+        for cell in range(cells):
+            start, stop = int(bounds[cell, part]), int(bounds[cell, part + 1])
+            segments.append((at, stop - start, cuts[cell] + start, 1))
+            at += stop - start
+    middle = Layout(layout.shape, (parts,), layout.tensor)
+    processes = world.process_map(kind.sharding)
+    me = world.process_index
+    source = Source(layout, (DimMap(size, size, segments),))
+    if world.ledgers:
+        wired(world, "sort", [w for r in runs for w in _wires(r.aval, middle, source)])
+    gather = assemble(middle, [source], processes, me)
+    blocks = [run_part(world, gather, (r._live(),), r.dtype) for r in runs]
+    merged = _merged(world, blocks, kind.nbytes, descending)
+    if parts == cuts:
+        return [Array(r.aval, b) for r, b in zip(runs, merged, strict=True)]
+    settle = assemble(layout, [Source(middle)], processes, me)
+    return [
+        Array(r.aval, run_part(world, settle, (b,), r.dtype))
+        for r, b in zip(runs, merged, strict=True)
+    ]
+
+
+def _wires(kind: ArrayType, middle: Layout, source: Source) -> tuple[Move, Move]:
+    """Return what passes between devices to the parts, and then between neighbours."""
+    name, lies, itemsize = kind.str_short(), kind.sharding, kind.dtype.itemsize
+    return (
+        Move(name, lies, (lies,), middle, (source,), itemsize),
+        Move(name, lies, (lies,), kind.layout, (Source(middle),), itemsize),
+    )
+
+
+def _merged(
+    world: RuntimeWorld, blocks: Sequence[Blocks], nbytes: int, descending: bool
+) -> list[Blocks]:
+    """Merge the runs of each piece, in all arrays alike."""
+    results: list[list[Block | None]] = [[None] * len(blocks[0]) for _ in blocks]
+
+    def merge(piece: int) -> None:
+        given = [b[piece] for b in blocks]
+        first = given[0]
+        assert first is not None
+        if len(given) == 1:
+            results[0][piece] = sort_block(first, dim=0, descending=descending)
+            return
+        order = argsort_block(first, dim=0, descending=descending)
+        for result, block in zip(results, given, strict=True):
+            assert block is not None
+            result[piece] = block[order]
+
+    tasks: list[Callable[[], None]] = [
+        partial(merge, i) for i, b in enumerate(blocks[0]) if b is not None
+    ]
+    if nbytes >= LARGE:
+        world.workers.run(tasks)
+    else:
+        for task in tasks:
+            task()
+    return [tuple(r) for r in results]
+
+
+# the elements where a mask is true
+
+
+def count_true(mask: Array) -> Block:
+    """Return for each cell of a mask of one dim how many elements are true."""
+    return known(bind("true_counts", mask, cuts=mask.aval.layout.cuts[0]))
+
+
+def _beside(mask: Block, x: Block) -> tuple[Block, Block]:
+    return mask, x
+
+
+register(Op("beside", "d, d -> d, d", _beside, dtypes=_with_law, outputs=2, style="view"))
+
+
+def compress(mask: Array, *arrays: Array) -> list[Array]:
+    """Return the elements of arrays of one dim where a mask is true, each on its device.
+
+    The result's shape depends on the values; only the counts of the cells are brought together.
+    Nothing else moves, so that the result may be uneven.
+
+    Args:
+        mask: the mask.
+        arrays: arrays of the same length.
+    """
+    world, found = here(), []
+    counts: dict[Sharding, Block] = {}
+    for array in arrays:
+        keep, x = mask, array
+        if keep.sharding != x.sharding:
+            keep, x = bind("beside", mask, array)
+        sharding = keep.sharding
+        if sharding not in counts:
+            counts[sharding] = count_true(keep)
+        cuts = (0, *np.cumsum(counts[sharding]).tolist())
+        if isinstance(sharding, NamedSharding):
+            split = Split(sharding.spec.axes(1)[0], cuts)
+            sharding = named_sharding(sharding.mesh, (split,), sharding.memory_kind)
+        blocks = tuple(
+            None if b is None or m is None else b[m]
+            for b, m in zip(x._live(), keep._live(), strict=True)
+        )
+        own = world.type_of((cuts[-1],), x.dtype, sharding, keep.committed or x.committed)
+        found.append(Array(own, blocks))
+    return found

@@ -1,0 +1,187 @@
+"""Elements at positions along a dim: each device looks up what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.ops.array.index import joined, positions, whole_numbers
+from meshard.ops.array.shape import reshape
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import is_whole, same_dtype
+from meshard.ops.engine.promotion import kind_of, limits_of
+from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import KEY, Block
+
+
+def gap(dtype: Any, fill_value: Any) -> Any:
+    """Return what stands where a position is out of bounds.
+
+    That is NaN, the least signed or the greatest unsigned integer, or True.
+    """
+    if fill_value is not None:
+        return as_array(fill_value).astype(dtype, copy=False)
+    if is_whole(dtype):
+        return np.asarray(True if dtype.kind == "b" else _farthest(dtype), dtype)
+    if dtype == KEY:
+        return np.full((2,), 0xFFFFFFFF, np.uint32).view(KEY).reshape(())
+    return np.asarray(np.nan, dtype)
+
+
+def _farthest(dtype: Any) -> int:
+    limits = limits_of(dtype)
+    return limits.greatest if kind_of(dtype) == "u" else limits.least
+
+
+def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
+    """Put a value where positions lie outside."""
+    outside = bind("logical_or", bind("less", places, 0), bind("greater_equal", places, size))
+    return bind("where", reshape(outside, shape), gap(found.dtype, fill), found)
+
+
+@checked
+def take(
+    a: Any,
+    indices: Any,
+    axis: int | None = None,
+    mode: str | None = None,
+    *,
+    fill_value: Any = None,
+) -> Any:
+    """Return the elements at positions along a dim, or in the flat array.
+
+    Args:
+        a: the array; where the dim is split, each device looks up what it holds.
+        indices: integers of any shape.
+        axis: the dim.
+        mode: None refuses positions out of bounds; ``"clip"`` and ``"wrap"`` bring them inside,
+            ``"fill"`` gives ``fill_value`` for them. Of traced positions nobody can say where they
+            lie before they do: with None they are filled, as in JAX.
+        fill_value: by default NaN; for integers the least one, or the greatest unsigned one.
+
+    Raises:
+        IndexingError: if a position is out of bounds.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.take(mnp.arange(5) * 10, mnp.asarray([4, 0])).tolist()
+    [40, 0]
+    """
+    x = as_array(a)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    (dim,) = normalised_axes(axis, x.ndim, "take")
+    size = x.shape[dim]
+    if mode not in (None, "raise", "clip", "wrap", "fill"):
+        raise ArgumentError(f"take: mode is None, 'raise', 'clip', 'wrap' or 'fill', not {mode!r}.")
+    places = whole_numbers(indices, "take")
+    if mode in ("clip", "wrap"):
+        places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
+    if places.size and not size:
+        raise IndexingError(f"take: dim {dim} has no elements, but {places.size} were requested.")
+    if mode == "raise" and is_traced(places):
+        way_out = (
+            "With mode='raise' it looks whether the positions lie inside. Give mode='clip', "
+            "'wrap' or 'fill'."
+        )
+        places = concrete(places, "take", way_out)
+    if mode == "fill" or (mode is None and is_traced(places)):
+        places = bind("positions_within", as_array(places), size=size, clamp=False)
+        found = bind("gather", x, places, dims=(dim,), at=dim)
+        shape = (*places.shape, *(1,) * (x.ndim - dim - 1))
+        return _with_gaps(found, places, size, shape, fill_value)
+    if mode == "clip":
+        places = bind("minimum", bind("maximum", places, 0), max(size - 1, 0))
+    elif mode == "wrap":
+        places = bind("remainder", places, max(size, 1))
+    else:
+        places = positions(places, size, dim)
+    return bind("gather", x, places, dims=(dim,), at=dim)
+
+
+def _along_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    source, places = list(names), list(names)
+    source[params["dim"]], places[params["dim"]] = "x", "n"
+    return f"{' '.join(source)}, {' '.join(places)} -> {' '.join(places)}"
+
+
+def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "start": bounds["x"][0]}
+
+
+def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
+    """Look up the positions that the block holds; the others give zeros."""
+    n = x.shape[dim]
+    local = places - start
+    inside = (local >= 0) & (local < n)
+    shape = np.broadcast_shapes(
+        *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
+    )
+    from_all = np.broadcast_to(x, [n if d == dim else m for d, m in enumerate(shape)])
+    wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
+    if not n:
+        return np.zeros(wide, x.dtype)
+    found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
+    found[np.broadcast_to(~inside, wide)] = 0
+    return found
+
+
+register(
+    Op(
+        "take_along_axis",
+        _along_rule,
+        _along,
+        dtypes=same_dtype,
+        partial=Partial(joined, "selects"),
+        local=_along_cell,
+    )
+)
+
+
+@checked
+def take_along_axis(
+    arr: Any,
+    indices: Any,
+    axis: int | None = -1,
+    mode: str | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return for each position of ``indices`` the element at it along one dim.
+
+    Args:
+        arr: the array.
+        indices: integers; the other dims broadcast against those of the array.
+        axis: the dim; None for the flat array.
+        mode: as of `take`; ``"clip"`` and ``"fill"`` are known.
+        fill_value: as of `take`.
+
+    Raises:
+        IndexingError: if a position is out of bounds.
+        ArgumentError: if the mode is unknown.
+        ShapeError: if the ranks differ, or the other dims do not broadcast.
+    """
+    x = as_array(arr)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    (dim,) = normalised_axes(axis, x.ndim, "take_along_axis")
+    places = whole_numbers(indices, "take_along_axis")
+    if places.ndim != x.ndim:
+        raise ShapeError(
+            f"take_along_axis: indices of shape {places.shape} for an array of shape {x.shape}; "
+            "they must have the same number of dims."
+        )
+    size = x.shape[dim]
+    if mode not in (None, "clip", "fill"):
+        raise ArgumentError(f"take_along_axis: mode is None, 'clip' or 'fill', not {mode!r}.")
+    if mode is None and not is_traced(places):
+        return bind("take_along_axis", x, positions(places, size, dim), dim=dim)
+    places = bind("positions_within", as_array(places), size=size, clamp=mode == "clip")
+    found = bind("take_along_axis", x, places, dim=dim)
+    return found if mode == "clip" else _with_gaps(found, places, size, places.shape, fill_value)

@@ -1,0 +1,395 @@
+"""Updated copies: ``x.at[index].set(value)`` and its kin.
+
+A basic index lays the new values over the array piece by piece; pieces that it does not touch stay
+the blocks they are. An index with arrays changes, in each piece, the positions that it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndexingError,
+    ShapeError,
+)
+from meshard.ops.array.create import full_like
+from meshard.ops.array.index import IndexParts, getitem, sizes_of, taken_apart
+from meshard.ops.array.shape import broadcast_to, reshape, transpose
+from meshard.ops.array.take import gap
+from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.dtypes import is_whole, same_dtype
+from meshard.ops.engine.row import (
+    Bounds,
+    Dtype,
+    MoveOp,
+    Onto,
+    Op,
+    Operand,
+    Params,
+    RuleText,
+    register,
+)
+from meshard.runtime.arguments import described
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.types import Block
+
+
+def _update_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    rank = len(operands[0][0])
+    dims = " ".join(f"x{d}" for d in range(rank))
+    extra = params["arrays"]
+    count = len(operands[2][0]) if extra else 0
+    places = " ".join(f"!n{i}" for i in range(count))
+    free = [f"x{d}" for d in range(rank) if d not in extra]
+    value = f"{places} {' '.join(free)}"
+    return ", ".join([dims, value] + [places] * len(extra)) + f" -> {dims}"
+
+
+def _update_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "starts": tuple(bounds[f"x{d}"][0] for d in params["arrays"])}
+
+
+_COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "power": np.power,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+def _update(
+    x: Block,
+    value: Block,
+    *places: Block,
+    arrays: tuple[int, ...],
+    how: str,
+    starts: tuple[int, ...] = (),
+) -> Block:
+    """Return a copy of the block, changed at the positions that it holds."""
+    places = tuple(map(np.asarray, places))  # Python numbers, in a program
+    rank = places[0].ndim
+    first = starts or (0,) * len(arrays)
+    local = [p - s for p, s in zip(places, first, strict=True)]
+    inside = np.ones(places[0].shape, bool)
+    for p, d in zip(local, arrays, strict=True):
+        inside &= (p >= 0) & (p < x.shape[d])
+    if not inside.any():
+        return x
+    result = x.copy()
+    kept = [d for d in range(x.ndim) if d not in arrays]
+    front = result.transpose([*arrays, *kept])
+    where = tuple(p[inside] for p in local)
+    given = value.reshape((*inside.shape, *value.shape[rank:]))[inside]
+    if how == "set":
+        front[where] = given
+    else:
+        _COMBINE[how].at(front, where, given.astype(x.dtype, copy=False))
+    return result
+
+
+register(Op("scatter", _update_rule, _update, dtypes=same_dtype, local=_update_cell))
+
+
+@final
+class At:
+    """What ``x.at`` is: ``x.at[index]`` names a place, whose methods return changed copies."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __getitem__(self, index: Any) -> Place:
+        return Place(self._x, index)
+
+    def __repr__(self) -> str:
+        return f"At({self._x!r})"
+
+
+@final
+class Place:
+    """A place in an array; each method returns a copy that differs there, laid out alike.
+
+    Values broadcast to the place and take the array's dtype; only ``divide`` makes floats of whole
+    numbers. Where an index array names an element twice, ``set`` takes the last value and the
+    others apply all.
+
+    ``mode=`` says what happens to positions outside the array: by default they are refused, or
+    where they are traced passed over; ``"drop"`` or ``"fill"`` passes over all of them, ``"clip"``
+    moves them inside.
+
+    Raises:
+        IndexingError: from every method, if the index is not one of the array.
+        ShapeError: if the values do not broadcast to the place.
+        DtypeError: if the array's dtype cannot hold the result.
+    """
+
+    def __init__(self, x: Any, index: Any) -> None:
+        self._x = x
+        self._index = index
+
+    def set(self, values: Any, **options: Any) -> Any:
+        """Return a copy with the values put there."""
+        return self._updated(values, "set", options)
+
+    def add(self, values: Any, **options: Any) -> Any:
+        """Return a copy with the values added there."""
+        return self._updated(values, "add", options)
+
+    def subtract(self, values: Any, **options: Any) -> Any:
+        """Return a copy with the values subtracted there."""
+        return self._updated(values, "subtract", options)
+
+    def multiply(self, values: Any, **options: Any) -> Any:
+        """Return a copy multiplied by the values there."""
+        return self._updated(values, "multiply", options)
+
+    mul = multiply
+
+    def divide(self, values: Any, **options: Any) -> Any:
+        """Return a copy divided by the values there."""
+        return self._updated(values, "divide", options)
+
+    def power(self, values: Any, **options: Any) -> Any:
+        """Return a copy raised to the power of the values there."""
+        return self._updated(values, "power", options)
+
+    def min(self, values: Any, **options: Any) -> Any:
+        """Return a copy with the lesser of element and value there."""
+        return self._updated(values, "min", options)
+
+    def max(self, values: Any, **options: Any) -> Any:
+        """Return a copy with the greater of element and value there."""
+        return self._updated(values, "max", options)
+
+    def apply(self, function: Any, **options: Any) -> Any:
+        """Return a copy with a function applied there, as often as the index names the element."""
+        _check_options(options)
+        if not callable(function):
+            raise ArgumentError(
+                f"x.at[...].apply: function must be a function, got {described(function)}."
+            )
+        x = as_array(self._x)
+        mask = _traced_mask(x, self._index)
+        if mask is not None:
+            return bind("where", mask.mask, function(x), x)
+        found, value = IndexParts(x, self._index), function(self.get())
+        if found.arrays and value.size:
+            ones = full_like(x, 1, np.int64)
+            times = getitem(Place(ones, self._index).add(1), self._index) - 1
+            # How often an element is named may be unknown; at most as often as there are places.
+            most = math.prod(found.common_shape())
+            turns = most if most < 2 or is_traced(times) else int(times.max())
+            for turn in range(2, turns + 1):
+                value = bind("where", times >= turn, function(value), value)
+        return self._updated(value, "set", options)
+
+    def get(self, **options: Any) -> Any:
+        """Return the elements there; with ``mode="fill"``, ``fill_value`` for those outside."""
+        x, mode = as_array(self._x), _check_options(options)
+        if mode is None:
+            return getitem(x, self._index)
+        found = taken_apart(IndexParts(x, self._index, mode == "clip", checked=False))
+        if mode == "clip":
+            return found
+        ones = full_like(x, 1, np.bool_)
+        inside = taken_apart(IndexParts(ones, self._index, clamp=False, checked=False))
+        return bind("where", inside, found, gap(x.dtype, options.get("fill_value")))
+
+    def _updated(self, values: Any, how: str, options: dict[str, Any]) -> Any:
+        mode = _check_options(options)
+        x = given = as_array(self._x)
+        if how == "divide" and is_whole(x.dtype):
+            x = bind("divide", x, 1)
+        if how != "set":
+            _check_dtype(how, x.dtype)
+        mask, given_values = _traced_mask(x, self._index), as_array(values)
+        if mask is not None:
+            if mask.takes(given_values):
+                return mask.changed(x, given_values, how)
+            concrete(
+                mask.mask,
+                f"x.at[mask].{how}",
+                "Which of several values goes where depends on the mask's. Write "
+                "meshard.numpy.where(mask, values, x), for values of x's shape.",
+            )
+        found = IndexParts(x, self._index, clamp=mode == "clip", checked=mode is None)
+        value = bind("astype", given_values, dtype=x.dtype)
+        changed = (_scattered if found.arrays else _laid)(found, value, how)
+        if changed.shape != x.shape:
+            changed = reshape(changed, x.shape)
+        if is_traced(changed) or not given.committed:
+            return changed
+        return placed(changed, given.sharding)
+
+
+@final
+class _Mask:
+    """A traced mask that is all that an index says.
+
+    Attributes:
+        mask: the mask in the array's rank.
+        width: how many dims it takes.
+        after: how many dims of the array come after those.
+    """
+
+    def __init__(self, mask: Any, first: int, ndim: int) -> None:
+        self.width, self.after = mask.ndim, ndim - first - mask.ndim
+        self.mask = reshape(mask, (1,) * first + mask.shape + (1,) * self.after)
+
+    def takes(self, value: Any) -> bool:
+        """Whether values are the same for all elements that the mask selects."""
+        return bool(value.ndim <= self.after or value.shape[value.ndim - self.after - 1] == 1)
+
+    def changed(self, x: Any, value: Any, how: str) -> Any:
+        """Return the array changed where the mask is true."""
+        head = value.shape[: max(value.ndim - self.after - 1, 0)]
+        if head:
+            tail = value.shape[value.ndim - self.after :]
+            value = reshape(value, (*head, *(1,) * self.width, *tail))
+        value = bind("astype", value, dtype=x.dtype)
+        if how != "set":
+            value = bind(_COMBINE[how].__name__, x, value)
+        return bind("where", self.mask, value, x)
+
+
+def _traced_mask(x: Any, index: Any) -> _Mask | None:
+    """Return the traced mask that is all that an index says; None where something else is there.
+
+    Raises:
+        ConcretizationError: if there is a traced mask, and more.
+        IndexingError: if the mask does not fit the array.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    masks = [e for e in entries if is_traced(e) and e.dtype.kind == "b"]
+    if not masks:
+        return None
+    mask = masks[0]
+    others = [e for e in entries if e is not mask]
+    if any(e is not Ellipsis and not (isinstance(e, slice) and e == slice(None)) for e in others):
+        way_out = "A mask stands beside other indices. Combine all into one of the array's shape."
+        concrete(mask, "x.at[mask, ...]", way_out)
+        return None
+    place = next(i for i, e in enumerate(entries) if e is mask)
+    behind = len(entries) - 1 - place
+    dotted = any(e is Ellipsis for e in entries[:place])
+    first = x.ndim - mask.ndim - behind if dotted else place
+    if first < 0 or x.shape[first : first + mask.ndim] != mask.shape:
+        raise IndexingError(
+            f"A boolean index of shape {mask.shape} does not fit the dims from {first} on of an "
+            f"array of shape {x.shape}."
+        )
+    return _Mask(mask, first, x.ndim)
+
+
+def _check_dtype(how: str, dtype: Dtype) -> None:
+    """Refuse what gives another dtype than the array's, or nothing at all."""
+    try:
+        given = _COMBINE[how](np.ones(1, dtype), np.ones(1, dtype)).dtype
+    except TypeError:
+        given = None
+    if given != dtype:
+        became = "is not possible" if given is None else f"would make it {given}"
+        raise DtypeError(
+            f"x.at[...].{how}: for an array of {dtype} this {became}; convert it first with "
+            "x.astype(...)."
+        )
+
+
+def _fitted(value: Array, shape: tuple[int, ...], how: str) -> Any:
+    """Return values broadcast to the shape of their place."""
+    try:
+        fits = np.broadcast_shapes(value.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"x.at[...].{how}: values of shape {value.shape} do not broadcast to their place, "
+            f"whose shape is {shape}."
+        )
+    return broadcast_to(value, shape)
+
+
+def _laid(found: IndexParts, value: Array, how: str) -> Any:
+    """Lay values over the place that slices name."""
+    x = found.x
+    lengths = [len(range(n)[slice(*s)]) for n, s in zip(x.shape, found.slices, strict=True)]
+    shape = sizes_of(found.shape, lengths)
+    value = _fitted(value, shape, how)
+    if how != "set":
+        place = bind("slice", x, slices=tuple(found.slices), dropped=tuple(found.dropped))
+        value = bind(_COMBINE[how].__name__, reshape(place, shape), value)
+    return bind("overlay", x, reshape(value, tuple(lengths)), slices=tuple(found.slices))
+
+
+def _scattered(found: IndexParts, value: Array, how: str) -> Any:
+    """Put values at the positions that arrays name, in what slices leave of the array."""
+    x = whole = found.x
+    if found.moves:
+        x = bind("slice", x, slices=tuple(found.slices), dropped=())
+    common = found.common_shape()
+    at, shape = found.gathered_shape(x.shape, common)
+    kept = [n for d, n in enumerate(x.shape) if d not in found.arrays]
+    value = reshape(_fitted(value, shape, how), (*kept[:at], *common, *kept[at:]))
+    n = len(common)
+    value = transpose(value, [*range(at, at + n), *range(at), *range(at + n, value.ndim)])
+    places = [broadcast_to(p, common) for p in found.arrays.values()]
+    changed = bind("scatter", x, value, *places, arrays=tuple(found.arrays), how=how)
+    return bind("overlay", whole, changed, slices=tuple(found.slices)) if found.moves else changed
+
+
+def _check_options(options: dict[str, Any]) -> str | None:
+    """Return what happens to positions outside: ``"clip"``, ``"drop"``; None: they are refused."""
+    known = {"indices_are_sorted", "unique_indices", "mode", "fill_value", "wrap_negative_indices"}
+    unknown = set(options) - known
+    if unknown:
+        raise ArgumentError(f"x.at[...]: unknown options {sorted(unknown)}.")
+    if options.get("wrap_negative_indices") is False:
+        raise ArgumentError(
+            "x.at[...]: wrap_negative_indices=False is not supported: negative positions count "
+            "from the end. To name positions outside the array, add the dim's size."
+        )
+    mode = options.get("mode")
+    if mode is not None and not isinstance(mode, str):
+        raise ArgumentError(f"x.at[...]: mode must be a string or None, got {described(mode)}.")
+    if mode in (None, "promise_in_bounds"):
+        return None
+    if mode not in ("clip", "drop", "fill"):
+        raise ArgumentError(
+            f"x.at[...]: mode is None, 'clip', 'drop', 'fill' or 'promise_in_bounds', not {mode!r}."
+        )
+    return "clip" if mode == "clip" else "drop"
+
+
+def _overlay_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+    """Return the maps of an array and of what is laid over it, in rising order."""
+    flips = [s[2] < 0 for s in params["slices"]]
+    values = [
+        (DimMap.flip if flip else DimMap.identity)(n)
+        for n, flip in zip(shapes[1], flips, strict=True)
+    ]
+    return [tuple(DimMap.identity(n) for n in shapes[0]), tuple(values)]
+
+
+def _overlay_onto(shapes: Sequence[tuple[int, ...]], params: Params) -> list[Onto]:
+    """Return where the values lie: along each dim the lowest position, and the step."""
+    ranges = [range(n)[slice(*s)] for n, s in zip(shapes[0], params["slices"], strict=True)]
+    return [None, tuple((min(r[0], r[-1]) if r else 0, abs(r.step)) for r in ranges)]
+
+
+register(MoveOp("overlay", _overlay_maps, follow=True, onto=_overlay_onto))
+
+
+def at(x: Any) -> At:
+    """Return the helper for updated copies of an array."""
+    return At(x)

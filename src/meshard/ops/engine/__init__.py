@@ -1,0 +1,1 @@
+"""How one operation is decided and run, whichever operation it is."""

@@ -1,0 +1,277 @@
+"""Checks of arguments by their annotations: what a signature says is what is accepted.
+
+`checked` reads the annotations of a public function once. From then on each argument that is not
+an array (``axis: int``, ``keepdims: bool``, ``sizes: Sequence[int]``) is checked before the
+function sees it, and a refusal names function, argument, what is allowed and what was given.
+Arguments annotated ``Any`` are left to the function: arrays, which `bind` accepts or refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, final, overload
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
+from meshard.ops.engine.dtypes import as_dtype
+from meshard.runtime.arguments import described, flag, integer, items
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.types import KEY
+
+DtypeLike = Any
+"""What `as_dtype` takes: a NumPy dtype, its name, a scalar type, ``float`` for the default."""
+
+AnyDtypeLike = Any
+"""The same, with the dtype of typed random keys."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Accept = Callable[[Any, str, str], Any]
+"""From a value, the function's name and the argument's to the value that the function gets."""
+
+
+@final
+class _Kind:
+    """What one argument may be.
+
+    Attributes:
+        allowed: what it may be, as messages say it.
+        accept: returns what the function gets, or raises an `ArgumentError` of any message.
+        quick: types of which every value is accepted as it is.
+    """
+
+    __slots__ = ("accept", "allowed", "quick")
+
+    def __init__(self, allowed: str, accept: Accept, *quick: type) -> None:
+        self.allowed = allowed
+        self.accept = accept
+        self.quick = frozenset(quick)
+
+
+def number(value: Any, what: str, name: str) -> Any:
+    """Return an argument that is one real number, as it is.
+
+    Raises:
+        ArgumentError: if it is something else, or several.
+    """
+    kind = type(value)
+    if kind is float or isinstance(value, Traced):
+        return value
+    real = hasattr(kind, "__float__") or hasattr(kind, "__index__")
+    try:
+        if not real or isinstance(value, (str, type)) or np.iscomplexobj(value):
+            raise TypeError
+        float(value)
+    except OverflowError:
+        raise OutOfRangeError(
+            f"{what}: {name} must fit into a float, got an integer of {value.bit_length()} bits."
+        ) from None
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{what}: {name} must be a real number, got {described(value)}."
+        ) from None
+    return value
+
+
+def _integer(value: Any, what: str, name: str) -> Any:
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, (bool, np.bool_)):  # most often a flag in the wrong place
+        raise ArgumentError(f"{what}: {name} must be an integer, got {described(value)}.")
+    return integer(value, what, name)
+
+
+def _text(value: Any, what: str, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise ArgumentError(f"{what}: {name} must be a string, got {described(value)}.")
+
+
+def _function(value: Any, what: str, name: str) -> Any:
+    if callable(value):
+        return value
+    raise ArgumentError(f"{what}: {name} must be a function, got {described(value)}.")
+
+
+def _nothing(value: Any, what: str, name: str) -> None:
+    if value is not None:
+        raise ArgumentError(f"{what}: {name} must be None, got {described(value)}.")
+
+
+def _any_dtype(value: Any, what: str, name: str) -> Any:
+    if value is None:
+        return None
+    try:
+        if hasattr(value, "__array__") and not isinstance(value, type):
+            raise DtypeError(f"{described(value)} is not a dtype.")
+        return as_dtype(value)
+    except DtypeError as error:
+        raise DtypeError(f"{what}: {name}: {error}") from None
+
+
+def _dtype(value: Any, what: str, name: str) -> Any:
+    found = _any_dtype(value, what, name)
+    if found == KEY:
+        raise DtypeError(
+            f"{what}: {name} must be a dtype of numbers; that of random keys takes no arithmetic."
+        )
+    return found
+
+
+_SIMPLE = {
+    "int": _Kind("an integer", _integer),
+    "bool": _Kind("True or False", flag, bool),
+    "float": _Kind("a real number", number, float),
+    "str": _Kind("a string", _text, str),
+    "None": _Kind("None", _nothing, type(None)),
+    "DtypeLike": _Kind("a dtype", _dtype, type(None)),
+    "AnyDtypeLike": _Kind("a dtype", _any_dtype, type(None)),
+}
+_ALIASES = {"Axis": "int | Sequence[int] | None"}
+
+
+@functools.cache
+def _kind_of(annotation: str) -> _Kind | None:
+    """Return what an annotation allows; None where nothing is checked."""
+    text = _ALIASES.get(annotation, annotation).strip()
+    parts = _split(text, "|")
+    if len(parts) > 1:
+        return _union([_kind_of(part) for part in parts])
+    if text in _SIMPLE:
+        return _SIMPLE[text]
+    if text.startswith("Callable"):
+        return _Kind("a function", _function)
+    for opening in ("Sequence[", "tuple["):
+        if text.startswith(opening) and text.endswith("]"):
+            return _sequence(_split(text[len(opening) : -1], ","), opening == "tuple[")
+    return None
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Cut a text at the separators that no bracket encloses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _union(kinds: list[_Kind | None]) -> _Kind | None:
+    """Return a kind that allows what any of several does."""
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
+        return None
+    names = [kind.allowed for kind in known]
+    allowed = f"{', '.join(names[:-1])} or {names[-1]}"
+
+    def accept(value: Any, what: str, name: str) -> Any:
+        for kind in known:
+            try:
+                return kind.accept(value, what, name)
+            except (OutOfRangeError, DtypeError):
+                raise
+            except ArgumentError:
+                continue
+        raise ArgumentError(f"{what}: {name} must be {allowed}, got {described(value)}.")
+
+    return _Kind(allowed, accept, *frozenset().union(*[kind.quick for kind in known]))
+
+
+_PLURAL = {"True or False": "bools"}
+_TUPLES = {2: "a pair", 3: "a triple"}
+
+
+def _plural(allowed: str) -> str:
+    """Return what several of a kind are called."""
+    if allowed in _PLURAL:
+        return _PLURAL[allowed]
+    first, *rest = allowed.removeprefix("an ").removeprefix("a ").split(" of ", 1)
+    return " of ".join([f"{first}s", *rest])
+
+
+def _sequence(elements: list[str], fixed: bool) -> _Kind:
+    """Return the kind of a sequence; ``tuple[int, int]`` is a sequence of two."""
+    inner = _kind_of(elements[0])
+    count = len(elements) if fixed and "..." not in elements else None
+    of = "" if inner is None else f" of {_plural(inner.allowed)}"
+    allowed = f"{'a sequence' if count is None else _TUPLES[count]}{of}"
+
+    def accept(value: Any, what: str, name: str) -> Any:
+        try:
+            if inner is None and isinstance(value, (list, tuple)):
+                return value
+            found = items(value, what, name)
+            if inner is not None:
+                found = [inner.accept(v, what, name) for v in found]
+        except OutOfRangeError:
+            raise
+        except ArgumentError:
+            found = None
+        if found is None or (count is not None and len(found) != count):
+            raise ArgumentError(f"{what}: {name} must be {allowed}, got {described(value)}.")
+        return tuple(found)
+
+    return _Kind(allowed, accept)
+
+
+@overload
+def checked(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def checked(**advice: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def checked(function: Any = None, /, **advice: str) -> Any:
+    """Check a function's arguments by its annotations before it runs.
+
+    Args:
+        function: the function; as a decorator with ``advice`` it is left out.
+        advice: by an argument's name what to write instead, added to its refusal.
+
+    >>> @checked
+    ... def root(x: float, *, keepdims: bool = False): ...
+    >>> root(2.0, keepdims="x")
+    Traceback (most recent call last):
+    meshard.errors.ArgumentError: root: keepdims must be True or False, got 'x' of type str.
+    """
+    if function is None:
+        return lambda function: _checked(function, advice)
+    return _checked(function, {})
+
+
+def _checked(function: Callable[..., Any], advice: dict[str, str]) -> Callable[..., Any]:
+    code, annotations = function.__code__, inspect.get_annotations(function)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    written = {n: a.__name__ if isinstance(a, type) else str(a) for n, a in annotations.items()}
+    found = {n: _kind_of(written[n]) for n in names if n in written}
+    kinds = {n: kind for n, kind in found.items() if kind is not None}
+    if not kinds:
+        return function
+    places = [(i, n, kinds[n].quick) for i, n in enumerate(names[: code.co_argcount]) if n in kinds]
+    what = function.__name__
+
+    def accept(name: str, value: Any) -> Any:
+        try:
+            return kinds[name].accept(value, what, name)
+        except (ArgumentError, DtypeError) as error:
+            if name not in advice:
+                raise
+            raise type(error)(f"{error} {advice[name]}") from None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        count = len(args)
+        for place, name, quick in places:
+            if place >= count:
+                break
+            if type(args[place]) not in quick:
+                args = (*args[:place], accept(name, args[place]), *args[place + 1 :])
+        for name, value in kwargs.items():
+            if name in kinds and type(value) not in kinds[name].quick:
+                kwargs[name] = accept(name, value)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,117 @@
+"""The types of an operation's results, without running it.
+
+Python numbers are weak: they take the dtype of what they meet. A value that stands for one while a
+loop is typed counts as its Python type here, and what comes of weak operands alone is weak again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from meshard.algebra.abstract import Sharding
+from meshard.errors import ArgumentError, ConcretizationError
+from meshard.ops.engine.decide import decide_kernel
+from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import Params
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import RuntimeWorld, here
+
+Weak = type[Any] | None
+"""The type of Python number that a value stands for; None for one that has a dtype of its own."""
+
+
+WEAK = (bool, int, float, complex)
+_BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
+
+
+class Ghost(Traced):
+    """An array of which only the type is known.
+
+    Attributes:
+        weak: the type of Python number that it stands for, if it does.
+    """
+
+    __slots__ = ("weak",)
+
+    def __init__(self, type: ArrayType, weak: Weak = None) -> None:
+        self._type = type
+        self.weak = weak
+
+    def _concrete(self, what: str) -> Block:
+        raise ConcretizationError(
+            f"{what}: this {self._type.str_short()} is evaluated abstractly, for its shape and "
+            "dtype only, and has no value. Where a branch or a loop depends on values use lax.cond "
+            "or lax.while_loop."
+        )
+
+    def _placed(self, sharding: Sharding, what: str) -> Any:
+        sharding.layout(self.shape)  # refuses what cannot lie so
+        return Ghost(here().type_of(self.shape, self.dtype, sharding, True))
+
+    def __repr__(self) -> str:
+        return self._type.str_short()
+
+    __str__ = __repr__
+
+
+def number_type(x: Any) -> Weak:
+    """Return the type of a Python number whose dtype is still open; a bool's never is."""
+    kind = type(x)
+    return kind if kind in (int, float, complex) else None
+
+
+def inferred(
+    world: RuntimeWorld,
+    name: str,
+    operands: Sequence[tuple[ArrayType | type, Weak]],
+    params: Params,
+) -> list[tuple[ArrayType, Weak]]:
+    """Return the type of each result, and the type of Python number that it stands for.
+
+    Args:
+        world: whose decisions are used.
+        name: the operation.
+        operands: for each its type, or that of the Python number that it is; and the type of the
+            Python number that it stands for.
+        params: the operation's parameters.
+
+    Raises:
+        ArgumentError: if there is no such operation.
+    """
+    row = REGISTRY.get(name)
+    if row is None:
+        raise ArgumentError(f"There is no operation named {name!r}.")
+    key = ("infer", name, tuple(operands), params)
+    found: list[tuple[ArrayType, Weak]] | None = world.decisions.get(key)
+    if found is None:
+        strong = [t for t, _ in operands]
+        arrays = [t for t in strong if isinstance(t, ArrayType)]
+        if isinstance(row, MoveOp):
+            outputs: tuple[ArrayType, ...] = (decide_move(world, row, arrays, dict(params)).output,)
+        else:
+            outputs = _computed(world, name, operands, params)
+        weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
+        found = [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]
+        world.decided(key, found)
+    return found
+
+
+def _computed(
+    world: RuntimeWorld,
+    name: str,
+    operands: Sequence[tuple[ArrayType | type, Weak]],
+    params: Params,
+) -> tuple[ArrayType, ...]:
+    row = REGISTRY[name]
+    assert not isinstance(row, MoveOp)
+    strong = [t for t, _ in operands]
+    types: list[ArrayType | type] = [t if w is None else w for t, w in operands]
+    if any(w is not None for _, w in operands) and any(isinstance(t, ArrayType) for t in types):
+        # Where only an array will do, a number is one.
+        with contextlib.suppress(Exception):
+            return decide_kernel(world, row, types, dict(params)).outputs
+    return decide_kernel(world, row, strong, dict(params)).outputs

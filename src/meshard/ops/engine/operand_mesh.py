@@ -1,0 +1,157 @@
+"""Frames: the devices on which the operands of one operation meet.
+
+In: the operands' types. Out: the mesh, or the one device, that they share, each operand's
+placement on it, and back from placements to shardings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.layout import balanced_cuts, ceil_cuts, even_cuts
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.propagate import Placement, Split
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import IncompatibleDevicesError
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import here
+
+
+def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
+    """Return the simplest sharding with this placement: even if it is, else by a named rule."""
+    entries: list[tuple[str, ...]] = [s.axes for s in placement]
+    while entries and not entries[-1]:
+        entries.pop()
+    uneven: Uneven = None
+    odd = [s for s in placement if s.shards > 1 and len({b - a for a, b in pairwise(s.cuts)}) > 1]
+    if odd:
+        if all(s.cuts == balanced_cuts(s.cuts[-1], s.shards) for s in odd):
+            uneven = "balanced"
+        elif all(s.cuts == ceil_cuts(s.cuts[-1], s.shards) for s in odd):
+            uneven = "ceil"
+        else:
+            uneven = tuple(s.cuts if s in odd else None for s in placement)
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind, uneven=uneven)
+
+
+@final
+class Frame:
+    """The mesh, or the single device, on which an operation runs.
+
+    Raises:
+        IncompatibleDevicesError: if operands are committed to different sets of devices.
+    """
+
+    def __init__(self, op: str, operands: Sequence[ArrayType | None]) -> None:
+        types = [(i, t) for i, t in enumerate(operands) if t is not None]
+        _check_devices(op, [(i, t) for i, t in types if t.committed])
+        ranked = sorted(
+            types,
+            key=lambda it: (
+                not it[1].committed,
+                -it[1].sharding.num_devices,
+                it[1].layout.piece_count == 1,  # nothing split is gathered for what is not
+                not isinstance(it[1].sharding, NamedSharding),
+                -it[1].nbytes,
+            ),
+        )
+        base = ranked[0][1].sharding
+        self.committed = any(t.committed for _, t in types)
+        self.memory_kind = base.memory_kind
+        self.single: Sharding | None = None
+        if isinstance(base, NamedSharding):
+            self.mesh = base.mesh
+        elif isinstance(base, SingleDeviceSharding):
+            self.single = base
+            self.mesh = Mesh([base.device], ("device",))
+        else:
+            self.mesh = Mesh(list(base.device_order), ("device",))
+        self.device_set = frozenset(self.mesh.flat_devices)
+
+    def placement(self, kind: ArrayType | None) -> Placement | None:
+        """Return how an operand lies on the frame's mesh; None where it has no say."""
+        if kind is None:
+            return None
+        sharding = kind.sharding
+        if isinstance(sharding, NamedSharding):
+            if sharding.mesh != self.mesh:
+                return None
+            axes = sharding.spec.axes(kind.ndim)
+            return tuple(Split(a, c) for a, c in zip(axes, kind.layout.cuts, strict=True))
+        if self.mesh.axis_names == ("device",) and self.mesh.size > 1 and kind.size > 1:
+            return self._spread(kind) if set(sharding.device_order) == self.device_set else None
+        return None
+
+    def wish(self, sharding: Sharding | None, shape: tuple[int, ...]) -> Placement | None:
+        """Return a wish for a result as a placement on the frame's mesh; None where it is none."""
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+            return None
+        if self.single is not None:
+            return None
+        axes, cuts = sharding.spec.axes(len(shape)), sharding.layout(shape).cuts
+        return tuple(Split(a, c) for a, c in zip(axes, cuts, strict=True))
+
+    def _spread(self, kind: ArrayType) -> Placement:
+        """Split the longest dim of an operand that came with no mesh."""
+        longest = max(range(kind.ndim), key=lambda d: kind.shape[d])
+        n = self.mesh.size
+        return tuple(
+            Split(("device",), even_cuts(s, n) if s % n == 0 else balanced_cuts(s, n))
+            if dim == longest
+            else Split((), (0, s))
+            for dim, s in enumerate(kind.shape)
+        )
+
+    def sharding(self, placement: Placement) -> Sharding:
+        """Return the sharding with a placement."""
+        if self.single is not None:
+            return self.single
+        return named_sharding(self.mesh, placement, self.memory_kind)
+
+    def is_guest(self, kind: ArrayType) -> bool:
+        """Whether an uncommitted operand comes from one device, as if it were on every one."""
+        return kind.guest
+
+
+def replicated_beside(op: str, value: Block, *operands: Any) -> Array:
+    """Return a value that a function worked out of its operands as an array on their devices.
+
+    Args:
+        op: the function, for messages.
+        value: the value, the same on every process and known to nobody else.
+        operands: the operands; whatever is not an array has no say.
+
+    Raises:
+        IncompatibleDevicesError: if operands are committed to different sets of devices.
+    """
+    types = [x._type for x in operands if type(x) is Array]
+    if not types:
+        found: Array = as_array(value, fresh=True)
+        return found
+    world, frame = here(), Frame(op, types)
+    sharding = frame.sharding(tuple([Split((), (0, n)) for n in value.shape]))
+    kind = world.type_of(value.shape, value.dtype, sharding, frame.committed)
+    return Array(kind, (value if kind.local else None,))
+
+
+def _check_devices(op: str, committed: Sequence[tuple[int, ArrayType]]) -> None:
+    for (i, first), (j, second) in pairwise(committed):
+        if first.sharding is second.sharding:
+            continue
+        if set(first.sharding.device_order) != set(second.sharding.device_order):
+            raise IncompatibleDevicesError(
+                f"{op}: received incompatible devices. Operand {i}, {first.str_short()}, is "
+                f"committed to devices {_ids(first)}, and operand {j}, {second.str_short()}, to "
+                f"devices {_ids(second)}. Move one with meshard.device_put(x, sharding)."
+            )
+
+
+def _ids(kind: ArrayType) -> list[int]:
+    ids = [d.id for d in kind.sharding.device_order]
+    return ids if len(ids) <= 16 else [*ids[:15], ids[-1]]

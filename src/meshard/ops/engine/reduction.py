@@ -1,0 +1,273 @@
+"""Reductions across processes: partial results become whole ones.
+
+Partial results are seen as one array with a leading dim over the reduced cells. Its cells are
+brought together (all of them everywhere when small, else each device gets its share of the
+result), combined in mesh order, and the shares then placed as the result lies. Each element is
+combined once or by the same steps everywhere, so that all devices hold the same bits, whatever the
+number of processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.box import Index
+from meshard.algebra.layout import Layout, balanced_cuts
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.propagate import Placement
+from meshard.algebra.sharding import device_tensor
+from meshard.ops.engine.row import Dtype
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.runtime.moving.execute import run_part
+from meshard.runtime.types import Block, Blocks
+from meshard.runtime.world import RuntimeWorld
+from meshard.tuning import LARGE
+
+Shape = tuple[int, ...]
+
+_SMALL = 1 << 16
+_PIECE = 1 << 18
+
+
+@final
+@dataclass(frozen=True)
+class Reduction:
+    """How partial results of several processes become the result.
+
+    Attributes:
+        cells: the number of partial results of each element.
+        gather: brings partial results together; the pieces have a leading dim of ``cells``.
+        place: from the combined shares to the result's pieces; None if they are those already.
+        dtypes: the dtypes of the partial results.
+        pieces: the pieces of the partial layout.
+        small: whether every piece of the result gets whole partial results, to be combined there.
+    """
+
+    cells: int
+    gather: Part
+    place: Part | None
+    dtypes: tuple[Dtype, ...]
+    pieces: int
+    small: bool = False
+
+    @cached_property
+    def routes(self) -> _Routes:
+        """Who sends what to whom, where partial results are small."""
+        sends = [
+            (m.peer, tuple([(c.origin, c.shape[1:], c.region[1:]) for c in m.copies]))
+            for m in self.gather.sends
+        ]
+        receives = []
+        for message in self.gather.receives:
+            places = []
+            for c in message.copies:
+                recipe = self.gather.recipes[c.piece]
+                assert recipe is not None
+                box = None if c.shape[1:] == recipe.shape[1:] else c.target[1:]
+                places.append((c.piece, c.target[0].start, recipe.shape[1:], box))
+            receives.append((message.peer, tuple(places)))
+        own = [
+            None if recipe is None else [(c.target[0].start, c.origin) for c in recipe.copies]
+            for recipe in self.gather.recipes
+        ]
+        return _Routes(tuple(sends), tuple(receives), tuple(own))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """How small partial results reach those who combine them.
+
+    Attributes:
+        sends: for each peer the pieces of the partial layout of which it gets a box: the box's
+            shape and place.
+        receives: for each peer what it sends: the result's piece, the cell and its shape, and the
+            box of it; None for all of it. Where several processes have it, each sends a box.
+        own: for each piece of the result the cells that are here, and their partial pieces; None
+            for a piece that is not held here.
+    """
+
+    sends: tuple[tuple[int, tuple[tuple[int, Shape, Index], ...]], ...]
+    receives: tuple[tuple[int, tuple[tuple[int, int, Shape, Index | None], ...]], ...]
+    own: tuple[list[tuple[int, int]] | None, ...]
+
+
+def plan_reduction(
+    world: RuntimeWorld,
+    mesh: Mesh,
+    reduced: Sequence[tuple[str, ...]],
+    placement: Placement,
+    shape: tuple[int, ...],
+    dtypes: tuple[Dtype, ...],
+    scatter: int | None = None,
+) -> Reduction:
+    """Plan the reduction over some axes of partial results that lie as ``placement``.
+
+    With ``scatter`` the result stays divided along that dim among the devices that share it.
+    """
+    axes = tuple(a for dim in reduced for a in dim)
+    tensor = device_tensor(mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in placement)])
+    cells = tensor.shape[0]
+    cuts = tuple(s.cuts for s in placement)
+    parts = Layout((cells, *shape), (tuple(range(cells + 1)), *cuts), tensor)
+    processes = {d.id: d.process_index for d in mesh.flat_devices}
+    me = world.process_index
+    outs = np.ascontiguousarray(np.moveaxis(tensor, 0, -2))
+    outs = outs.reshape(*outs.shape[:-2], -1)
+    volume = math.prod(shape) * sum(d.itemsize for d in dtypes)
+    if scatter is None and (cells * volume <= _SMALL or not shape):
+        whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
+        gather = assemble(whole, [Source(parts)], processes, me)
+        some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
+        return Reduction(cells, gather, None, dtypes, parts.piece_count, some)
+    dim = scatter
+    if dim is None:
+        dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+    own = cuts[dim]
+    fine = (
+        *(a + c for a, b in pairwise(own) for c in balanced_cuts(b - a, cells)[:-1]),
+        own[-1],
+    )
+    shared = np.moveaxis(tensor, 0, dim + 1)
+    shape_of = (*shared.shape[:dim], shared.shape[dim] * cells, *shared.shape[dim + 2 :])
+    shared = np.ascontiguousarray(shared.reshape(shape_of))
+    shares = (*cuts[:dim], fine, *cuts[dim + 1 :])
+    middle = Layout((cells, *shape), ((0, cells), *shares), shared[None])
+    gather = assemble(middle, [Source(parts)], processes, me)
+    place = None
+    if scatter is None:
+        final_layout = Layout(shape, cuts, outs)
+        lying = Source(Layout(shape, shares, shared))
+        place = assemble(final_layout, [lying], processes, me, world.sharing)
+    return Reduction(cells, gather, place, dtypes, parts.piece_count)
+
+
+def combined(
+    world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """Join the partial results of one piece, the first with the second, and so on."""
+    if not parts:
+        return ()
+    if not isinstance(combine, np.ufunc):
+        return tuple(combine(parts))
+    blocks = [p[0] for p in parts]
+    if len(blocks) == 1:
+        return (blocks[0],)
+    if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
+        total = combine(blocks[0], blocks[1])
+        for block in blocks[2:]:
+            total = combine(total, block)
+        return (total,)
+    total = world.pages.empty(blocks[0].shape, blocks[0].dtype)
+    rows = max(1, _PIECE * total.shape[0] // total.nbytes)
+    spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
+    world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
+    return (total,)
+
+
+def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:
+    """Combine some rows of all blocks; few enough to stay in the cache."""
+    target = total[rows]
+    combine(blocks[0][rows], blocks[1][rows], out=target)
+    for block in blocks[2:]:
+        combine(target, block[rows], out=target)
+
+
+def combined_across(
+    world: RuntimeWorld,
+    reduction: Reduction,
+    own: Mapping[int, tuple[Any, ...]],
+    count: int,
+    combine: Any,
+) -> list[tuple[Any, ...]]:
+    """Combine partial results that several processes hold.
+
+    Args:
+        world: whose transport is used.
+        reduction: how.
+        own: the partial results of this process, by piece of the partial layout.
+        count: the number of the result's pieces.
+        combine: joins two partial results, or all.
+    """
+    if reduction.small:
+        return _combined_small(world, reduction, own, combine)
+    stacks: list[Blocks] = []
+    for k, dtype in enumerate(reduction.dtypes):
+        blocks = tuple(
+            np.asarray(own[i][k], dtype)[None] if i in own else None
+            for i in range(reduction.pieces)
+        )
+        stacks.append(run_part(world, reduction.gather, (blocks,), dtype))
+    joined: list[tuple[Any, ...]] = []
+    for pieces in zip(*stacks, strict=True):
+        if pieces[0] is None:
+            joined.append(())
+            continue
+        parts = [
+            tuple(np.asarray(b[r]) for b in pieces if b is not None) for r in range(reduction.cells)
+        ]
+        joined.append(tuple(np.asarray(b) for b in combined(world, combine, parts)))
+    if reduction.place is None:
+        return joined
+    dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
+    if not dtypes:  # none of the devices is this process's
+        return [()] * count
+    placed = [
+        run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
+        for k, dtype in enumerate(dtypes)
+    ]
+    return [
+        () if pieces[0] is None else tuple(b for b in pieces if b is not None)
+        for pieces in zip(*placed, strict=True)
+    ]
+
+
+def _combined_small(
+    world: RuntimeWorld, reduction: Reduction, own: Mapping[int, tuple[Any, ...]], combine: Any
+) -> list[tuple[Any, ...]]:
+    """Combine partial results where all of them come to all who need the result."""
+    routes, dtypes = reduction.routes, reduction.dtypes
+    found: list[list[list[Any]] | None] = [
+        None if o is None else [[None] * len(dtypes) for _ in range(reduction.cells)]
+        for o in routes.own
+    ]
+    sends: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.sends]
+    receives: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.receives]
+    for k, dtype in enumerate(dtypes):
+        mine = {i: np.asarray(parts[k], dtype) for i, parts in own.items()}
+        for (_, blocks), (_, boxes) in zip(sends, routes.sends, strict=True):
+            blocks += [mine[i] if mine[i].shape == s else _box(mine[i], r) for i, s, r in boxes]
+        for (_, blocks), (_, places) in zip(receives, routes.receives, strict=True):
+            for piece, cell, shape, box in places:
+                cells = found[piece]
+                assert cells is not None
+                if box is None or cells[cell][k] is None:
+                    cells[cell][k] = np.empty(shape, dtype)
+                block = cells[cell][k]
+                blocks.append(block if box is None else _box(block, box))
+        for cells, here in zip(found, routes.own, strict=True):
+            if cells is not None and here is not None:
+                for cell, origin in here:
+                    cells[cell][k] = mine[origin]
+    if sends or receives:
+        world.transport.exchange(sends, receives)
+    return [
+        ()
+        if cells is None
+        else tuple([np.asarray(b) for b in combined(world, combine, [tuple(c) for c in cells])])
+        for cells in found
+    ]
+
+
+def _box(block: Block, index: Index) -> Block:
+    place: tuple[Any, ...] = (*index, ...)
+    box: Block = block[place]
+    return box

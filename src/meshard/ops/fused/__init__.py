@@ -1,0 +1,1 @@
+"""Operations that run together: chains of rows, segments, and compilers of them."""

@@ -1,0 +1,214 @@
+"""Chains: operations one after another on a few rows at a time, in pieces that stay in the cache.
+
+In: operations in order, on rows of blocks. Out: the blocks that are wanted. Each step runs on a few
+rows before the next one does, so that what lies between two steps never leaves the cache, and has
+no block of its own. A step may be elementwise, or reduce the dims behind the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+from meshard.ops.engine.row import Dtype
+from meshard.runtime.memory.pages import Pages
+from meshard.runtime.types import Block
+from meshard.runtime.world import RuntimeWorld
+
+_PIECE = 1 << 18
+"""Bytes of one operand that a step works on at a time: a few of them fit a core's own cache."""
+
+Spot = tuple[tuple[int, ...], Dtype]
+"""What a temporary or result is: the dims behind the rows, and the dtype."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        kernel: called with the operands, and ``out=`` if it takes that.
+        reads: the places of its operands.
+        writes: the place of its result.
+        fills: whether it takes ``out=``.
+    """
+
+    kernel: Callable[..., Any]
+    reads: tuple[int, ...]
+    writes: int
+    fills: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps over places: first the inputs, then the temporaries, then the results.
+
+    Attributes:
+        steps: what to do, in order.
+        cut: for each input whether a piece reads its own rows of it; else it reads the whole.
+        temporaries: what they are.
+        results: what they are.
+        rows: the number of rows.
+    """
+
+    steps: tuple[Step, ...]
+    cut: tuple[bool, ...]
+    temporaries: tuple[Spot, ...]
+    results: tuple[Spot, ...]
+    rows: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One operation that is to be part of a chain.
+
+    Attributes:
+        kernel: the operation.
+        reads: the values that it reads: first those of the inputs are numbered, then the results of
+            the operations, in order.
+        spot: what its result is.
+        fills: whether the kernel takes ``out=``.
+    """
+
+    kernel: Callable[..., Any]
+    reads: tuple[int, ...]
+    spot: Spot
+    fills: bool = True
+
+
+def laid_out(
+    work: Sequence[Work], cut: Sequence[bool], wanted: Collection[int], rows: int
+) -> Chain:
+    """Give each operation a place to write to; temporaries are used again when they are read.
+
+    Args:
+        work: the operations, each after those that it reads from.
+        cut: for each input whether it has rows.
+        wanted: the numbers of the operations whose results are wanted, in order.
+        rows: the number of rows.
+    """
+    inputs = len(cut)
+    last = {read: k for k, w in enumerate(work) for read in w.reads}
+    results = {number: k for k, number in enumerate(wanted)}
+    temporaries: list[Spot] = []
+    free: dict[Spot, list[int]] = {}
+    where: dict[int, int] = {i: i for i in range(inputs)}
+    steps: list[tuple[Work, list[int], int]] = []
+    for k, w in enumerate(work):
+        reads = [where[x] for x in w.reads]
+        done = [
+            x
+            for x in dict.fromkeys(w.reads)
+            if x >= inputs and last[x] == k
+            if x - inputs not in results
+        ]
+        # An elementwise operation may write over what it reads, if that is of its own shape.
+        for x in done:
+            if w.fills:
+                free.setdefault(work[x - inputs].spot, []).append(where[x])
+        if k in results:
+            place = -1 - results[k]
+        elif free.get(w.spot):
+            place = free[w.spot].pop()
+        else:
+            place = inputs + len(temporaries)
+            temporaries.append(w.spot)
+        for x in done:
+            if not w.fills:
+                free.setdefault(work[x - inputs].spot, []).append(where[x])
+        where[inputs + k] = place
+        steps.append((w, reads, place))
+    base = inputs + len(temporaries)
+
+    def final_place(place: int) -> int:
+        return place if place >= 0 else base - 1 - place
+
+    return Chain(
+        tuple(
+            Step(w.kernel, tuple(map(final_place, reads)), final_place(out), w.fills)
+            for w, reads, out in steps
+        ),
+        tuple(cut),
+        tuple(temporaries),
+        tuple(work[number].spot for number in wanted),
+        rows,
+    )
+
+
+def run_chain(
+    world: RuntimeWorld, chain: Chain, cells: Sequence[Sequence[Any]]
+) -> list[list[Block]]:
+    """Run a chain for each cell and return its results.
+
+    Args:
+        world: whose pages and workers are used.
+        chain: the chain.
+        cells: for each cell its inputs: blocks, or scalars.
+    """
+    return run_chains(world, [(chain, inputs) for inputs in cells])
+
+
+def run_chains(
+    world: RuntimeWorld,
+    cells: Sequence[tuple[Chain, Sequence[Any]]],
+    given: Mapping[tuple[int, int], Block] | None = None,
+) -> list[list[Block]]:
+    """Run for each cell a chain of its own and return its results.
+
+    Args:
+        world: whose pages and workers are used.
+        cells: for each cell its chain and inputs.
+        given: blocks to write results into, by the numbers of the cell and of the result.
+    """
+    found, tasks = [], []
+    given = given or {}
+    for number, (chain, inputs) in enumerate(cells):
+        rows = chain.rows
+        row = max(
+            math.prod(shape) * dtype.itemsize
+            for shape, dtype in (*chain.temporaries, *chain.results)
+        )
+        step = max(1, min(rows, _PIECE // max(row, 1)))
+        pieces = -(-rows // step)
+        # A few tasks for each worker, and each with its own temporaries.
+        shares = min(pieces, max(1, -(-4 * world.workers.threads // max(1, len(cells)))))
+        results = [
+            given[number, k] if (number, k) in given else world.pages.empty((rows, *shape), dtype)
+            for k, (shape, dtype) in enumerate(chain.results)
+        ]
+        found.append(results)
+        for share in range(shares):
+            first, last = pieces * share // shares, pieces * (share + 1) // shares
+            span = range(first * step, min(last * step, rows), step)
+            tasks.append(partial(_run_rows, world.pages, chain, inputs, results, span, step))
+    world.workers.run(tasks)
+    return found
+
+
+def _run_rows(
+    pages: Pages,
+    chain: Chain,
+    inputs: Sequence[Any],
+    results: Sequence[Block],
+    span: range,
+    step: int,
+) -> None:
+    rows = chain.rows
+    temporaries = [pages.empty((step, *shape), dtype) for shape, dtype in chain.temporaries]
+    program = [(s.kernel, s.reads, s.writes, s.fills) for s in chain.steps]
+    for start in span:
+        stop = min(start + step, rows)
+        places = [x[start:stop] if c else x for x, c in zip(inputs, chain.cut, strict=True)]
+        places += [t[: stop - start] for t in temporaries]
+        places += [r[start:stop] for r in results]
+        for kernel, reads, writes, fills in program:
+            if fills:
+                kernel(*[places[i] for i in reads], out=places[writes])
+            else:
+                places[writes][...] = kernel(*[places[i] for i in reads])

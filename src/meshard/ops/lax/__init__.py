@@ -1,0 +1,1 @@
+"""Operations by the names of ``jax.lax``."""

@@ -1,0 +1,393 @@
+"""Decompositions, inverses and determinants of stacked matrices.
+
+Each matrix is made whole on a device: where its dims are split, their axes move to leading dims
+that are long enough, and where there are none every device gets the whole matrix. Leading dims stay
+split. Integers are taken as the default float, floats shorter than 32 bits are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshard.errors import ArgumentError, LinAlgError, ShapeError
+from meshard.ops.array.samplesort import known
+from meshard.ops.array.shape import expand_dims
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.dtypes import accumulator, default_float, is_whole
+from meshard.ops.engine.promotion import common_dtype
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+
+
+class EigResult(NamedTuple):
+    """What `eig` returns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EighResult(NamedTuple):
+    """What `eigh` returns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """What `qr` returns."""
+
+    Q: Any
+    R: Any
+
+
+class SVDResult(NamedTuple):
+    """What `svd` returns."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+class SlogdetResult(NamedTuple):
+    """What `slogdet` returns."""
+
+    sign: Any
+    logabsdet: Any
+
+
+# rows: results, and for each matrix whether the computation failed
+
+
+def _kernel(function: Callable[..., Any], kinds: str) -> Callable[..., Any]:
+    """Return a kernel that computes with float32 at least, and marks matrices that fail.
+
+    Args:
+        function: called with the blocks; raises NumPy's LinAlgError if one matrix fails.
+        kinds: for each result ``s`` (the operand's dtype), ``r`` (its real part's) or ``c`` (its
+            complex one).
+    """
+
+    def kernel(*blocks: Block, **params: Any) -> tuple[Any, ...]:
+        laws = [_law(blocks[0].dtype, kind) for kind in kinds]
+        wide = [b.astype(accumulator(b.dtype), copy=False) for b in blocks]
+        batch = np.broadcast_shapes(*(b.shape[:-2] for b in wide))
+        failed = np.zeros(batch, bool)
+        try:
+            found = function(*wide, **params)
+        except np.linalg.LinAlgError:
+            found = _one_by_one(function, wide, params, failed)
+        results = found if isinstance(found, tuple) else (found,)
+        if len(blocks) > 1:  # all results of a cell are split alike, so the columns' are told, too
+            failed = np.repeat(failed[..., None], blocks[1].shape[-1], -1)
+        return *(np.asarray(r, law) for r, law in zip(results, laws, strict=True)), failed
+
+    return kernel
+
+
+def _one_by_one(
+    function: Callable[..., Any], blocks: Sequence[Block], params: Params, failed: Block
+) -> tuple[Any, ...]:
+    """Compute matrix by matrix, to find those that fail; their results are NaN."""
+    batch = failed.shape
+    spread = [np.broadcast_to(b, (*batch, *b.shape[-2:])) for b in blocks]
+    sample = function(*[np.zeros((0, *b.shape[-2:]), b.dtype) for b in blocks], **params)
+    shapes = [np.asarray(s) for s in (sample if isinstance(sample, tuple) else (sample,))]
+    results = [np.full((*batch, *s.shape[1:]), np.nan, s.dtype) for s in shapes]
+    for place in np.ndindex(*batch):
+        try:
+            found = function(*[b[place] for b in spread], **params)
+        except np.linalg.LinAlgError:
+            failed[place] = True
+            continue
+        values = found if isinstance(found, tuple) else (found,)
+        for result, value in zip(results, values, strict=True):
+            result[place] = value
+    return tuple(results)
+
+
+def _law(dtype: Dtype, kind: str) -> Dtype:
+    if kind == "r" and dtype.kind == "c":
+        return np.empty(0, dtype).real.dtype
+    if kind == "c" and dtype.kind != "c":
+        return np.result_type(accumulator(dtype), np.complex64)
+    return dtype
+
+
+def _laws(kinds: str) -> Callable[[Sequence[Operand], Params], tuple[Dtype, ...]]:
+    def laws(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+        dtype = operands[0][1]
+        assert isinstance(dtype, np.dtype)
+        return *(_law(dtype, kind) for kind in kinds), np.dtype(bool)
+
+    return laws
+
+
+def _row(name: str, rule: Any, function: Callable[..., Any], kinds: str) -> None:
+    kernel, laws = _kernel(function, kinds), _laws(kinds)
+    register(Op(name, rule, kernel, dtypes=laws, outputs=len(kinds) + 1, sums=True))
+
+
+def _qr_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    *_, m, n = operands[0][0]
+    q, r = {"reduced": ("k", "k"), "complete": ("p", "p"), "r": ("", "k")}[params["mode"]]
+    first = f"... m {q}, " if q else ""
+    return f"... !m !n -> {first}... {r} n, ...", {"k": min(m, n), "p": m}
+
+
+def _svd_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    *_, m, n = operands[0][0]
+    text = "... m p, ... k, ... q n" if params["full_matrices"] else "... m k, ... k, ... k n"
+    return f"... !m !n -> {text}, ...", {"k": min(m, n), "p": m, "q": n}
+
+
+def _values_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    *_, m, n = operands[0][0]
+    return "... !m !n -> ... k, ...", {"k": min(m, n)}
+
+
+def _cholesky(x: Block, *, upper: bool) -> Any:
+    return np.linalg.cholesky(x, upper=upper)
+
+
+_EIGEN = "... !m !n -> ... n, ... m n, ..."
+_row("inv", "... !m !n -> ... n m, ...", np.linalg.inv, "s")
+_row("det", "... !m !n -> ..., ...", np.linalg.det, "s")
+_row("slogdet", "... !m !n -> ..., ..., ...", lambda x: tuple(np.linalg.slogdet(x)), "sr")
+_row("solve", "... !m !n, ... !m k -> ... n k, ... k", np.linalg.solve, "s")
+_row("cholesky", "... !m !n -> ... m n, ...", _cholesky, "s")
+_row("qr", _qr_rule, lambda x, mode: tuple(np.linalg.qr(x, mode)), "ss")
+_row("qr_r", _qr_rule, lambda x, mode: np.linalg.qr(x, mode), "s")
+_row("svd", _svd_rule, lambda x, full_matrices: tuple(np.linalg.svd(x, full_matrices)), "srs")
+_row("svdvals", _values_rule, lambda x: np.linalg.svd(x, compute_uv=False), "r")
+_row("eigh", _EIGEN, lambda x, UPLO: tuple(np.linalg.eigh(x, UPLO)), "rs")
+_row("eigvalsh", "... !m !n -> ... n, ...", lambda x, UPLO: np.linalg.eigvalsh(x, UPLO), "r")
+_row("eig", _EIGEN, lambda x: tuple(np.linalg.eig(x)), "cc")
+_row("eigvals", "... !m !n -> ... n, ...", np.linalg.eigvals, "c")
+
+
+def matrices(name: str, x: Any, square: bool = False) -> Array:
+    """Return stacked matrices as floats.
+
+    Raises:
+        ShapeError: if there are less than two dims, or a matrix is not square where it must be.
+    """
+    value = as_array(x)
+    if value.ndim < 2:
+        raise ShapeError(
+            f"{name}: takes matrices, the last two dims of an array; got shape {value.shape}."
+        )
+    if square and value.shape[-1] != value.shape[-2]:
+        raise ShapeError(
+            f"{name}: takes square matrices; the last two dims of the shape {value.shape} are "
+            f"{value.shape[-2]} and {value.shape[-1]}."
+        )
+    found: Array = value.astype(default_float()) if is_whole(value.dtype) else value
+    return found
+
+
+def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list[Any]:
+    """Run a row; if a matrix failed, every process of its devices says which, unless traced.
+
+    Raises:
+        LinAlgError: if one did.
+    """
+    results: list[Any] = list(bind(row, *operands, **params))
+    failed = results.pop()
+    if is_traced(failed):  # nobody can look; the results of a matrix that failed are NaN
+        return results
+    if failed.aval.local and bool(failed.any()):
+        rank = operands[0].ndim - 2
+        bad = list(dict.fromkeys(tuple(p[:rank]) for p in np.argwhere(known(failed)).tolist()))
+        place = f" {bad[0]}" if rank else ""
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise LinAlgError(
+            f"{name}: the matrix{place} of an array of shape {operands[0].shape} {why}{more}."
+        )
+    return results
+
+
+_SINGULAR = "is singular"
+_UNSETTLED = "did not converge; look for NaN or infinities in it"
+
+
+def inv(a: Any) -> Any:
+    """Return the inverses of matrices.
+
+    Args:
+        a: array of shape ``(..., n, n)``; leading dims stay split, each matrix is made whole on a
+            device.
+
+    Raises:
+        ShapeError: if the matrices are not square.
+        LinAlgError: if a matrix is singular; every process raises it.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.inv(mnp.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
+    [[0.5, 0.0], [0.0, 0.25]]
+    """
+    return _run("inv", "inv", _SINGULAR, matrices("inv", a, square=True))[0]
+
+
+def det(a: Any) -> Any:
+    """Return the determinants of matrices of shape ``(..., n, n)``.
+
+    >>> import meshard.numpy as mnp
+    >>> round(float(mnp.linalg.det(mnp.asarray([[1.0, 2.0], [3.0, 4.0]]))), 6)
+    -2.0
+    """
+    return _run("det", "det", _UNSETTLED, matrices("det", a, square=True))[0]
+
+
+def slogdet(a: Any) -> SlogdetResult:
+    """Return the signs of determinants, and the logarithms of their absolute values."""
+    found = _run("slogdet", "slogdet", _UNSETTLED, matrices("slogdet", a, square=True))
+    return SlogdetResult(*found)
+
+
+def solve(a: Any, b: Any) -> Any:
+    """Return the solution ``x`` of ``a @ x = b``.
+
+    Args:
+        a: square matrices, ``(..., n, n)``, each made whole on a device.
+        b: one vector, ``(n,)``, or matrices, ``(..., n, k)``, whose columns may be split.
+
+    Raises:
+        ShapeError: if the matrices are not square, or ``b`` has other rows.
+        LinAlgError: if a matrix is singular; every process raises it.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.solve(mnp.asarray([[2.0, 0.0], [0.0, 4.0]]), mnp.ones(2)).tolist()
+    [0.5, 0.25]
+    """
+    x, y = matrices("solve", a, square=True), as_array(b)
+    alone = y.ndim == 1
+    if not y.ndim or y.shape[0 if alone else -2] != x.shape[-1]:
+        raise ShapeError(
+            f"solve: the right side of shape {y.shape} does not fit matrices of shape {x.shape}; "
+            f"it has {x.shape[-1]} rows."
+        )
+    y = y.astype(default_float()) if is_whole(y.dtype) else y
+    common = common_dtype("solve", (x.dtype, y.dtype))
+    x, y = x.astype(common, copy=False), y.astype(common, copy=False)
+    y = expand_dims(y, -1) if alone else y
+    found = _run("solve", "solve", _SINGULAR, x, y)[0]
+    return found[..., 0] if alone else found
+
+
+@checked
+def cholesky(a: Any, *, upper: bool = False) -> Any:
+    """Return the Cholesky factors ``L`` of Hermitian matrices: ``a = L @ L.mT.conj()``.
+
+    Args:
+        a: positive definite matrices, ``(..., n, n)``.
+        upper: whether to return ``L.mT.conj()``, computed from the upper triangle.
+
+    Raises:
+        LinAlgError: if a matrix is not positive definite.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.cholesky(mnp.asarray([[4.0, 0.0], [0.0, 9.0]])).tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
+    """
+    x = matrices("cholesky", a, square=True)
+    return _run("cholesky", "cholesky", "is not positive definite", x, upper=bool(upper))[0]
+
+
+@checked
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """Return the factors of ``a = Q @ R``, ``Q`` orthonormal and ``R`` upper triangular.
+
+    Args:
+        a: matrices, ``(..., m, n)``.
+        mode: ``"reduced"``, ``"complete"`` (``Q`` is square), or ``"r"`` for ``R`` alone.
+
+    Raises:
+        ArgumentError: if the mode is another word.
+
+    >>> import meshard.numpy as mnp
+    >>> q, r = mnp.linalg.qr(mnp.ones((3, 2)))
+    >>> q.shape, r.shape
+    ((3, 2), (2, 2))
+    """
+    if mode not in ("reduced", "complete", "r"):
+        raise ArgumentError(f"qr: mode is 'reduced', 'complete' or 'r', not {mode!r}.")
+    x = matrices("qr", a)
+    if mode == "r":
+        return _run("qr_r", "qr", _UNSETTLED, x, mode=mode)[0]
+    return QRResult(*_run("qr", "qr", _UNSETTLED, x, mode=mode))
+
+
+@checked
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """Return the singular value decomposition ``a = U * S @ Vh``.
+
+    Args:
+        a: matrices, ``(..., m, n)``.
+        full_matrices: whether ``U`` and ``Vh`` are square.
+        compute_uv: whether to return them; else the singular values alone.
+
+    Raises:
+        LinAlgError: if it does not converge.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.svd(mnp.asarray([[3.0, 0.0], [0.0, 4.0]])).S.tolist()
+    [4.0, 3.0]
+    """
+    if not compute_uv:
+        return svdvals(a)
+    x = matrices("svd", a)
+    return SVDResult(*_run("svd", "svd", _UNSETTLED, x, full_matrices=bool(full_matrices)))
+
+
+def svdvals(x: Any, /) -> Any:
+    """Return the singular values of matrices, the greatest first."""
+    return _run("svdvals", "svdvals", _UNSETTLED, matrices("svdvals", x))[0]
+
+
+def _triangle(name: str, UPLO: str) -> str:
+    if UPLO not in ("L", "U", "l", "u"):
+        raise ArgumentError(f"{name}: UPLO is 'L' or 'U', not {UPLO!r}.")
+    return UPLO.upper()
+
+
+@checked
+def eigh(a: Any, UPLO: str = "L") -> EighResult:
+    """Return eigenvalues, rising, and eigenvectors of Hermitian matrices.
+
+    Args:
+        a: matrices, ``(..., n, n)``.
+        UPLO: which triangle is read: ``"L"`` or ``"U"``.
+
+    Raises:
+        LinAlgError: if it does not converge.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.eigh(mnp.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues.tolist()
+    [1.0, 2.0]
+    """
+    x = matrices("eigh", a, square=True)
+    return EighResult(*_run("eigh", "eigh", _UNSETTLED, x, UPLO=_triangle("eigh", UPLO)))
+
+
+@checked
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:
+    """Return the eigenvalues of Hermitian matrices, rising."""
+    x = matrices("eigvalsh", a, square=True)
+    return _run("eigvalsh", "eigvalsh", _UNSETTLED, x, UPLO=_triangle("eigvalsh", UPLO))[0]
+
+
+def eig(a: Any) -> EigResult:
+    """Return eigenvalues and eigenvectors of square matrices; always complex, as in JAX."""
+    return EigResult(*_run("eig", "eig", _UNSETTLED, matrices("eig", a, square=True)))
+
+
+def eigvals(a: Any) -> Any:
+    """Return the eigenvalues of square matrices; always complex, as in JAX."""
+    return _run("eigvals", "eigvals", _UNSETTLED, matrices("eigvals", a, square=True))[0]

@@ -1,0 +1,230 @@
+"""Linear algebra: ``meshard.numpy.linalg``.
+
+Products, norms and traces are computed where the elements lie. A decomposition needs each matrix
+whole on a device: where its dims are split, their axes move to leading dims that are long enough,
+and where there are none every device gets the whole matrix. Leading dims stay split. Integers are
+taken as the default float, floats shorter than 32 bits are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.create import eye, zeros, zeros_like
+from meshard.ops.array.shape import expand_dims, matrix_transpose
+from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.dtypes import accumulator
+from meshard.ops.linalg import contract
+from meshard.ops.linalg import norms as matrix
+from meshard.ops.linalg.contract import matmul
+from meshard.ops.linalg.decompose import (
+    inv,
+    matrices,
+    svd,
+    svdvals,
+)
+from meshard.ops.linalg.einsum import einsum
+from meshard.ops.linalg.norms import matrix_norm
+from meshard.ops.reductions.reduce import max as max_
+from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+
+
+def _limit(x: Array, s: Any, rtol: Any) -> Any:
+    """Return for each matrix the value up to which its singular values count as zero."""
+    eps = float(np.finfo(np.dtype(accumulator(s.dtype))).eps)
+    share = max(x.shape[-2:]) * eps if rtol is None else rtol
+    if not isinstance(share, (int, float)) and as_array(share).ndim:
+        share = expand_dims(as_array(share), -1)
+    return max_(s, axis=-1, keepdims=True) * share
+
+
+@checked
+def pinv(a: Any, *, rtol: Any = None, hermitian: bool = False) -> Any:
+    """Return the pseudo-inverses of matrices.
+
+    Args:
+        a: matrices, ``(..., m, n)``.
+        rtol: the share of the greatest singular value up to which one counts as zero; by default
+            the longer side times the dtype's eps.
+        hermitian: accepted as in NumPy.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.pinv(mnp.asarray([[2.0, 0.0], [0.0, 0.0]])).tolist()
+    [[0.5, 0.0], [0.0, 0.0]]
+    """
+    x = matrices("pinv", a)
+    if not x.size:
+        return matrix_transpose(x)
+    u, s, vh = svd(x, full_matrices=False)
+    large = s > _limit(x, s, rtol)
+    inverse = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
+    v = matrix_transpose(bind("conjugate", vh) if x.dtype.kind == "c" else vh)
+    uh = matrix_transpose(bind("conjugate", u) if x.dtype.kind == "c" else u)
+    return matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
+
+
+def matrix_rank(A: Any, tol: Any = None, *, rtol: Any = None) -> Any:
+    """Return the ranks of matrices: how many singular values are not zero.
+
+    Args:
+        A: matrices, ``(..., m, n)``.
+        tol: the value up to which a singular value counts as zero.
+        rtol: the same as a share of the greatest; by default the longer side times the eps.
+
+    Raises:
+        ArgumentError: if both ``tol`` and ``rtol`` are given.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.linalg.matrix_rank(mnp.ones((3, 3))))
+    1
+    """
+    if tol is not None and rtol is not None:
+        raise ArgumentError("matrix_rank: tol and rtol are both given; give one.")
+    x = matrices("matrix_rank", A)
+    if not x.size:
+        return zeros(x.shape[:-2], np.int64)
+    s = svdvals(x)
+    if tol is None:
+        limit = _limit(x, s, rtol)
+    else:
+        limit = expand_dims(as_array(tol), -1) if as_array(tol).ndim else tol
+    return sum_(bind("greater", s, limit), axis=-1)
+
+
+@checked
+def matrix_power(a: Any, n: int) -> Any:
+    """Return the nth power of square matrices; of their inverses if ``n`` is negative.
+
+    Computed by products, so that split dims are multiplied where they lie.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.matrix_power(mnp.asarray([[1, 1], [0, 1]]), 3).tolist()
+    [[1, 3], [0, 1]]
+    """
+    x = as_array(a)
+    matrices("matrix_power", x, square=True)
+    try:
+        power = n.__index__()
+    except AttributeError as error:
+        raise ArgumentError(f"matrix_power: n must be an integer, not {n!r}.") from error
+    if power == 0:
+        return bind("add", zeros_like(x), eye(x.shape[-1], dtype=x.dtype))
+    if power < 0:
+        x, power = inv(x), -power
+    found: Any = None
+    while True:
+        if power & 1:
+            found = x if found is None else matmul(found, x)
+        power >>= 1
+        if not power:
+            return found
+        x = matmul(x, x)
+
+
+@checked
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
+    """Return the least-squares solution of ``a @ x = b``.
+
+    Args:
+        a: a matrix, ``(m, n)``.
+        b: a vector, ``(m,)``, or a matrix, ``(m, k)``.
+        rcond: the share of the greatest singular value up to which one counts as zero.
+
+    Returns:
+        The solution, the squared residuals of its columns (none where the rank is less than ``n``
+        or ``m`` is not more; a traced matrix is taken to have full rank), the rank, and the
+        singular values of ``a``.
+
+    Raises:
+        ShapeError: if the shapes do not fit.
+    """
+    x, y = matrices("lstsq", a), as_array(b)
+    if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[0] != x.shape[0]:
+        raise ShapeError(
+            f"lstsq: takes a matrix and a right-hand side with the same number of rows, got "
+            f"shapes {x.shape} and {y.shape}."
+        )
+    u, s, vh = svd(x, full_matrices=False)
+    large = s > _limit(x, s, rcond)
+    inverse = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
+    columns = y if y.ndim == 2 else expand_dims(y, 1)
+    conjugated = bind("conjugate", u) if x.dtype.kind == "c" else u
+    turned = matmul(matrix_transpose(conjugated), columns) * expand_dims(inverse, 1)
+    v = matrix_transpose(bind("conjugate", vh) if x.dtype.kind == "c" else vh)
+    found = matmul(v, turned)
+    rank = sum_(large)
+    off = bind("absolute", columns - matmul(x, found))
+    residuals = sum_(off * off, axis=0)
+    short = x.shape[0] <= x.shape[1]
+    if short or (not is_traced(rank) and int(rank) != x.shape[1]):
+        residuals = residuals[:0]
+    return found if y.ndim == 2 else found[:, 0], residuals, rank, s
+
+
+@checked
+def cond(x: Any, p: float | str | None = None) -> Any:
+    """Return the condition numbers of matrices, by a norm; by the singular values by default."""
+    value = matrices("cond", x)
+    if p is None or p in (2, -2):
+        s = svdvals(value)
+        ends = s[..., 0], s[..., -1]
+        return ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
+    return matrix_norm(value, ord=p) * matrix_norm(inv(value), ord=p)
+
+
+@checked
+def multi_dot(arrays: Sequence[Any]) -> Any:
+    """Return the product of two or more matrices, in the order that costs least.
+
+    The first and the last may be vectors.
+
+    Raises:
+        ShapeError: if there are less than two.
+    """
+    values = [as_array(a) for a in arrays]
+    if len(values) < 2:
+        raise ShapeError(f"multi_dot: takes two or more matrices, got {len(values)}.")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    if len(values) >= len(letters):
+        return multi_dot([multi_dot(values[:20]), *values[20:]])
+    terms = [letters[i : i + 2] for i in range(len(values))]
+    if values[0].ndim == 1:
+        terms[0] = terms[0][1]
+    if values[-1].ndim == 1:
+        terms[-1] = terms[-1][0]
+    ends = (terms[0][0] if values[0].ndim > 1 else "") + (
+        terms[-1][1] if values[-1].ndim > 1 else ""
+    )
+    return einsum(f"{','.join(terms)}->{ends}", *values)
+
+
+def outer(x1: Any, x2: Any, /) -> Any:
+    """Return all products of elements of two arrays of one dim, as a matrix.
+
+    Raises:
+        ShapeError: if an array has not one dim.
+    """
+    x, y = as_array(x1), as_array(x2)
+    if x.ndim != 1 or y.ndim != 1:
+        raise ShapeError(f"outer: takes arrays of one dim, got shapes {x.shape} and {y.shape}.")
+    return contract.outer(x, y)
+
+
+@checked
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """Return the diagonals of matrices, the last two dims; each device gives what it holds."""
+    return matrix.diagonal(x, offset, -2, -1)
+
+
+@checked
+def trace(x: Any, /, *, offset: int = 0, dtype: DtypeLike = None) -> Any:
+    """Return the sums of the diagonals of matrices, the last two dims."""
+    return matrix.trace(x, offset, -2, -1, dtype)

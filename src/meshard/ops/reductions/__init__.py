@@ -1,0 +1,1 @@
+"""Operations over dims: reductions, statistics, scans, sorts and sets."""

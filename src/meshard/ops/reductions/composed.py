@@ -1,0 +1,356 @@
+"""Ordinary functions made of others: nearness, choices, polynomials, products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.ops.array.create import full
+from meshard.ops.array.elementwise import clip
+from meshard.ops.array.info import finfo
+from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.dtypes import default_float, is_float, is_whole, operand_dtype, same_dtype
+from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
+from meshard.ops.reductions.reduce import all as all_
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+
+
+def _plain(x: Any) -> Any:
+    """Return a small float as one that NumPy's Python functions know."""
+    return x.astype(np.float32) if getattr(x, "dtype", None) in SMALL_FLOATS else x
+
+
+def _bool_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (np.dtype(bool),)
+
+
+def _close(x: Any, y: Any, *, rtol: float, atol: float, equal_nan: bool) -> Any:
+    return np.isclose(_plain(x), _plain(y), rtol, atol, equal_nan)
+
+
+def _numbered(x: Block, *, nan: float, posinf: float | None, neginf: float | None) -> Block:
+    if x.dtype in SMALL_FLOATS:
+        most = finfo(x.dtype)
+        posinf = float(most.max) if posinf is None else posinf
+        neginf = float(most.min) if neginf is None else neginf
+    found = np.nan_to_num(_plain(x), nan=nan, posinf=posinf, neginf=neginf)
+    return np.asarray(found, x.dtype)
+
+
+def _interpolate(x: Any, xp: Block, fp: Block, *, left: float | None, right: float | None) -> Any:
+    return np.interp(_plain(x), _plain(xp), _plain(fp), left, right)
+
+
+def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    for name, operand in zip(("x", "xp"), operands, strict=False):
+        if operand_dtype(operand).kind == "c":
+            raise DtypeError(f"interp: {name} must be real, but its dtype is complex.")
+    dtype = operands[2][1]
+    is_complex = isinstance(dtype, np.dtype) and dtype.kind == "c"
+    return (np.dtype(np.complex128 if is_complex else np.float64),)
+
+
+register(Op("isclose", "..., ... -> ...", _close, dtypes=_bool_law, alike=0))
+register(Op("nan_to_num", "... -> ...", _numbered, dtypes=same_dtype))
+register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
+
+
+# nearness
+
+
+@checked
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    """Return where two arrays are equal but for ``atol + rtol * abs(b)``.
+
+    Args:
+        a: the first array.
+        b: the second array, which the relative tolerance is of.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        equal_nan: whether NaN counts as close to NaN.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isclose(mnp.asarray([1.0, 2.0]), mnp.asarray([1.0 + 1e-9, 2.1])).tolist()
+    [True, False]
+    """
+    return bind("isclose", a, b, rtol=float(rtol), atol=float(atol), equal_nan=bool(equal_nan))
+
+
+@checked
+def allclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    """Return whether two arrays are close everywhere, as by `isclose`: an array without dims.
+
+    >>> import meshard.numpy as mnp
+    >>> bool(mnp.allclose(mnp.ones(3), 1 + 1e-9))
+    True
+    """
+    return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+@checked
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+    """Return whether two arrays have one shape and equal elements: an array without dims.
+
+    >>> import meshard.numpy as mnp
+    >>> bool(mnp.array_equal(mnp.zeros(3), mnp.zeros(4)))
+    False
+    """
+    x, y = as_array(a1), as_array(a2)
+    if x.shape != y.shape:
+        return replicated_beside("array_equal", np.asarray(False), x, y)
+    same = bind("equal", x, y)
+    if equal_nan and not (is_whole(x.dtype) or is_whole(y.dtype)):
+        both = bind("logical_and", bind("isnan", x), bind("isnan", y))
+        same = bind("logical_or", same, both)
+    return all_(same)
+
+
+def array_equiv(a1: Any, a2: Any) -> Any:
+    """Return whether two arrays broadcast against each other and then are equal."""
+    x, y = as_array(a1), as_array(a2)
+    try:
+        broadcast_shapes(x.shape, y.shape)
+    except ShapeError:
+        return replicated_beside("array_equiv", np.asarray(False), x, y)
+    return all_(bind("equal", x, y))
+
+
+@checked
+def nan_to_num(
+    x: Any,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Any:
+    """Return the array with NaN as zero and infinities as the greatest and the least number.
+
+    Args:
+        x: the array.
+        copy: accepted as in NumPy.
+        nan: what to put for NaN.
+        posinf: what to put for infinity.
+        neginf: what to put for minus infinity.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nan_to_num(mnp.asarray([1.0, mnp.nan]), nan=7).tolist()
+    [1.0, 7.0]
+    """
+    value = as_array(x)
+    if is_whole(value.dtype):
+        return value
+    ends = [None if v is None else float(v) for v in (posinf, neginf)]
+    return bind("nan_to_num", value, nan=float(nan), posinf=ends[0], neginf=ends[1])
+
+
+# kinds of numbers
+
+
+def iscomplexobj(x: Any) -> bool:
+    """Return whether the dtype is complex."""
+    return bool(as_array(x).dtype.kind == "c")
+
+
+def isrealobj(x: Any) -> bool:
+    """Return whether the dtype is not complex."""
+    return not iscomplexobj(x)
+
+
+def isreal(x: Any) -> Any:
+    """Return where the imaginary part is zero."""
+    return bind("equal", bind("imag", as_array(x)), 0)
+
+
+def iscomplex(x: Any) -> Any:
+    """Return where the imaginary part is not zero."""
+    return bind("not_equal", bind("imag", as_array(x)), 0)
+
+
+def _ordered(name: str, x: Any) -> Any:
+    """Return an array of which there are greater and lesser elements."""
+    found = as_array(x)
+    if found.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no sign; the dtype is {found.dtype}.")
+    return found
+
+
+def isposinf(x: Any, /) -> Any:
+    """Return where the elements are positive infinity."""
+    return bind("equal", _ordered("isposinf", x), float("inf"))
+
+
+def isneginf(x: Any, /) -> Any:
+    """Return where the elements are negative infinity."""
+    return bind("equal", _ordered("isneginf", x), float("-inf"))
+
+
+@checked
+def angle(z: Any, deg: bool = False) -> Any:
+    """Return the angles of complex numbers, in radians or degrees."""
+    x = as_array(z)
+    found = bind("arctan2", bind("imag", x), bind("real", x))
+    return bind("rad2deg", found) if deg else found
+
+
+# choices
+
+
+@checked
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    """Return for each element the choice of the first condition that is true.
+
+    Raises:
+        ArgumentError: if there are none, or the lists have different lengths.
+
+    >>> import meshard.numpy as mnp
+    >>> x = mnp.arange(4)
+    >>> mnp.select([x < 1, x < 3], [x, x * 10], -1).tolist()
+    [0, 10, 20, -1]
+    """
+    if len(condlist) != len(choicelist) or not condlist:
+        raise ArgumentError(
+            f"select: {len(condlist)} conditions and {len(choicelist)} choices; each condition "
+            "has one choice, and there is at least one."
+        )
+    found = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        found = bind("where", condition, choice, found)
+    return found
+
+
+@checked
+def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
+    """Return for each element the element of the choice that its number names.
+
+    Args:
+        a: the numbers of choices.
+        choices: arrays, which broadcast.
+        mode: ``"raise"`` refuses other numbers; ``"wrap"`` and ``"clip"`` bring them inside.
+
+    Raises:
+        ArgumentError: if a number names no choice, or the mode is unknown.
+    """
+    number, count = as_array(a), len(choices)
+    if number.dtype.kind not in "biu":
+        raise DtypeError(f"choose: a must hold integers, but its dtype is {number.dtype}.")
+    if mode == "clip":
+        number = clip(number, 0, count - 1)
+    elif mode == "wrap":
+        number = bind("remainder", number.astype(np.int64), count)
+    elif mode != "raise":
+        raise ArgumentError(f"choose: mode is 'raise', 'wrap' or 'clip', not {mode!r}.")
+    elif is_traced(number):
+        number = concrete(
+            number,
+            "choose",
+            "With mode='raise' it looks whether the numbers name choices. Give mode='clip' or "
+            "mode='wrap', which bring them inside.",
+        )
+        return choose(number, choices, mode)
+    elif not bool(all_(bind("logical_and", number >= 0, number < count))):
+        raise ArgumentError(
+            f"choose: a number lies outside the {count} choices, 0 to {count - 1}; mode='clip' "
+            "or 'wrap' brings it inside."
+        )
+    arrays = broadcast_arrays(*[as_array(c) for c in choices])
+    found = arrays[0]
+    for i, choice in enumerate(arrays[1:], 1):
+        found = bind("where", bind("equal", number, i), choice, found)
+    return broadcast_to(found, broadcast_shapes(number.shape, found.shape))
+
+
+# polynomials, lines, products
+
+
+def polyval(p: Any, x: Any) -> Any:
+    """Return the values of a polynomial, given by its coefficients, the highest power first.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.polyval(mnp.asarray([1, 0, -1]), mnp.arange(3)).tolist()
+    [-1, 0, 3]
+    """
+    coefficients, value = as_array(p), as_array(x)
+    if coefficients.ndim != 1:
+        raise ShapeError(
+            f"polyval: the coefficients must have one dim, but their shape is {coefficients.shape}."
+        )
+    found: Any = full(value.shape, 0, common_dtype("polyval", (coefficients.dtype, value.dtype)))
+    for i in range(coefficients.shape[0]):
+        found = found * value + coefficients[i]
+    return found
+
+
+@checked(period="Bring the points into one period with remainder(x, period) first.")
+def interp(
+    x: Any,
+    xp: Any,
+    fp: Any,
+    left: float | None = None,
+    right: float | None = None,
+    period: None = None,
+) -> Any:
+    """Return values between points joined by lines; laid out like ``x``.
+
+    The points are looked up by every device, so that they are made whole on each.
+
+    Args:
+        x: where to take values.
+        xp: the points' places, rising.
+        fp: the points' values.
+        left: the value before the first point, by default the first.
+        right: the value after the last point, by default the last.
+        period: None; periodic points are not supported.
+
+    Raises:
+        ShapeError: if the points' places and values do not pair up.
+        ArgumentError: if ``period`` is given.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.interp(mnp.asarray([0.5, 9.0]), mnp.asarray([0, 1]), mnp.asarray([10, 20])).tolist()
+    [15.0, 20.0]
+    """
+    places, values = as_array(xp), as_array(fp)
+    if places.ndim != 1 or places.shape != values.shape or not places.size:
+        raise ShapeError(
+            f"interp: points with places of shape {places.shape} and values of shape "
+            f"{values.shape}; both have one dim of the same size, at least one."
+        )
+    at = as_array(x)
+    ends = [None if v is None else float(v) for v in (left, right)]
+    found = bind("interp", at, places, values, left=ends[0], right=ends[1])
+    law = values.dtype if is_float(values.dtype) or values.dtype.kind == "c" else default_float()
+    return found.astype(common_dtype("interp", (at.dtype, law)), copy=False)
+
+
+def kron(a: Any, b: Any) -> Any:
+    """Return the Kronecker product: each element of ``a`` times the whole of ``b``.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.kron(mnp.asarray([1, 10]), mnp.asarray([1, 2])).tolist()
+    [1, 2, 10, 20]
+    """
+    x, y = as_array(a), as_array(b)
+    rank = max(x.ndim, y.ndim)
+    first, second = (_ranked(v, rank) for v in (x, y))
+    left = reshape(first, tuple(n for size in first.shape for n in (size, 1)))
+    right = reshape(second, tuple(n for size in second.shape for n in (1, size)))
+    found = bind("multiply", left, right)
+    sizes = zip(first.shape, second.shape, strict=True)
+    return reshape(found, tuple(reduce(int.__mul__, pair) for pair in sizes))
+
+
+def _ranked(x: Array, rank: int) -> Any:
+    return reshape(x, (1,) * (rank - x.ndim) + x.shape)

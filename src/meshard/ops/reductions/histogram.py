@@ -1,0 +1,225 @@
+"""Counts in bins: each device counts its own elements, and the counts are added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.ops.array.create import linspace
+from meshard.ops.array.samplesort import known
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.dtypes import default_float, is_whole
+from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.ops.engine.promotion import common_dtype
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.reductions.reduce import max as max_
+from meshard.ops.reductions.reduce import min as min_
+from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.types import Block
+
+
+def _bins_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = " ".join(f"d{i}" for i in range(len(operands[0][0])))
+    weights = f", {names}" if params["weighted"] else ""
+    return f"{names}, !e{weights} -> b", {"b": params["bins"]}
+
+
+def _bins_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    if not params["weighted"]:
+        return (np.dtype(np.int64),)
+    dtype = operands[-1][1]
+    complex_ = isinstance(dtype, np.dtype) and dtype.kind == "c"
+    return (np.dtype(np.complex128 if complex_ else np.float64),)
+
+
+def _in_bins(x: Block, edges: Block, *weights: Block, bins: int, weighted: bool) -> Block:
+    law = _bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0]
+    own = weights[0].astype(law) if weighted else None
+    found: Block = np.histogram(x, edges, weights=own)[0].astype(law)
+    return found
+
+
+def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -> Block:
+    flat = x.reshape(-1)
+    found = np.bincount(flat, weights[0].reshape(-1) if weighted else None, bins)
+    return found.astype(_bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0])
+
+
+register(Op("histogram", _bins_rule, _in_bins, dtypes=_bins_law, partial=Partial(np.add, "counts")))
+register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(np.add, "counts")))
+
+
+@checked
+def histogram_bin_edges(
+    a: Any, bins: Any = 10, range: Sequence[float] | None = None, weights: Any = None
+) -> Any:
+    """Return the edges of bins that cover an array: a number of equal ones, or those given.
+
+    Raises:
+        ArgumentError: if ``bins`` is no number above zero and no rising edges.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    x = as_array(a)
+    if weights is not None:
+        _weights("histogram_bin_edges", x, weights)
+    return _edges("histogram_bin_edges", x, bins, range)
+
+
+def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
+    """Return the edges of equal bins over the extremes of traced elements, as NumPy does."""
+    if is_traced(bins):
+        if bins.ndim == 1:
+            return bins
+        bins = concrete(bins, name, "The number of bins is the result's size. Give an int.")
+    low, high = (min_(x), max_(x)) if limits is None else limits
+    kinds = [v.dtype if is_array(v) else type(v) for v in (low, high)]
+    wanted = common_dtype(name, [x.dtype, *kinds])
+    wanted = default_float() if is_whole(wanted) else wanted
+    same = bind("equal", low, high)
+    low, high = (as_array(v).astype(wanted, copy=False) for v in (low, high))
+    half = bind("where", same, 0.5, 0.0).astype(wanted)
+    if np.asarray(bins).dtype.kind not in "iu":
+        raise ArgumentError(f"{name}: bins must be an integer or edges, got {shown(bins)}.")
+    return linspace(low - half, high + half, int(bins) + 1)
+
+
+def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
+    if isinstance(bins, str):
+        raise ArgumentError(
+            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
+            "a number of bins, or their edges."
+        )
+    if is_traced(bins) or (limits is not None and is_traced(*limits)):
+        return _traced_edges(name, x, bins, limits)
+    given = [v for v in (bins, *(limits or ())) if is_array(v)]
+    if not isinstance(bins, (int, np.integer)):
+        bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
+    if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
+        return _traced_edges(name, x, bins, limits)
+    sample = np.zeros(0, x.dtype)
+    if limits is None and np.ndim(bins) == 0 and x.size:
+        sample = np.stack([known(min_(x)), known(max_(x))])
+    try:
+        if limits is not None:
+            limits = [known(v) if is_array(v) else v for v in limits]
+        edges = np.histogram_bin_edges(sample, bins, limits)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(
+            f"{name}: bins={bins!r} and range={limits!r} do not define bins: {error}"
+        ) from error
+    return replicated_beside(name, np.array(edges), x, *given)
+
+
+@checked
+def histogram(
+    a: Any,
+    bins: Any = 10,
+    range: Sequence[float] | None = None,
+    density: bool = False,
+    weights: Any = None,
+) -> tuple[Any, Any]:
+    """Return how many elements fall into each bin, and the bins' edges.
+
+    Each device counts its own elements; the counts, which are few, are added.
+
+    Args:
+        a: the array.
+        bins: a number of equal bins, or rising edges.
+        range: the first and the last edge of equal bins; by default the extremes.
+        density: whether to divide so that the integral is one.
+        weights: what each element counts, in the array's shape.
+
+    Raises:
+        ArgumentError: if ``bins`` or ``range`` give no bins.
+        ShapeError: if the weights have another shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.histogram(mnp.asarray([1, 2, 1]), bins=[0, 1, 2, 3])[0].tolist()
+    [0, 2, 1]
+    """
+    x = as_array(a)
+    edges = _edges("histogram", x, bins, range)
+    operands = [x, edges]
+    if weights is not None:
+        operands.append(_weights("histogram", x, weights))
+    found = bind("histogram", *operands, bins=edges.shape[0] - 1, weighted=weights is not None)
+    if density:
+        widths = edges[1:] - edges[:-1]
+        found = bind("divide", bind("divide", found, widths), sum_(found))
+    return found, edges
+
+
+def _weights(name: str, x: Any, weights: Any) -> Any:
+    found = as_array(weights)
+    if found.shape != x.shape:
+        raise ShapeError(
+            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; each "
+            "element has one."
+        )
+    return found
+
+
+@checked
+def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
+    """Return how often each whole number from 0 on stands in an array.
+
+    Args:
+        x: numbers from 0 on, of one dim.
+        weights: what each element counts.
+        minlength: the least length of the result, which else ends with the greatest number; of no
+            effect beside ``length``.
+        length: the result's length, if it is known, as it must be of traced numbers; numbers from
+            there on are not counted, and negative traced ones count as zero.
+
+    Raises:
+        DtypeError: if the elements are no integers.
+        ArgumentError: if one is negative.
+        ShapeError: if there is not one dim, or the weights have another shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.bincount(mnp.asarray([0, 3, 3])).tolist()
+    [1, 0, 0, 2]
+    """
+    values = as_array(x)
+    if not is_whole(values.dtype):
+        raise DtypeError(
+            f"bincount: the elements must be integers, but their dtype is {values.dtype}."
+        )
+    if values.ndim != 1:
+        raise ShapeError(f"bincount: takes an array of one dim, got shape {values.shape}.")
+    values = values.astype(np.int64, copy=False)
+    none = np.empty(0, np.int64)
+    operands = [values, none]
+    if weights is not None:
+        operands.append(_weights("bincount", values, weights))
+    weighted = weights is not None
+    if is_traced(values) and length is not None:  # those outside are counted behind, and cut off
+        most = int(length)
+        inside = bind("minimum", bind("maximum", values, 0), most)
+        return bind("bincount", inside, *operands[1:], bins=most + 1, weighted=weighted)[:most]
+    if is_traced(values):
+        values = concrete(
+            values,
+            "bincount",
+            "The result's size depends on the values. Give length=, a Python integer; numbers "
+            "from there on are not counted.",
+        )
+        operands[0] = values
+    low, high = (int(min_(values)), int(max_(values))) if values.size else (0, -1)
+    if low < 0:
+        raise ArgumentError(f"bincount: the elements must not be negative, but the least is {low}.")
+    if minlength < 0:
+        raise ArgumentError(f"bincount: minlength must not be negative, got {minlength}.")
+    bins = max(high + 1, int(minlength)) if length is None else int(length)
+    counted = bind("bincount", *operands, bins=max(bins, high + 1), weighted=weighted)
+    return counted[:bins] if bins <= high else counted

@@ -1,0 +1,478 @@
+"""Sets: the distinct elements of arrays, and what is in both, either or one.
+
+All stands on the spread sort: equal elements become neighbours, and only marks cross devices.
+The results' shapes depend on the values; each piece stays where the sort has brought it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.create import full
+from meshard.ops.array.join import concatenate, stack
+from meshard.ops.array.nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
+from meshard.ops.array.samplesort import compress as kept
+from meshard.ops.array.samplesort import regular, sort_split
+from meshard.ops.array.shape import ravel, reshape
+from meshard.ops.array.take import take
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import is_whole
+from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.reductions.scan import cumsum
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+
+
+class UniqueAllResult(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCountsResult(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverseResult(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: Any
+    inverse_indices: Any
+
+
+def _unique(
+    x: Any,
+    equal_nan: bool,
+    index: bool,
+    inverse: bool,
+    counts: bool,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> list[Any]:
+    """Return the distinct elements, and those of the other three that are wanted."""
+    if size is None:
+        x = concrete(x, "unique", GIVE_SIZE)
+    flat = ravel(x)
+    if index or inverse:
+        values, order = sort_split(flat, bind("positions", flat))
+    else:
+        (values,) = sort_split(flat)
+        order = values
+    first = _firsts(values, equal_nan)
+    places: Any = None
+    if size is None:
+        place = bind("positions", values)
+        values, starts, order_of = kept(first, values, place, order)
+    else:
+        values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
+    results: list[Any] = [values]
+    if index:
+        results.append(order_of)
+    if inverse:
+        rank = cumsum(first) - 1
+        back = sort_split(order, rank)[1]
+        results.append(reshape(back, x.shape))
+    if counts and size is None:
+        after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
+        results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
+    elif counts:
+        ends = bind("where", bind("less", places, 0), flat.size, places)
+        results.append(ends[1:] - ends[:-1])
+    return results
+
+
+def _firsts(values: Any, equal_nan: bool) -> Any:
+    """Return where elements of a sorted array differ from the one before."""
+    # Each element beside the one before it; only the elements at edges move.
+    before = bind("pad_zeros", values, dims=((0, (1, -1)),)) if values.size else values
+    first = bind("not_equal", values, before)
+    if equal_nan and not is_whole(values.dtype):
+        both = bind("logical_and", bind("isnan", values), bind("isnan", before))
+        first = bind("logical_and", first, bind("logical_not", both))
+    return bind("logical_or", first, bind("equal", bind("positions", values), 0))
+
+
+def _first_of(
+    first: Any, values: Any, order: Any, size: int, fill_value: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Return a known number of the elements that a mask marks, with their places and one more.
+
+    Where there are no more, ``fill_value`` stands for them, by default the first, or 0 if there is
+    none.
+    """
+    places = first_true(first, size + 1)
+    if not values.size:
+        if size and fill_value is None:
+            raise ArgumentError(
+                f"unique: size={size} of an array without elements: there is no element to fill "
+                "the result with; give fill_value=."
+            )
+        empty = places[:size]
+        made = [full((size,), fill_value or 0, dtype=v.dtype) for v in (values, order)]
+        return made[0], empty, made[1], places
+    own = places[:size]
+    at = bind("maximum", bind("where", bind("less", own, 0), own[:1], own), 0)
+    found = take(values, at, mode="clip")
+    missing, other = (own[:1], 0) if fill_value is None else (own, fill_value)
+    found = filled(missing, found, other)
+    return found, own, take(order, at, mode="clip"), places
+
+
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+def unique(
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
+    """Return the distinct elements of the flat array, sorted.
+
+    The array is sorted where it lies; of a split array the result is split, too, each device
+    keeping what the sort has brought there. The shape depends on the values, unless ``size`` says
+    it.
+
+    Args:
+        ar: the array.
+        return_index: also return where each value first stands in the flat array.
+        return_inverse: also return, in the array's shape, each element's place among the values.
+        return_counts: also return how often each value stands there.
+        axis: None; distinct slices along a dim are not supported.
+        equal_nan: whether all NaN count as one value.
+        size: how many values to return, which also traced arrays have: the least ones. Where there
+            are no more, ``fill_value`` stands, counted zero times.
+        fill_value: by default the least value.
+        sorted: accepted as in NumPy; the result is sorted.
+
+    Raises:
+        ArgumentError: if ``axis`` is given.
+        ConcretizationError: if the array is traced, and no size is given.
+
+    >>> import meshard.numpy as mnp
+    >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
+    [[1, 3], [1, 2]]
+    """
+    wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
+    found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
+    return tuple(found) if any(wanted) else found[0]
+
+
+@checked
+def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """Return the distinct elements of the flat array; each NaN is distinct.
+
+    ``size`` and ``fill_value`` mean what they do to `unique`, here and in its kin.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
+    [1, 2]
+    """
+    return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
+
+
+@checked
+def unique_counts(
+    x: Any, /, *, size: int | None = None, fill_value: Any = None
+) -> UniqueCountsResult:
+    """Return the distinct elements of the flat array, and how often each stands there."""
+    found = _unique(as_array(x), False, False, False, True, size, fill_value)
+    return UniqueCountsResult(*found)
+
+
+@checked
+def unique_inverse(
+    x: Any, /, *, size: int | None = None, fill_value: Any = None
+) -> UniqueInverseResult:
+    """Return the distinct elements, and each element's place among them, in the array's shape."""
+    found = _unique(as_array(x), False, False, True, False, size, fill_value)
+    return UniqueInverseResult(*found)
+
+
+@checked
+def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
+    """Return the distinct elements, where each first stands, each element's place, and counts.
+
+    >>> import meshard.numpy as mnp
+    >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
+    [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
+    """
+    return UniqueAllResult(*_unique(as_array(x), False, True, True, True, size, fill_value))
+
+
+# membership
+
+
+def _in_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = " ".join(f"v{i}" for i in range(len(operands[0][0])))
+    return f"{names}, t -> {names}"
+
+
+def _in_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (np.dtype(bool),)
+
+
+def _in(x: Block, test: Block) -> Block:
+    if x.dtype in SMALL_FLOATS:
+        x, test = x.astype(np.float32), test.astype(np.float32)
+    return np.isin(x, test)
+
+
+register(
+    Op("isin", _in_rule, _in, dtypes=_in_law, partial=Partial(np.logical_or, "selects"), alike=0)
+)
+
+
+@checked
+def isin(
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: str | None = None,
+) -> Any:
+    """Return where the elements are among the test elements; laid out like the elements.
+
+    Args:
+        element: the array to test.
+        test_elements: what to look for; where it is split, each device looks at its own part.
+        assume_unique: accepted as in NumPy.
+        invert: whether to return where they are not.
+        kind: accepted as in NumPy.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isin(mnp.arange(4), mnp.asarray([1, 9])).tolist()
+    [False, True, False, False]
+    """
+    found = bind("isin", as_array(element), ravel(as_array(test_elements)))
+    return bind("logical_not", found) if invert else found
+
+
+def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
+    """Return two flat arrays of one dtype."""
+    x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
+    common = common_dtype(what, (x.dtype, y.dtype))
+    return x.astype(common, copy=False), y.astype(common, copy=False)
+
+
+def _distinct(x: Any, y: Any, *, among: bool) -> tuple[Any, Any]:
+    """Return an array sorted, and where an element stands first and is among others, or is not."""
+    (values,) = sort_split(x)
+    first = _firsts(values, equal_nan=True)
+    return values, bind("logical_and", first, isin(values, y, invert=not among))
+
+
+def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
+    """Return a known number of the chosen elements of a sorted array, the least first."""
+    if not values.size and fill_value is None:
+        fill_value = 0
+    return _first_of(chosen, values, values, size, fill_value)[0]
+
+
+@checked
+def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """Return the distinct elements that are in either array, sorted.
+
+    Args:
+        ar1: the first array.
+        ar2: the second array.
+        size: how many to return, which also traced arrays have, as in `unique`.
+        fill_value: what stands where there are no more.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
+    [1, 2, 3]
+    """
+    return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
+
+
+@checked
+def intersect1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
+    x, y = _both("intersect1d", ar1, ar2)
+    if size is not None:
+        return _sized_set(*_distinct(x, y, among=True), size, fill_value)
+    values = unique(x)
+    return kept(isin(values, _known_set("intersect1d", y)), values)[0]
+
+
+@checked
+def setdiff1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements of the first array that are not in the second, sorted.
+
+    Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
+    """
+    x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
+    if size is not None:
+        fill = 0 if fill_value is None else fill_value
+        return _sized_set(*_distinct(x, y, among=False), size, fill)
+    values = unique(x)
+    return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
+
+
+@checked
+def setxor1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Return the distinct elements that are in one of two arrays only, sorted.
+
+    Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
+    """
+    x, y = _both("setxor1d", ar1, ar2)
+    if size is None:
+        return sort_split(concatenate([setdiff1d(x, y), setdiff1d(y, x)]))[0]
+    pairs = [_distinct(x, y, among=False), _distinct(y, x, among=False)]
+    values, chosen = (concatenate(parts) for parts in zip(*pairs, strict=True))
+    values, chosen = sort_split(values, chosen)
+    return _sized_set(values, chosen, size, fill_value)
+
+
+def _known_set(what: str, x: Any) -> Any:
+    return concrete(x, what, GIVE_SIZE)
+
+
+# the elements and positions that a mask selects
+
+
+@checked
+def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """Return the positions in the flat array of the elements that are not zero.
+
+    The result stays split where the array was, each device keeping its own positions.
+
+    Args:
+        a: the array.
+        size: how many positions to return, which also traced values have, as in `nonzero`.
+        fill_value: what stands where there are no more; 0 by default.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
+    [1, 3]
+    """
+    if size is not None:
+        return nonzero(ravel(as_array(a)), size=size, fill_value=fill_value)[0]
+    x = concrete(a, "flatnonzero", GIVE_SIZE)
+    mask = regular(mask_of(ravel(x)))
+    return kept(mask, bind("positions", mask))[0]
+
+
+@checked
+def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """Return the positions of the elements that are not zero, a row of numbers for each.
+
+    Args:
+        a: the array.
+        size: how many rows to return, which also traced values have, as in `nonzero`.
+        fill_value: what stands where there are no more; 0 by default.
+    """
+    x = as_array(a)
+    if not x.ndim:
+        raise ShapeError("argwhere: an array without dims has no positions.")
+    return stack(list(nonzero(x, size=size, fill_value=fill_value)), axis=1)
+
+
+@checked
+def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
+    """Return the elements of the flat array where a condition of the same size is true.
+
+    Args:
+        condition: the condition.
+        arr: the array.
+        size: how many elements to return, which also traced values have.
+        fill_value: what stands where there are no more.
+
+    Raises:
+        ShapeError: if the sizes differ.
+    """
+    mask, x = as_array(condition), as_array(arr)
+    if mask.size != x.size:
+        raise ShapeError(
+            f"extract: a condition of shape {mask.shape} for an array of shape {x.shape}; they "
+            f"have {mask.size} and {x.size} elements."
+        )
+    return _selected("extract", ravel(mask), ravel(x), 0, size, fill_value)
+
+
+def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_value: Any) -> Any:
+    """Return what a condition of one dim selects along a dim: all, or a known number."""
+    if size is not None:
+        places = first_true(mask_of(mask), size)
+        found = take(x, bind("maximum", places, 0), axis=dim, mode="clip")
+        line = reshape(places, (-1, *(1,) * (x.ndim - dim - 1)))
+        other = as_array(fill_value).astype(x.dtype, copy=False)
+        return bind("where", bind("less", line, 0), other, found)
+    mask = mask_of(concrete(mask, what, GIVE_SIZE))
+    if x.ndim == 1 and mask.size == x.size and not is_traced(x):
+        return kept(regular(mask), x)[0]
+    return take(x, flatnonzero(mask), axis=dim)
+
+
+@checked
+def compress(
+    condition: Any,
+    a: Any,
+    axis: int | None = None,
+    *,
+    size: int | None = None,
+    fill_value: Any = 0,
+) -> Any:
+    """Return the slices along a dim where a condition is true, or elements of the flat array.
+
+    Args:
+        condition: one dim, at most as long as the dim; what it does not reach is left out.
+        a: the array.
+        axis: the dim; None for the flat array.
+        size: how many slices to return, which also traced values have.
+        fill_value: what stands where there are no more.
+
+    Raises:
+        ShapeError: if the condition has not one dim, or is too long.
+    """
+    x, mask = as_array(a), as_array(condition)
+    if axis is None:
+        x, axis = ravel(x), 0
+    (dim,) = normalised_axes(axis, x.ndim, "compress")
+    if mask.ndim != 1 or mask.size > x.shape[dim]:
+        raise ShapeError(
+            f"compress: a condition of shape {mask.shape} for dim {dim} of an array of shape "
+            f"{x.shape}; it has one dim, at most as long."
+        )
+    return _selected("compress", mask, x, dim, size, fill_value)

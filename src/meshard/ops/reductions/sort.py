@@ -1,0 +1,318 @@
+"""Sorting, and searching in what is sorted.
+
+A dim that is whole is sorted in place; of a split dim the axes move to another dim that is long
+enough, which then is sorted in place. Where there is none, as with one dim, the sort is spread:
+see `samplesort`. No device ever holds more than about its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.join import flip, stack
+from meshard.ops.array.samplesort import argsort_block, regular, sort_block, sort_split
+from meshard.ops.array.shape import moveaxis, ravel, reshape
+from meshard.ops.array.take import take
+from meshard.ops.engine.arguments import checked
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.engine.dtypes import same_dtype
+from meshard.ops.engine.later import by_layout, relaid
+from meshard.ops.engine.promotion import SMALL_FLOATS
+from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+from meshard.runtime.world import here
+
+
+def _sort_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    marked = [f"!{n}" if i == params["dim"] else n for i, n in enumerate(names)]
+    return f"{' '.join(marked)} -> {' '.join(names)}"
+
+
+def _position_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (np.dtype(np.int64),)
+
+
+register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
+register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
+
+
+def _alone(x: Array, name: str, descending: bool) -> Any:
+    """Sort an array of one dim that is split."""
+    if name == "sort":
+        return sort_split(x, descending=descending)[0]
+    return sort_split(x, bind("positions", x), descending=descending)[1]
+
+
+def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
+    """Sort along a dim in the way that the layout calls for.
+
+    Args:
+        x: the array.
+        dim: the dim.
+        name: the row that sorts a dim that is whole.
+        descending: whether the greatest comes first.
+    """
+    x = regular(x)
+    layout = x.aval.layout
+    others = [d for d in range(x.ndim) if d != dim]
+    shards = [sum(a < b for a, b in pairwise(c)) for c in layout.cuts]
+    volume = math.prod(x.shape[d] for d in others)
+    if shards[dim] < 2 or not volume:
+        return bind(name, x, dim=dim, descending=descending)
+    axes = len(layout.cuts[dim]) - 1
+    if any(x.shape[d] >= (len(layout.cuts[d]) - 1) * axes for d in others):
+        return bind(name, x, dim=dim, descending=descending)
+    if x.ndim == 1:
+        return _alone(x, name, descending)
+    last = moveaxis(x, dim, -1)
+    rows = reshape(last, (volume, x.shape[dim]))
+    if volume >= axes * math.prod(shards[d] for d in others):
+        found = bind(name, rows, dim=1, descending=descending)
+        # The merged dim is split, which the dims that it is made of may be too short to be.
+        kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
+        found = relaid(found, kind, name)
+    else:
+        found = stack([_alone(rows[i], name, descending) for i in range(volume)])
+    return moveaxis(reshape(found, last.shape), -1, dim)
+
+
+def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
+    x = as_array(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    if not x.ndim:
+        raise ShapeError(
+            f"{name}: an array without dims has nothing to sort along; give it one with "
+            "reshape(x, (1,)), or say axis=None."
+        )
+    (dim,) = normalised_axes(axis, x.ndim, name)
+    return x, dim
+
+
+_SORTS = ("quicksort", "mergesort", "heapsort", "stable")
+
+
+def _check_kind(name: str, kind: str | None) -> None:
+    """Refuse names of kinds that NumPy does not know; the known ones change nothing."""
+    if kind is not None and kind not in _SORTS:
+        raise ArgumentError(
+            f"{name}: kind must be one of {', '.join(map(repr, _SORTS))} or None, got {kind!r}."
+        )
+
+
+@checked
+def sort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
+    kind: str | None = None,
+    order: None = None,
+) -> Any:
+    """Return the array sorted along a dim; NaN counts as the greatest.
+
+    Along a split dim of several, the axes move to another dim. A split array of one dim is sorted
+    where it lies: each device sorts its own block, the blocks are exchanged by value and merged,
+    and the result lies like the array. Nothing is brought together on one device.
+
+    Args:
+        a: the array.
+        axis: the dim; None for the flat array.
+        descending: whether the greatest comes first.
+        stable: accepted as in the standard; equal elements always keep their order.
+        kind: accepted as in NumPy; the kernel chooses.
+        order: accepted as in NumPy; arrays have no fields.
+
+    Raises:
+        ArgumentError: if ``axis`` names no dim.
+        ShapeError: if the array has no dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.sort(mnp.asarray([3, 1, 2]), descending=True).tolist()
+    [3, 2, 1]
+    """
+    _check_kind("sort", kind)
+    x, dim = _operand("sort", a, axis)
+    return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
+
+
+@checked
+def argsort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
+    kind: str | None = None,
+    order: None = None,
+) -> Any:
+    """Return the positions that would sort the array along a dim; equal elements keep their order.
+
+    Laid out as by `sort`, whose arguments it takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.argsort(mnp.asarray([3, 1, 2])).tolist()
+    [1, 2, 0]
+    """
+    _check_kind("argsort", kind)
+    x, dim = _operand("argsort", a, axis)
+    return by_layout("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
+
+
+def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
+    size = x.shape[dim]
+    for k in np.atleast_1d(np.asarray(kth, np.int64)).tolist():
+        if not -size <= k < size:
+            raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
+
+
+@checked
+def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+    """Return the array with its kth element where sorting puts it, and the lesser ones before it.
+
+    The whole dim is sorted, which is one such order.
+
+    Raises:
+        ArgumentError: if ``kth`` is no position of the dim.
+    """
+    x, dim = _operand("partition", a, axis)
+    _checked_kth("partition", x, kth, dim)
+    return sort(x, dim)
+
+
+@checked
+def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+    """Return the positions that would `partition` the array."""
+    x, dim = _operand("argpartition", a, axis)
+    _checked_kth("argpartition", x, kth, dim)
+    return argsort(x, dim)
+
+
+@checked
+def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+    """Return the k greatest elements along a dim, the greatest first, and their positions.
+
+    Raises:
+        ArgumentError: if the dim has fewer than ``k`` elements.
+
+    >>> import meshard.numpy as mnp
+    >>> [found.tolist() for found in top_k(mnp.asarray([3, 9, 5]), 2)]
+    [[9, 5], [1, 2]]
+    """
+    x, dim = _operand("top_k", operand, axis)
+    if not 0 <= k <= x.shape[dim]:
+        raise ArgumentError(
+            f"top_k: k={k} of dim {dim}, whose size is {x.shape[dim]}; it is at most the size."
+        )
+    head = (*(slice(None),) * dim, slice(0, k))
+    if x.ndim == 1:
+        places = argsort(x, descending=True)[:k]
+        return take(x, places), places
+    return sort(x, dim, descending=True)[head], argsort(x, dim, descending=True)[head]
+
+
+# searching
+
+
+def _search_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = " ".join(f"v{i}" for i in range(len(operands[1][0])))
+    return f"a, {names} -> {names}"
+
+
+def _search(a: Block, v: Block, *, side: Any) -> Block:
+    """Count the elements of one cell that come before each value; the cells' counts add up."""
+    if a.dtype in SMALL_FLOATS:
+        a, v = a.astype(np.float32), v.astype(np.float32)
+    return np.asarray(np.searchsorted(a, v, side), np.int64)
+
+
+register(
+    Op(
+        "searchsorted",
+        _search_rule,
+        _search,
+        dtypes=_position_law,
+        partial=Partial(np.add, "counts"),
+        alike=0,
+    )
+)
+
+
+@checked
+def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
+    """Return where values would be inserted in a sorted array to keep it sorted.
+
+    Where the sorted array is split, each device counts its own elements before each value, and the
+    counts are added.
+
+    Args:
+        a: the sorted array, of one dim.
+        v: the values, of any shape.
+        side: ``"left"`` for the first place, ``"right"`` for the last.
+        sorter: positions that sort ``a``, as from `argsort`.
+
+    Raises:
+        ShapeError: if ``a`` has not one dim.
+        ArgumentError: if ``side`` is another word.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.searchsorted(mnp.asarray([1, 2, 2, 3]), mnp.asarray([2, 9])).tolist()
+    [1, 4]
+    """
+    x, values = as_array(a), as_array(v)
+    if x.ndim != 1:
+        raise ShapeError(
+            f"searchsorted: the array to search has one dim; this one's shape is {x.shape}."
+        )
+    if side not in ("left", "right"):
+        raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
+    if sorter is not None:
+        order = as_array(sorter)
+        if order.shape != x.shape:
+            raise ShapeError(
+                f"searchsorted: sorter must have the shape of the array to search, {x.shape}, but "
+                f"its shape is {order.shape}."
+            )
+        x = take(x, order)
+    return bind("searchsorted", x, values, side=side)
+
+
+@checked
+def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """Return for each element the number of the bin that it falls into.
+
+    Args:
+        x: the array.
+        bins: the edges, rising or falling.
+        right: whether a bin holds its right edge instead of its left one.
+
+    Raises:
+        ArgumentError: if the edges neither rise nor fall; of traced ones nobody can say.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.digitize(mnp.asarray([0.2, 6.4, 3.0]), mnp.asarray([0.0, 1.0, 2.5, 4.0])).tolist()
+    [1, 4, 3]
+    """
+    value, edges = as_array(x), as_array(bins)
+    side = "left" if right else "right"
+    if is_traced(edges):  # whether they rise or fall is for the kernels
+        rising = searchsorted(edges, value, side)
+        falling = edges.shape[0] - searchsorted(flip(edges), value, side)
+        return bind("where", edges[-1] >= edges[0], rising, falling) if edges.size else rising
+    if bool(bind("less_equal", edges[:-1], edges[1:]).all()):
+        return searchsorted(edges, value, side)
+    if not bool(bind("greater_equal", edges[:-1], edges[1:]).all()):
+        raise ArgumentError("digitize: the bins are edges that rise or fall; these do neither.")
+    return edges.shape[0] - searchsorted(flip(edges), value, side)

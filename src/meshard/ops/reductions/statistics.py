@@ -1,0 +1,314 @@
+"""Statistics: order statistics, counts in bins, covariances, and sums that pass over NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.ops.array.join import concatenate
+from meshard.ops.array.samplesort import known
+from meshard.ops.array.shape import (
+    expand_dims,
+    moveaxis,
+    reshape,
+)
+from meshard.ops.array.take import take
+from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.dims import Axis, normalised_axes
+from meshard.ops.engine.dtypes import accumulator, default_float, is_float, is_whole, same_dtype
+from meshard.ops.engine.row import Dtype, Op, register
+from meshard.ops.reductions.moments import mean
+from meshard.ops.reductions.reduce import all as all_
+from meshard.ops.reductions.reduce import count_nonzero, highest, lowest
+from meshard.ops.reductions.reduce import max as max_
+from meshard.ops.reductions.reduce import min as min_
+from meshard.ops.reductions.reduce import prod as prod_
+from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.reductions.sort import sort
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import Block
+
+# order statistics
+
+
+def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ...]]:
+    """Return the array sorted along one last dim that merges some dims, its dtype, and them."""
+    x = as_array(a)
+    if x.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
+    dims = normalised_axes(axis, x.ndim, name)
+    kept = [n for d, n in enumerate(x.shape) if d not in dims]
+    size = math.prod(x.shape[d] for d in dims)
+    if not size and math.prod(kept):
+        raise ShapeError(
+            f"{name}: dims {dims} of the shape {x.shape} are empty; the {name} of no "
+            "elements is undefined."
+        )
+    law = x.dtype if is_float(x.dtype) else default_float()
+    last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
+    return sort(reshape(last, (*kept, size or 1))), law, dims
+
+
+def _at(ordered: Array, position: int) -> Any:
+    return ordered[(..., position)]
+
+
+def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepdims: bool) -> Any:
+    """Put NaN where there was one, restore dims, and give the result its dtype."""
+    greatest = _at(ordered, -1)
+    found = bind("where", bind("isnan", greatest), greatest, found)
+    return (expand_dims(found, tuple(dims)) if keepdims else found).astype(law, copy=False)
+
+
+@checked
+def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the median over dims, all by default; NaN where an element is.
+
+    Computed by a `sort`, which is spread over the devices.
+
+    Raises:
+        ShapeError: if a dim is empty.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
+    2.5
+    """
+    ordered, law, dims = _ordered("median", a, axis)
+    n = ordered.shape[-1]
+    found = _at(ordered, n // 2)
+    if n % 2 == 0:
+        found = (_at(ordered, n // 2 - 1) + found) / 2
+    return _finished(found, ordered, law, dims, keepdims)
+
+
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+@checked
+def quantile(
+    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Any:
+    """Return quantiles over dims, all by default; NaN where an element is.
+
+    Args:
+        a: the array.
+        q: numbers from 0 to 1; its dims come first in the result.
+        axis: the dim or dims.
+        method: between two elements: ``"linear"``, ``"lower"``, ``"higher"``, ``"midpoint"`` or
+            ``"nearest"``.
+        keepdims: whether the dims stay, with size one.
+
+    Raises:
+        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown. Traced ``q`` beyond
+            them give the extremes.
+        ShapeError: if a dim is empty.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.quantile(mnp.arange(5), [0.0, 0.3, 1.0]).tolist()
+    [0.0, 1.2, 4.0]
+    """
+    return _quantile("quantile", a, _parts_of(q, 1), axis, method, keepdims)
+
+
+@checked
+def percentile(
+    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Any:
+    """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
+    return _quantile("percentile", a, _parts_of(q, 100), axis, method, keepdims)
+
+
+def _parts_of(q: Any, most: int) -> Any:
+    if is_traced(q):
+        return bind("divide", q.astype(np.float64), most)
+    parts = known(q)
+    if parts.dtype.kind == "c":
+        raise DtypeError(f"quantile: q must be real, but its dtype is {parts.dtype}.")
+    return np.asarray(parts, np.float64) / most
+
+
+def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
+    if method not in _METHODS:
+        raise ArgumentError(f"{name}: method is one of {', '.join(_METHODS)}, not {method!r}.")
+    if is_traced(q):
+        return _traced_quantile(name, a, q, axis, method, keepdims)
+    if not ((q >= 0) & (q <= 1)).all():
+        most = 1 if name == "quantile" else 100
+        raise ArgumentError(f"{name}: q must be from 0 to {most}; got {(q * most).tolist()}.")
+    ordered, law, dims = _ordered(name, a, axis)
+    results = [
+        _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)
+        for at in q.reshape(-1)
+    ]
+    if not q.ndim:
+        return results[0]
+    if not results:
+        raise ArgumentError(f"{name}: q holds no number.")
+    joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
+    return reshape(joined, (*q.shape, *results[0].shape))
+
+
+def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
+    """Return quantiles at traced places, of which nobody can say whether they lie inside."""
+    ordered, law, dims = _ordered(name, a, axis)
+    last = ordered.shape[-1] - 1
+    places = bind("multiply", reshape(q, (-1,)), last)
+    low = bind("floor", places)
+    part = places - low
+    if method == "nearest":
+        low, part = bind("rint", places), part * 0
+    elif method == "lower":
+        part = part * 0
+    elif method == "higher":
+        part = bind("sign", part)
+    elif method == "midpoint":
+        part = bind("sign", part) * 0.5
+    at = low.astype(np.int64)
+    ends = [take(ordered, i, axis=-1, mode="clip") for i in (at, at + 1)]
+    found = bind("interpolate_at", *ends, part)
+    greatest = ordered[..., -1:]
+    found = bind("where", bind("isnan", greatest), greatest, found)
+    found = moveaxis(found, -1, 0)
+    found = reshape(found, (*q.shape, *found.shape[1:])).astype(law, copy=False)
+    return expand_dims(found, tuple(d + q.ndim for d in dims)) if keepdims else found
+
+
+def _between(ordered: Array, q: float, method: str) -> Any:
+    """Return the quantile of sorted elements, as NumPy interpolates."""
+    place = q * (ordered.shape[-1] - 1)
+    low = int(np.floor(place))
+    part = place - low
+    if method == "nearest":
+        return _at(ordered, int(np.rint(place)))
+    if not part or method == "lower":
+        return _at(ordered, low)
+    above = _at(ordered, low + 1)
+    if method == "higher":
+        return above
+    below = _at(ordered, low)
+    if method == "midpoint":
+        part = 0.5
+    return bind("interpolate", below, above, part=part)
+
+
+def _interpolate(below: Block, above: Block, part: Any) -> Any:
+    """Return what lies between two elements; beside an infinite one that is infinite, too."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        step = above - below
+        found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
+        found = np.where(np.isinf(step), below * (1 - part) + above * part, found)
+    found = np.where(part == 1, above, np.where(part == 0, below, found))
+    return np.where(above == below, above, found).astype(below.dtype, copy=False)
+
+
+register(Op("interpolate", "..., ... -> ...", _interpolate, dtypes=same_dtype))
+register(Op("interpolate_at", "... s, ... s, s -> ... s", _interpolate, dtypes=same_dtype))
+
+
+# counts in bins
+
+
+# sums that pass over NaN
+
+
+def _nan(a: Any) -> tuple[Array, Any]:
+    """Return the array, and where it is NaN; None where it cannot be."""
+    x = as_array(a)
+    return x, None if is_whole(x.dtype) else bind("isnan", x)
+
+
+def _filled(x: Array, gaps: Any, value: Any) -> Any:
+    return x if gaps is None else bind("where", gaps, np.asarray(value, x.dtype), x)
+
+
+@checked
+def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+    """Return the sum over dims, NaN counted as zero.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.nansum(mnp.asarray([1.0, mnp.nan])))
+    1.0
+    """
+    return sum_(_filled(*_nan(a), 0), axis, dtype, keepdims)
+
+
+@checked
+def nanprod(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+    """Return the product over dims, NaN counted as one."""
+    return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
+
+
+@checked
+def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
+    return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
+
+
+@checked
+def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
+    return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
+
+
+def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
+    return bind("where", all_(gaps, axis, keepdims), np.asarray(np.nan, found.dtype), found)
+
+
+@checked
+def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+    """Return the mean over dims of what is not NaN; NaN where nothing else is."""
+    x, gaps = _nan(a)
+    if gaps is None:
+        return mean(x, axis, dtype, keepdims)
+    if dtype is not None and np.dtype(dtype).kind in "biu":
+        raise DtypeError(
+            f"nanmean: dtype must be a float or complex dtype, since the mean of nothing is NaN; "
+            f"got {np.dtype(dtype)}."
+        )
+    wide = accumulator(x.dtype if dtype is None else np.dtype(dtype))
+    total = sum_(_filled(x, gaps, 0), axis, wide, keepdims)
+    found = _quotient(total, count_nonzero(bind("logical_not", gaps), axis, keepdims))
+    return found.astype(x.dtype if dtype is None else dtype, copy=False)
+
+
+def _quotient(total: Any, count: Any) -> Any:
+    """Divide sums by counts; nothing by zero is NaN."""
+    safe = bind("maximum", count, 1).astype(total.dtype)
+    return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
+
+
+@checked
+def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
+    x, gaps = _nan(a)
+    if gaps is None:
+        x = x.astype(default_float())
+        gaps = bind("isnan", x)
+    off = x.astype(accumulator(x.dtype), copy=False)
+    off = bind("absolute", off - nanmean(off, axis, keepdims=True))
+    squares = sum_(bind("square", _filled(off, gaps, 0)), axis, keepdims=keepdims)
+    count = count_nonzero(bind("logical_not", gaps), axis, keepdims) - ddof
+    law = np.empty(0, x.dtype).real.dtype if x.dtype.kind == "c" else x.dtype
+    return _quotient(squares, count).astype(law, copy=False)
+
+
+@checked
+def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+    """Return the standard deviation over dims of what is not NaN."""
+    return bind("sqrt", nanvar(a, axis, ddof, keepdims))
+
+
+# covariances

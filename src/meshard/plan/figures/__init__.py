@@ -1,0 +1,1 @@
+"""What a plan costs: bytes, bounds, memory, messages, and seconds on a topology."""

@@ -1,0 +1,324 @@
+"""Bounds: what any plan between two layouts must move at least.
+
+Everything is summed over cells and over the devices that hold them with NumPy; device pairs are
+never compared. All amounts are elements; the caller multiplies by the size of one.
+
+- LB1, received: a device must receive what it needs and does not hold.
+- LB2, by group: a group of devices (a host, a rack) must receive what its devices need together
+  and do not hold together.
+- LB3, sent directly: what devices need of a shard that they do not hold is sent by the shard's
+  holders; the busiest sends at least an equal share.
+- LB3', sent with relays: the holders must send every element that is needed elsewhere once; those
+  who have it may pass it on.
+- LB4, time: a full-duplex port is busy for as long as it sends, or receives, at full bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.arguments import count_of, flag_of, function_of, instance_of, number_of, shown
+from meshard.algebra.device_arguments import device_ids_of
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError, ShapeError
+from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.exact import products, total
+from meshard.plan.hops.hop import Hop, unit_map
+from meshard.plan.hops.jobs import Tally
+from meshard.plan.hops.spread import Rows, shared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+Hosts = Units | Mapping[int, int]
+"""From device ids to hosts, as a function of arrays of ids (-1 for none) or as a mapping."""
+
+
+def _spans(
+    layout: Layout, ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each device's box as two arrays ``[dim, device]``, and whether it holds one."""
+    starts = np.zeros((layout.ndim, len(ids)), np.int64)
+    stops = np.zeros((layout.ndim, len(ids)), np.int64)
+    if not layout.regular:
+        held = np.array([int(i) in layout.piece_of for i in ids], bool)
+        for column in np.flatnonzero(held):
+            box = layout.box(layout.piece_of[int(ids[column])])
+            starts[:, column], stops[:, column] = box.starts, box.stops
+        return starts, stops, held
+    flat = layout.tensor.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    place = np.minimum(np.searchsorted(flat, ids, sorter=order), len(flat) - 1)
+    at = order[place]
+    held = flat[at] == ids
+    where = np.unravel_index(at // layout.tensor.shape[-1], layout.grid) if layout.ndim else ()
+    for dim, (cuts, index) in enumerate(zip(layout.cuts, where, strict=True)):
+        points = np.asarray(cuts, np.int64)
+        starts[dim], stops[dim] = points[index], points[index + 1]
+    return starts, stops, held
+
+
+def receive_bound(source: Layout, destination: Layout) -> int:
+    """Return the elements that must enter a device which lacks them, over all devices.
+
+    For a device with source box S and destination box D that is ``|D| - |D ∩ S|``; a plan that
+    sends each box directly moves exactly this (LB1 of the design).
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> ids = np.arange(4)
+    >>> rows = Layout((8,), (even_cuts(8, 4),), ids.reshape(4, 1))
+    >>> everywhere = Layout((8,), ((0, 8),), ids.reshape(1, 4))
+    >>> receive_bound(rows, everywhere), receive_bound(everywhere, rows)
+    (24, 0)
+    """
+    ids = np.array(sorted(destination.device_ids), np.int64)
+    start, stop, _ = _spans(destination, ids)
+    have_start, have_stop, held = _spans(source, ids)
+    common = np.maximum(np.minimum(stop, have_stop) - np.maximum(start, have_start), 0)
+    elements = math.prod(destination.shape)
+    here = products(common, elements)[held]
+    return total(products(stop - start, elements)) - total(here)
+
+
+def group_bound(source: Layout, destination: Layout, group_of: Hosts) -> Tally:
+    """Return the elements that must enter each group of devices from outside (LB2).
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        group_of: from device ids to groups; devices in none count neither as holders nor as
+            receivers.
+
+    A plan attains it if and only if it sends each element to a group once, and shares it inside.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> ids = np.arange(4)
+    >>> rows = Layout((8,), (even_cuts(8, 4),), ids.reshape(4, 1))
+    >>> everywhere = Layout((8,), ((0, 8),), ids.reshape(1, 4))
+    >>> group_bound(rows, everywhere, lambda ids: ids // 2).as_dict()
+    {0: 4, 1: 4}
+    """
+    return _by_group(Grid(source), Grid(destination), group_of)
+
+
+def send_bound(source: Layout, destination: Layout) -> int:
+    """Return the least that the largest sender sends if all is sent directly (LB3).
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+    >>> everywhere = Layout((8,), ((0, 8),), np.arange(4, 8).reshape(1, 4))
+    >>> send_bound(rows, everywhere), relay_send_bound(rows, everywhere)
+    (8, 2)
+    """
+    return hop_bounds(Hop(source, destination)).send
+
+
+def relay_send_bound(source: Layout, destination: Layout) -> int:
+    """Return the least that the largest sender of the source sends if others may pass it on (LB3').
+
+    Example: see `send_bound`.
+    """
+    return hop_bounds(Hop(source, destination)).relay_send
+
+
+def time_bound(
+    send: float, receive: float, *, bandwidth: float, latency: float = 0.0, messages: float = 1
+) -> float:
+    """Return the seconds that a full-duplex port is busy at least (LB4).
+
+    Args:
+        send: bytes that leave it.
+        receive: bytes that enter it.
+        bandwidth: bytes per second, in each direction.
+        latency: seconds that one message costs besides its bytes.
+        messages: how many messages the port sends, or receives, at least.
+
+    >>> time_bound(1e9, 3e9, bandwidth=1e9, latency=0.5, messages=2)
+    4.0
+    """
+    return max(send, receive) / bandwidth + latency * messages
+
+
+def bounds_of(
+    source: Layout,
+    destination: Layout,
+    hosts: Hosts | None = None,
+    *,
+    alive: Collection[int] | None = None,
+) -> Bounds:
+    """Return all bounds for an array that goes from one layout to another.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        hosts: from device ids to the groups of `Bounds.hosts`.
+        alive: the devices that still have what they held of the source; None for all.
+
+    Raises:
+        DataLoss: if no device that is alive holds some part of the array.
+        ArgumentError, ShapeError: if an argument is of another kind, or the shapes differ.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> ids = np.arange(4)
+    >>> rows = Layout((8,), (even_cuts(8, 4),), ids.reshape(4, 1))
+    >>> everywhere = Layout((8,), ((0, 8),), ids.reshape(1, 4))
+    >>> found = bounds_of(rows, everywhere, hosts=lambda ids: ids // 2)
+    >>> found.moved, found.kept, found.receive, found.send, found.hosts.total
+    (24, 8, 6, 6, 8)
+    """
+    what = "bounds_of"
+    advice = "A sharding makes one: sharding.layout(shape)."
+    instance_of(source, Layout, what, "source", advice=advice)
+    instance_of(destination, Layout, what, "destination", advice=advice)
+    if source.shape != destination.shape:
+        raise ShapeError(
+            f"{what}: source lays out an array of shape {source.shape}, destination one of shape "
+            f"{destination.shape}. An array that moves keeps its shape."
+        )
+    living = None if alive is None else device_ids_of(alive, what, "alive")
+    return hop_bounds(Hop(source, destination, alive=living), _hosts(hosts))
+
+
+def _hosts(given: object) -> Hosts | None:
+    """Return the map from device ids to hosts, told as a mapping or as a function of arrays."""
+    what, name = "bounds_of", "hosts"
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if not given:
+            raise ArgumentError(f"{what}: {name} is empty; give the host of each device.")
+        ids = [count_of(d, what, f"each device id in {name}") for d in given]
+        numbers = [count_of(h, what, f"each host in {name}") for h in given.values()]
+        return dict(zip(ids, numbers, strict=True))
+    advice = "Or give a mapping from device ids to hosts."
+    function: Callable[[Ints], object] = function_of(given, what, name, advice)
+
+    def hosts(ids: Ints) -> Ints:
+        try:
+            found = np.asarray(function(ids))
+        except ValueError:  # not an array
+            found = np.empty(0, object)
+        if found.dtype.kind not in "iu" or found.shape != ids.shape:
+            raise ArgumentError(
+                f"{what}: {name} must return the hosts of an array of device ids, as integers in "
+                f"an array of its shape {ids.shape}, but returned {shown(found)}."
+            )
+        return found.astype(np.int64)
+
+    return hosts
+
+
+def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
+    """Return all bounds from a hop between devices, whose arithmetic is then done once.
+
+    Args:
+        hop: from the source to the destination; its units are devices.
+        hosts: as for `bounds_of`.
+
+    >>> rows = Layout((4,), ((0, 2, 4),), np.array([[0], [1]]))
+    >>> hop_bounds(Hop(rows, Layout((4,), ((0, 4),), np.array([[0, 1]])))).moved
+    4
+    """
+    copies = np.maximum(hop.before.copies, 1)
+    direct, relayed = (-(-x // copies) for x in (hop.wanted, _needed(hop)))
+    return Bounds(
+        received=hop.received,
+        kept=total(hop.stays[-1]),
+        send=int(direct.max(initial=0)),
+        relay_send=int(relayed.max(initial=0)),
+        hosts=None if hosts is None else _by_group(hop.before, hop.after, hosts),
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What any plan between two layouts must do at least, in elements.
+
+    Attributes:
+        received: what each device must receive (LB1).
+        kept: what devices need and have, over all devices.
+        send: the least that the largest sender sends if all is sent directly (LB3).
+        relay_send: the same if receivers may pass on what they have (LB3').
+        hosts: what must enter each host (LB2); None if hosts were not told.
+    """
+
+    received: Tally
+    kept: int
+    send: int
+    relay_send: int
+    hosts: Tally | None = None
+
+    @cached_property
+    def moved(self) -> int:
+        """What must be received, over all devices (LB1)."""
+        return self.received.total
+
+    @property
+    def receive(self) -> int:
+        """The most that one device must receive."""
+        return self.received.most
+
+    def seconds(
+        self,
+        itemsize: int,
+        *,
+        bandwidth: float,
+        latency: float = 0.0,
+        messages: float | None = None,
+        relays: bool = False,
+    ) -> float:
+        """Return the time that the busiest device needs at least, each having one port (LB4).
+
+        Args:
+            itemsize: bytes per element.
+            bandwidth: bytes per second of a port, in each direction.
+            latency: seconds that one message costs besides its bytes.
+            messages: what one device sends or receives at least; by default one if anything moves.
+            relays: whether receivers may pass on what they have.
+        """
+        what = "Bounds.seconds"
+        size = count_of(itemsize, what, "itemsize")
+        least = 1.0 if self.moved else 0.0
+        send = self.relay_send if flag_of(relays, what, "relays") else self.send
+        return time_bound(
+            send * size,
+            self.receive * size,
+            bandwidth=number_of(bandwidth, what, "bandwidth", open_below=True),
+            latency=number_of(latency, what, "latency"),
+            messages=least if messages is None else number_of(messages, what, "messages"),
+        )
+
+
+def _needed(hop: Hop) -> Ints:
+    """Return for each cell of the source how many of its elements devices without it need."""
+    _, source, destination, _, volume = hop.stays
+    needed = hop.volumes[0].copy()
+    copies = hop.after.copies[destination]
+    if (copies > 1).any():
+        # Where all holders of a destination cell hold the source cell too, nobody lacks what the
+        # two share.
+        keys = source * max(hop.after.count, 1) + destination
+        _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        first = first[counts == copies[first]]
+        source, volume = source[first], volume[first]
+    np.subtract.at(needed, source, volume)
+    return needed
+
+
+def _by_group(before: Grid, after: Grid, group_of: Hosts) -> Tally:
+    """Return what each group lacks: cells of one layout are disjoint, so their elements add up."""
+    units = unit_map(group_of) if isinstance(group_of, Mapping) else group_of
+    have, need = Rows(before, units), Rows(after, units)
+    missing = need.volumes - shared(need, have, np.ones(len(have.group), need.volumes.dtype))
+    groups, first = np.unique(need.group, return_index=True)
+    sums = np.add.reduceat(missing, first) if len(first) else missing
+    return Tally(groups, sums)

@@ -1,0 +1,371 @@
+"""What is planned: arrays, their routes, and all figures of a plan, counted when asked for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, final
+
+import numpy as np
+
+from meshard.algebra.arguments import shown
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError
+from meshard.plan.figures.bounds import bounds_of, receive_bound
+from meshard.plan.figures.choice import Candidate, Choice, Leaf, direct_choice
+from meshard.plan.figures.footprint import added, footprint, union, windows
+from meshard.plan.figures.schedule import batches
+from meshard.plan.figures.window import checked_window
+from meshard.plan.hops.exact import counter, product, total
+from meshard.plan.hops.hop import Hop, unit_map
+from meshard.plan.hops.jobs import Tally
+from meshard.plan.hops.route import Route
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+T = TypeVar("T")
+
+
+@final
+class Transfer(NamedTuple):
+    """One box that passes from one device to another.
+
+    Attributes:
+        choice: the number of the choice: all arrays that share it have this transfer.
+        hop: the number of the hop; the next begins when all of this one have arrived.
+        sender: the id of the device that sends.
+        receiver: the id of the device that receives.
+        box: the region of the array.
+    """
+
+    choice: int
+    hop: int
+    sender: int
+    receiver: int
+    box: Box
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Planned:
+    """The arrays of a plan, the routes that they take, and the figures that follow.
+
+    `Plan` is the one kind of it; it adds what can be asked of a plan.
+
+    Attributes:
+        leaves: the arrays.
+        choices: the choice of each distinct source, destination and element size.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination (`window`); None for no limit.
+        donate: whether the sources are freed as they go.
+        alive: the ids of the devices that have their data; None for all.
+        given_rounds: how many times the window opens, where that was said.
+    """
+
+    leaves: tuple[Leaf, ...]
+    choices: tuple[Choice, ...]
+    max_bytes: int | None
+    donate: bool
+    alive: tuple[int, ...] | None
+    given_rounds: int | None
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        choices: Sequence[Choice] | None = None,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+        alive: Collection[int] | None = None,
+        rounds: int | None = None,
+    ) -> None:
+        listed = _listed(leaves, Leaf, "leaves", "arrays, each a Leaf")
+        kinds = Counter([_kind(leaf) for leaf in listed])
+        if choices is None:
+            choices = [direct_choice(*k, donate=donate, count=n) for k, n in kinds.items()]
+        chosen = _listed(choices, Choice, "choices", "routes, each a Choice")
+        if [c.count for c in chosen] != list(kinds.values()):
+            raise ArgumentError(
+                f"Plan: the arrays have {len(kinds)} distinct triples of source, destination and "
+                f"element size, of {list(kinds.values())} arrays each, and choices are for "
+                f"{[c.count for c in chosen]}; give one for each triple, with its count."
+            )
+        for name, value in (
+            ("leaves", listed),
+            ("choices", chosen),
+            ("max_bytes", checked_window(max_bytes, "Plan")),
+            ("donate", donate),
+            ("alive", None if alive is None else checked_ids(alive, "Plan")),
+            ("given_rounds", rounds),
+        ):
+            object.__setattr__(self, name, value)
+
+    # which array goes which way
+
+    @cached_property
+    def choice_of(self) -> tuple[int, ...]:
+        """For each leaf the number of its choice."""
+        known: dict[tuple[Layout, Layout, int], int] = {}
+        return tuple([known.setdefault(_kind(leaf), len(known)) for leaf in self.leaves])
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Leaf, ...], ...]:
+        """For each choice its leaves."""
+        found: list[list[Leaf]] = [[] for _ in self.choices]
+        for leaf, number in zip(self.leaves, self.choice_of, strict=True):
+            found[number].append(leaf)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """For each choice the bytes that one element of its layouts stands for, over all leaves."""
+        pairs = zip(self.choices, self.groups, strict=True)
+        return tuple([c.count * leaves[0].itemsize for c, leaves in pairs])
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """For each choice its route."""
+        return tuple([c.route for c in self.choices])
+
+    # figures
+
+    def _hops(self) -> Iterator[tuple[Hop, int]]:
+        for route, weight in zip(self.routes, self.weights, strict=True):
+            for hop in route.hops:
+                yield hop, weight
+
+    @cached_property
+    def received_tally(self) -> Tally:
+        """The bytes that each device gets from others."""
+        return added((hop.received, weight) for hop, weight in self._hops())
+
+    @cached_property
+    def sent_tally(self) -> Tally:
+        """The bytes that each device sends to others."""
+        return added((hop.sent, weight) for hop, weight in self._hops())
+
+    @property
+    def received(self) -> dict[int, int]:
+        """The bytes that each device gets from others, by device id.
+
+        Devices of a destination that get nothing are there too, with 0.
+        """
+        nothing = {d: 0 for route in self.routes for d in route.destination.device_ids}
+        return dict(sorted((nothing | self.received_tally.as_dict()).items()))
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """The bytes that each device sends to others, by device id."""
+        return self.sent_tally.as_dict()
+
+    @property
+    def most_sent(self) -> int:
+        """The most bytes that one device sends."""
+        return self.sent_tally.most
+
+    @property
+    def most_received(self) -> int:
+        """The most bytes that one device receives."""
+        return self.received_tally.most
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """Bytes that enter a device which lacks them, over all hops."""
+        return sum(hop.moved * weight for hop, weight in self._hops())
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """The least bytes that any plan must bring into devices which lack them."""
+        found = 0
+        for route, weight in zip(self.routes, self.weights, strict=True):
+            ends = route.source, route.destination
+            if route.alive is None:
+                found += receive_bound(*ends) * weight
+            else:
+                found += bounds_of(*ends, alive=route.alive).moved * weight
+        return found
+
+    @property
+    def ratio(self) -> float:
+        """Bytes moved, divided by the lower bound; 1 is the best there can be."""
+        bound = self.lower_bound_bytes
+        if not bound:
+            return math.inf if self.bytes_moved else 1.0
+        return self.bytes_moved / bound
+
+    @cached_property
+    def send_bound_bytes(self) -> int:
+        """The least bytes that the largest sender must send where every array goes directly.
+
+        The holders of a shard must send what others need of it; shards of several arrays that the
+        same devices hold add up.
+        """
+        sums: dict[int, tuple[list[Ints], list[Ints]]] = {}
+        for route, weight in zip(self.routes, self.weights, strict=True):
+            hop = route.hops[0]
+            if len(route.hops) > 1:
+                hop = Hop(route.source, route.destination, alive=route.alive)
+            holders = np.sort(hop.before.holders, axis=1)
+            rows, amounts = sums.setdefault(holders.shape[1], ([], []))
+            rows.append(holders)
+            amounts.append(product(hop.wanted, weight))
+        # All holders together send no more than the sum of what is wanted.
+        kind = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
+        step = reduce(math.gcd, [leaf.itemsize for leaf in self.leaves], 0) or 1
+        most = 0
+        for width, (rows, amounts) in sums.items():
+            every, wanted = np.concatenate(rows), np.concatenate(amounts)
+            kinds = every[:, 0] if width == 1 else every
+            groups, place = np.unique(kinds, axis=0, return_inverse=True)
+            totals = np.zeros(len(groups), kind)
+            np.add.at(totals, place.reshape(-1), wanted.astype(kind, copy=False))
+            copies = np.maximum((groups.reshape(len(groups), width) >= 0).sum(axis=1), 1)
+            most = max(most, int((-(-totals // (copies * step)) * step).max(initial=0)))
+        return most
+
+    @cached_property
+    def peak_tally(self) -> Tally:
+        """The most bytes of these arrays that live on each device at once.
+
+        Arrays go batch by batch, in the order of the `schedule`. A source that is not donated
+        stays; a donated one goes with its batch, a large one as its destination comes. What is in
+        flight, at most ``max_bytes``, comes on top.
+        """
+        if not self.leaves:
+            return added([])
+        prints = [
+            footprint(choice.route, donate=self.donate, itemsize=group[0].itemsize)
+            for choice, group in zip(self.choices, self.groups, strict=True)
+        ]
+        units = reduce(lambda a, b: union([a, b]), [f.units for f in prints])
+        pairs = list(zip(prints, self.weights, strict=True))
+        kind = counter(4 * sum(int(f.peak.max(initial=0)) * weight for f, weight in pairs))
+        amounts = [
+            f.over(units).astype(kind) * group[0].itemsize
+            for f, group in zip(prints, self.groups, strict=True)
+        ]
+        live = sum(a[0] * c.count for a, c in zip(amounts, self.choices, strict=True))
+        most = np.array(live)
+        order = batches(self.leaves, donate=self.donate)
+        contents = [sorted(Counter([self.choice_of[i] for i in b]).items()) for b in order]
+        for content, run in groupby(contents):
+            more = sum((amounts[k][1] - amounts[k][0]) * n for k, n in content)
+            left = sum((amounts[k][2] - amounts[k][0]) * n for k, n in content)
+            # Over a run of like batches memory grows or shrinks evenly.
+            np.maximum(most, live + more, out=most)
+            live = live + left * (len(list(run)) - 1)
+            np.maximum(most, live + more, out=most)
+            live = live + left
+        return Tally(units, most)
+
+    @cached_property
+    def process_of(self) -> Mapping[int, int] | None:
+        """The process of each device; None where only layouts are known."""
+        shardings = {s for leaf in self.leaves for s in (leaf.source_sharding, leaf.sharding)}
+        found: dict[int, int] = {}
+        for sharding in shardings:
+            if sharding is None:
+                return None
+            found.update((d.id, d.process_index) for d in sharding.device_order)
+        return found
+
+    @cached_property
+    def process_hops(self) -> tuple[tuple[Hop, ...], ...]:
+        """For each choice its hops between processes; between devices where those are not known."""
+        if self.max_bytes is None or self.process_of is None:
+            return tuple([route.hops for route in self.routes])
+        units = unit_map(self.process_of)
+        return tuple([route.between(units) for route in self.routes])
+
+    def _opens(self, stage: int, choices: Iterable[int]) -> int:
+        """Return how many times the window opens for one stage of some choices, at least.
+
+        One that has no limit opens once, as does one that nothing has to pass because all that
+        moves stays within its process.
+        """
+        listed = [n for n in choices if stage < len(self.routes[n].hops)]
+        if not any(self.routes[n].hops[stage].moved for n in listed):
+            return 0
+        pairs = [(self.process_hops[n][stage], self.weights[n]) for n in listed]
+        most = max(added((getattr(h, way), w) for h, w in pairs).most for way in _WAYS)
+        return max(1, windows(most, self.max_bytes))
+
+    @cached_property
+    def rounds(self) -> int:
+        """How many times the window of ``max_bytes`` opens; one per hop where it has no limit."""
+        if self.given_rounds is not None:
+            return self.given_rounds
+        stages = max([len(r.layouts) for r in self.routes], default=1) - 1
+        return sum(self._opens(stage, range(len(self.routes))) for stage in range(stages))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of these arrays that live on one device at once."""
+        return self.peak_tally.most
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, replicas not counted."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @cached_property
+    def device_count(self) -> int:
+        """The number of devices that hold a part before, between or afterwards."""
+        ends = [g.held[0] for r in self.routes for h in r.hops for g in (h.before, h.after)]
+        return len(reduce(lambda a, b: union([a, b]), ends, np.empty(0, np.int64)))
+
+    @property
+    def alternatives(self) -> tuple[Candidate, ...]:
+        """The routes that were considered and not taken, over all choices."""
+        return tuple([other for choice in self.choices for other in choice.others])
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Yield every box that passes between devices, choice by choice and hop by hop."""
+        for number, route in enumerate(self.routes):
+            for stage, hop in enumerate(route.hops):
+                jobs = hop.jobs()
+                ends = zip(jobs.sender.tolist(), jobs.receiver.tolist(), strict=True)
+                for row, (sender, receiver) in enumerate(ends):
+                    for box in hop.boxes(jobs, row):
+                        yield Transfer(number, stage, sender, receiver, box)
+
+
+_WAYS = ("sent", "received")
+
+
+def checked_ids(alive: object, what: str) -> tuple[int, ...]:
+    """Return the ids of living devices, ascending.
+
+    Raises:
+        ArgumentError: if one is not the id of a device.
+    """
+    ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
+    if not isinstance(alive, Collection) or len(ids) < len(alive):
+        raise ArgumentError(
+            f"{what}: alive lists devices, or their ids, which are integers from 0 on; got "
+            f"{shown(alive)}."
+        )
+    return tuple(sorted(set(ids)))
+
+
+def _is_id(number: object) -> TypeGuard[int]:
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return whole and 0 <= int(number) < 1 << 63  # type: ignore[call-overload]
+
+
+def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(x, kind) for x in found):
+        raise ArgumentError(f"Plan: {name} is a sequence of {told}, not {shown(given)}.")
+    return found
+
+
+def _kind(leaf: Leaf) -> tuple[Layout, Layout, int]:
+    return leaf.source, leaf.destination, leaf.itemsize

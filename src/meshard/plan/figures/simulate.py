@@ -1,0 +1,395 @@
+"""Simulation: how long a plan takes on a topology, and where it is held up.
+
+The model is a port's time (LB4 of the bounds), applied to each port of each level. A message
+between two devices passes a port of each at every level up to the one where they meet. A port is
+full-duplex, so that a hop keeps it busy for::
+
+    max(bytes out, bytes in) / bandwidth + delay
+
+where the delay is that of the device behind it which has the most to wait for: the latencies of all
+messages that this device sends through the port, or receives, whichever is more; each message has
+the latency of the level where its ends meet. A group with a capacity is busy for all bytes that
+pass inside it, enter or leave it, divided by the capacity. A hop takes as long as the slowest port
+or group; hops follow each other. All that a device sends to another in one hop is one message.
+
+What this leaves out: messages that wait for each other, rounds, and anything else in the network.
+It is a lower bound for the topology as told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.plan.captions import amount_text, bytes_text
+from meshard.plan.figures.load import (
+    MOST_JOBS,
+    Load,
+    Places,
+    added_up,
+    as_floats,
+    load_of,
+    summed,
+    summed_at,
+)
+from meshard.plan.figures.presets import as_topology
+from meshard.plan.figures.topology import Topology
+from meshard.plan.hops.cells import each_device
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.route import Route
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Amounts = Floats | Ints
+
+Moves = Route | Hop | Sequence[Hop]
+"""What can be simulated: a route, one hop, or hops one after another, between devices."""
+
+
+_WIDTH = 100
+_SPOTS = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HopTime:
+    """One hop of a simulation.
+
+    Attributes:
+        seconds: how long it takes.
+        bytes: what moves between devices.
+        messages: in how many messages.
+        slowest: the port or group that decides how long it takes; ``"-"`` if nothing moves.
+    """
+
+    seconds: float
+    bytes: int
+    messages: int
+    slowest: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LevelTraffic:
+    """One level's part in a simulation, over all hops.
+
+    Attributes:
+        name: the level's name.
+        bytes: what passes between devices that meet there.
+        messages: in how many messages.
+        seconds: how long the slowest port of the level is busy, and the slowest group, summed over
+            the hops.
+    """
+
+    name: str
+    bytes: int
+    messages: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HotSpot:
+    """A port with much traffic, over all hops.
+
+    Attributes:
+        name: whose port: ``"device 5"``, ``"host 3"``.
+        sent: bytes that leave through it.
+        received: bytes that enter through it.
+        seconds: how long its larger direction takes, without latencies.
+    """
+
+    name: str
+    sent: int
+    received: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class Simulation:
+    """What moving arrays takes on a topology; prints as a table.
+
+    Attributes:
+        topology: the topology's name.
+        hops: each hop.
+        levels: each level, from the inside out.
+        senders: the ports that are longest busy with sending; at most five.
+        receivers: likewise with receiving.
+        exact: whether all traffic is that of the very jobs; else it is estimated where several
+            devices hold the same elements, each taken to send an equal part of everything.
+    """
+
+    topology: str
+    hops: tuple[HopTime, ...]
+    levels: tuple[LevelTraffic, ...]
+    senders: tuple[HotSpot, ...]
+    receivers: tuple[HotSpot, ...]
+    exact: bool
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time."""
+        return sum(hop.seconds for hop in self.hops)
+
+    @property
+    def bytes(self) -> int:
+        """What moves between devices."""
+        return sum(hop.bytes for hop in self.hops)
+
+    @property
+    def messages(self) -> int:
+        """In how many messages it moves."""
+        return sum(hop.messages for hop in self.hops)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return all figures as dicts, lists and numbers, such as JSON can hold."""
+        totals = {"seconds": self.seconds, "bytes": self.bytes, "messages": self.messages}
+        found = asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in {**totals, **found}.items()}
+
+    def __str__(self) -> str:
+        how = "exact" if self.exact else "estimated where several devices hold the same elements"
+        told = f"{self.topology}: {time_text(self.seconds)} for {bytes_text(self.bytes)}, {how}"
+        hops = [
+            (f"{number}", time_text(x.seconds), amount_text(x.bytes), f"{x.messages:,}", x.slowest)
+            for number, x in enumerate(self.hops, 1)
+        ]
+        total = max(self.bytes, 1)
+        levels = [
+            (
+                x.name,
+                time_text(x.seconds),
+                amount_text(x.bytes),
+                f"{x.messages:,}",
+                f"{100 * x.bytes / total:.1f} %",
+            )
+            for x in self.levels
+        ]
+        spots = {
+            title: [
+                (x.name, time_text(x.seconds), amount_text(x.sent), amount_text(x.received), "")
+                for x in some
+            ]
+            for title, some in (("sends most", self.senders), ("receives most", self.receivers))
+        }
+        rows = [("hop", "seconds", "bytes", "messages", "slowest"), *hops]
+        rows += [("level", "seconds", "bytes", "messages", "share"), *levels]
+        for title, some in spots.items():
+            rows += [(title, "seconds", "sent", "received", ""), *some] if some else []
+        return "\n".join([told[:_WIDTH], *_aligned(rows)])
+
+
+def simulate(
+    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = MOST_JOBS
+) -> Simulation:
+    """Return how long an array takes to move on a topology, and where it is held up.
+
+    Args:
+        moves: the way that the array takes.
+        itemsize: bytes per element.
+        topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+        most_jobs: where several devices hold the same elements, and a hop has more jobs than
+            this, its traffic is estimated, in a time in proportion to the number of devices.
+
+    Raises:
+        ArgumentError: if there is no such topology, or a device has no place in it.
+
+    >>> from meshard.algebra.layout import Layout, even_cuts
+    >>> from meshard.plan.figures.topology import Level
+    >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+    >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> pairs = Level("pair", latency=0.0, bandwidth=10.0, size=2)
+    >>> slow = Topology("slow between pairs", (pairs, Level("all", latency=0.5, bandwidth=1.0)))
+    >>> found = simulate(Hop(rows, whole), 1, slow)
+    >>> found.seconds, [level.bytes for level in found.levels], found.hops[0].slowest
+    (9.0, [8, 16], 'pair 0')
+    """
+    return simulate_many([(moves, itemsize, 1)], topology, most_jobs=most_jobs)
+
+
+def simulate_many(
+    moves: Iterable[tuple[Moves, int, int]], topology: Topology | str, *, most_jobs: int = MOST_JOBS
+) -> Simulation:
+    """Return how long many arrays take to move together.
+
+    Args:
+        moves: for each kind of array the way that it takes, bytes per element, and how many
+            arrays there are of it.
+        topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+        most_jobs: as for `simulate`.
+
+    All first hops run at once, then all second hops, and so on: their traffic is added up on each
+    port and then timed. Messages of different arrays are not joined.
+
+    Raises:
+        ArgumentError: if there is no such topology, or a device has no place in it.
+    """
+    listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
+    where = as_topology(topology, "simulate")
+    places = Places(where, [hop for hops, _, _ in listed for hop in hops])
+    rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
+    for hops, itemsize, count in listed:
+        for number, hop in enumerate(hops):
+            load = load_of(hop, places, most_jobs=most_jobs)
+            rounds[number] += load.times(itemsize, count)
+    timed = [_Timed(load, places) for load in rounds]
+    levels = tuple(
+        LevelTraffic(
+            level.name,
+            _whole(sum(x.bytes[number] for x in timed)),
+            _whole(sum(x.messages[number] for x in timed)),
+            sum(x.seconds[number] for x in timed),
+        )
+        for number, level in enumerate(where.levels)
+    )
+    return Simulation(
+        where.name,
+        tuple([x.hop for x in timed]),
+        levels,
+        _hottest(timed, places, 0),
+        _hottest(timed, places, 1),
+        all(load.exact for load in rounds),
+    )
+
+
+def busy(load: Load, places: Places) -> HopTime:
+    """Return how long what passes between devices at one time takes."""
+    return _Timed(load, places).hop
+
+
+def _hops(moves: Moves) -> tuple[Hop, ...]:
+    hops = moves.hops if isinstance(moves, Route) else (moves,) if isinstance(moves, Hop) else moves
+    assert all(hop.units is each_device for hop in hops)
+    return tuple(hops)
+
+
+def _whole(amount: float) -> int:
+    return amount if isinstance(amount, int) else round(float(amount))
+
+
+def _owner(places: Places, level: int, port: int) -> str:
+    """Return whose port one of a level's ports is."""
+    if level == 0:
+        return f"device {places.ids[port]}"
+    return f"{places.topology.levels[level - 1].name} {places.groups[level - 1][port]}"
+
+
+@final
+class _Timed:
+    """One round of hops, timed.
+
+    Attributes:
+        ports: for each level the bytes that leave and enter each of its ports.
+        bytes: for each level what passes between devices that meet there.
+        messages: likewise.
+        seconds: for each level how long its slowest port or group is busy.
+        hop: the sum of it.
+    """
+
+    def __init__(self, load: Load, places: Places) -> None:
+        self._places = places
+        levels = places.topology.levels
+        inside = [0, *map(summed, load.inside)]
+        self.bytes = [max(b - a, 0) for a, b in pairwise(inside)]
+        # Messages by the level where their ends meet, and what the rest of the way out costs.
+        sent, received = (
+            np.maximum(np.diff(x, axis=0, prepend=0.0), 0.0)
+            for x in (load.messages_sent, load.messages_received)
+        )
+        self.messages = sent.sum(axis=1).tolist()
+        waits = np.array([level.latency for level in levels])[:, None]
+        delays = np.maximum(*(np.cumsum((x * waits)[::-1], axis=0)[::-1] for x in (sent, received)))
+        self.ports: list[tuple[Amounts, Amounts]] = []
+        self.seconds: list[float] = []
+        slowest, most = "-", 0.0
+        for number, level in enumerate(levels):
+            out, into = self._through(load, number)
+            self.ports.append((out, into))
+            delay = np.zeros(len(out))
+            at = places.at[number - 1] if number else np.arange(len(out))
+            np.maximum.at(delay, at, delays[number])
+            busy = as_floats(np.maximum(out, into)) / level.bandwidth + delay
+            took = float(busy.max(initial=0.0))
+            who = _owner(places, number, int(busy.argmax())) if took else "-"
+            if level.capacity is not None:
+                carried = self._carried(load, number) / level.capacity
+                if float(carried.max(initial=0.0)) > took:
+                    took = float(carried.max())
+                    who = f"inside {level.name} {places.groups[number][int(carried.argmax())]}"
+            self.seconds.append(took)
+            if took > most:
+                slowest, most = who, took
+        total, messages = _whole(summed(load.received)), _whole(sum(self.messages))
+        self.hop = HopTime(most, total, messages, slowest)
+
+    def _through(self, load: Load, number: int) -> tuple[Amounts, Amounts]:
+        """Return the bytes that leave and enter each port of a level."""
+        if number == 0:
+            return load.sent, load.received
+        at, within = self._places.at[number - 1], load.inside[number - 1]
+        out, into = (
+            np.maximum(summed_at(at, x, len(within)) - within, 0)
+            for x in (load.sent, load.received)
+        )
+        return out, into
+
+    def _carried(self, load: Load, number: int) -> Floats:
+        """Return the bytes that each group of a level carries, its own groups' insides left out."""
+        out, into = map(as_floats, self._through(load, number + 1))
+        own = as_floats(load.inside[number])
+        if number:
+            above = np.zeros(len(load.inside[number - 1]), np.int64)
+            above[self._places.at[number - 1]] = self._places.at[number]
+            own = own - np.bincount(above, as_floats(load.inside[number - 1]), len(own))
+        return np.maximum(own, 0.0) + out + into
+
+
+def _hottest(timed: Sequence[_Timed], places: Places, direction: int) -> tuple[HotSpot, ...]:
+    """Return the ports that are longest busy in one direction, over all rounds."""
+    found: list[tuple[float, int, int, HotSpot]] = []
+    for number, level in enumerate(places.topology.levels):
+        sums = [added_up([x.ports[number][way] for x in timed]) for way in (0, 1)] if timed else []
+        if not sums:
+            continue
+        amounts = as_floats(sums[direction])
+        for port in np.argsort(-amounts, kind="stable")[:_SPOTS]:
+            if amounts[port] > 0:
+                out, into = (x[port].item() if x.dtype != object else x[port] for x in sums)
+                seconds = max(out, into) / level.bandwidth
+                spot = HotSpot(
+                    _owner(places, number, int(port)), _whole(out), _whole(into), seconds
+                )
+                order = float(amounts[port]) / level.bandwidth
+                found.append((-order, number, int(port), spot))
+    return tuple([spot for *_, spot in sorted(found, key=lambda x: x[:3])[:_SPOTS]])
+
+
+def time_text(seconds: float) -> str:
+    """Return a time with three digits and a unit.
+
+    >>> time_text(0.00123), time_text(4.56e-7), time_text(78.9), time_text(0.0)
+    ('1.23 ms', '456 ns', '78.9 s', '0 ns')
+    """
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    unit, size = next((x for x in units if seconds >= x[1]), units[-1])
+    text = f"{seconds / size:.3g}"
+    return f"{seconds / size:,.0f} {unit}" if "e+" in text else f"{text} {unit}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows in columns; the last is cut to fit."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for first, *middle, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:], strict=False)]
+        line = "  ".join([first.ljust(widths[0]), *cells, last]).rstrip()
+        found.append(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…")
+    return found

@@ -1,0 +1,151 @@
+"""Times of communications on a topology.
+
+In: a communication (a `Wire`), the mesh that it runs on, and a topology. Out: seconds, by the model
+of `simulate`. Elements that keep their places go as a hop does; where maps say what moves, each box
+comes from one of its holders. Of collectives only the bytes and the groups are known, and they take
+the way that their bandwidth-optimal forms take: around a ring in mesh order, or from each to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshard.plan.figures.load import Load, Places, load_of
+from meshard.plan.figures.presets import as_topology
+from meshard.plan.figures.simulate import busy
+from meshard.plan.figures.topology import Topology
+from meshard.plan.hops.hop import Hop
+from meshard.plan.move.assemble import overlaps
+from meshard.plan.move.wires import Fold, Groups, Move, Wire
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+
+_PER_RING = {"all-reduce": 2, "permute": 0, "broadcast": 0}
+"""How often a ring's messages go round; 0 where each device sends but one."""
+
+
+def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology | str) -> float:
+    """Return how long communications take that happen at the same time.
+
+    Args:
+        wires: the communications.
+        groups: the ids of the devices that communicate with each other, ``[group, member]``; None
+            where the wires themselves tell.
+        topology: where the devices are, or the name of a preset.
+
+    Raises:
+        ArgumentError: if there is no such topology, or a device has no place in it.
+
+    >>> from meshard.algebra.sharding import SingleDeviceSharding
+    >>> import numpy as np
+    >>> class Ring:
+    ...     array, kind, axes, received = "float32[8]", "all-gather", ("i",), {0: 3000, 1: 3000}
+    >>> seconds_of([Ring()], np.array([[0, 1]]), "one process")
+    9e-07
+    """
+    where = as_topology(topology, "seconds_of")
+    devices = sorted({d for wire in wires for d in _devices(wire, groups)})
+    if not devices:
+        return 0.0
+    places = Places(where, (), devices)
+    load = Load.none(places)
+    for wire in wires:
+        if any(wire.received.values()):
+            load += _load(wire, groups, places)
+    return busy(load, places).seconds
+
+
+def _devices(wire: Wire, groups: Groups | None) -> set[int]:
+    found = {int(d) for d in wire.received}
+    if isinstance(wire, Move):
+        found |= {int(d) for source in wire.sources for d in source.layout.device_ids}
+    elif isinstance(wire, Fold):
+        found |= {int(d) for d in wire.tensor.ravel()}
+    elif groups is not None:
+        found |= {int(d) for d in groups.ravel()}
+    return found
+
+
+def _load(wire: Wire, groups: Groups | None, places: Places) -> Load:
+    if isinstance(wire, Move):
+        if wire.kind != "move":  # elements keep their places
+            return load_of(Hop(wire.sources[0].layout, wire.destination), places).times(
+                wire.itemsize
+            )
+        return _between(_boxes(wire), places)
+    if isinstance(wire, Fold):
+        members = np.moveaxis(wire.tensor, 0, -1)
+        groups = members.reshape(-1, members.shape[-1])
+    if groups is None:
+        groups = np.array([sorted(wire.received)], np.int64)
+    return _between(_collective(wire, groups), places)
+
+
+def _boxes(wire: Move) -> list[tuple[int, int, float, float]]:
+    """Return sender, receiver, bytes and messages of each box that a device lacks."""
+    found: dict[tuple[int, int], int] = {}
+    turn = 0
+    for source in wire.sources:
+        layout = source.layout
+        for piece in range(wire.destination.piece_count):
+            for volume, origins in overlaps(source, wire.destination, piece):
+                holders = [int(d) for origin in origins for d in layout.holders(origin)]
+                for device in wire.destination.holders(piece):
+                    if int(device) not in holders:
+                        pair = holders[turn % len(holders)], int(device)
+                        found[pair] = found.get(pair, 0) + volume * wire.itemsize
+                        turn += 1
+    return [(a, b, float(count), 1.0) for (a, b), count in found.items()]
+
+
+def _collective(wire: Wire, groups: Groups) -> list[tuple[int, int, float, float]]:
+    found: list[tuple[int, int, float, float]] = []
+    for members in groups.tolist():
+        count = len(members)
+        for place, device in enumerate(members):
+            received = float(wire.received.get(device, 0))
+            if not received or count < 2:
+                continue
+            if wire.kind == "all-to-all":
+                share = received / (count - 1)
+                found += [(other, device, share, 1.0) for other in members if other != device]
+            else:
+                times = _PER_RING.get(wire.kind, 1) * (count - 1) or 1
+                found.append((members[place - 1], device, received, float(times)))
+    return found
+
+
+def _between(pairs: Sequence[tuple[int, int, float, float]], places: Places) -> Load:
+    """Return the load of what passes from one device to another."""
+    if not pairs:
+        return Load.none(places)
+    ends: Any = np.array([p[:2] for p in pairs], np.int64)
+    sender, receiver = places.of(ends[:, 0]), places.of(ends[:, 1])
+    amounts, messages = (np.array([p[i] for p in pairs]) for i in (2, 3))
+    count = len(places.ids)
+
+    def sums(at: Ints, values: Floats, length: int = count) -> Floats:
+        return np.asarray(np.bincount(at, values, length), np.float64)
+
+    inside, sent, received = [], [], []
+    for at, own in zip(places.at, places.groups, strict=True):
+        near = at[sender] == at[receiver]
+        inside.append(sums(at[sender[near]], amounts[near], len(own)))
+        sent.append(sums(sender[near], messages[near]))
+        received.append(sums(receiver[near], messages[near]))
+    return Load(
+        sums(sender, amounts),
+        sums(receiver, amounts),
+        tuple(inside),
+        np.array(sent),
+        np.array(received),
+        exact=False,
+    )

@@ -1,0 +1,102 @@
+"""Values in JSON: what is read is checked, and device ids are packed.
+
+Device ids are a list, or ``{"runs": [[first id, count], ...]}`` of consecutive ids, or
+``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_LISTED = 64
+"""Devices that are written as a plain list."""
+_MOST_IDS = 1 << 28
+
+
+def as_list(given: object) -> Sequence[object]:
+    """Return a list as it is; refuse all else."""
+    if not isinstance(given, list):
+        raise TypeError(f"expected a list, got {given!r}")
+    return given
+
+
+def as_mapping(given: object) -> Mapping[str, object]:
+    """Return an object as it is; refuse all else."""
+    if not isinstance(given, dict):
+        raise TypeError(f"expected an object, got {given!r}")
+    return given
+
+
+def as_text(given: object) -> str:
+    """Return a text as it is; refuse all else."""
+    if not isinstance(given, str):
+        raise TypeError(f"expected a text, got {given!r}")
+    return given
+
+
+def as_number(given: object) -> int:
+    """Return an integer as it is; refuse all else."""
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError(f"expected an integer, got {given!r}")
+    return given
+
+
+def number_or_none(given: object) -> int | None:
+    """Return an integer or None; refuse all else."""
+    return None if given is None else as_number(given)
+
+
+def as_numbers(given: object) -> tuple[int, ...]:
+    """Return the integers of a list; refuse all else."""
+    return tuple([as_number(n) for n in as_list(given)])
+
+
+def numbers_or_none(given: object) -> tuple[int, ...] | None:
+    """Return the integers of a list, or None; refuse all else."""
+    return None if given is None else as_numbers(given)
+
+
+def ids_form(ids: NDArray[np.int64]) -> object:
+    """Return what is written of device ids."""
+    if len(ids) <= _LISTED:
+        return ids.tolist()
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(ids) != 1]))
+    if len(starts) <= len(ids) // 4:
+        counts = np.diff([*starts.tolist(), len(ids)])
+        return {"runs": np.stack([ids[starts], counts], axis=1).tolist()}
+    packed = zlib.compress(ids.astype("<i8").tobytes())
+    return {"zlib": base64.b64encode(packed).decode("ascii")}
+
+
+def read_ids(form: object, count: int) -> NDArray[np.int64]:
+    """Return device ids, of which there should be ``count``; at most one more is read.
+
+    Raises:
+        ValueError, TypeError, KeyError: if they are malformed.
+    """
+    if isinstance(form, list):
+        return np.array(as_numbers(form), np.int64)
+    if count > _MOST_IDS:
+        raise ValueError(f"it has {count:,} devices; at most {_MOST_IDS:,} are read")
+    given = as_mapping(form)
+    if "runs" in given:
+        runs = [as_numbers(run) for run in as_list(given["runs"])]
+        if sum(n for _, n in runs) != count or min(n for _, n in runs) < 0:
+            raise ValueError(f"its devices are not {count:,}")
+        return np.concatenate([np.arange(first, first + n) for first, n in runs])
+    try:
+        packed = base64.b64decode(as_text(given["zlib"]), validate=True)
+        raw = zlib.decompressobj().decompress(packed, 8 * count + 1)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"its devices cannot be unpacked: {error}") from error
+    return np.frombuffer(raw, "<i8").astype(np.int64)

@@ -1,0 +1,195 @@
+"""Layouts as grids of cells with holders, ready for arithmetic on whole arrays of them.
+
+A *cell* is one element of the product of a layout's cuts; of a regular layout it is a shard. Of an
+irregular one, whose boxes form no product, a cell is a part of one or more boxes. A *unit* is what
+sends and receives: a device, or a process that holds several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.layout import Layout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+Units = Callable[["Ints"], "Ints"]
+"""From device ids to units; -1 for devices that are gone."""
+
+
+def each_device(ids: Ints) -> Ints:
+    """Return every device as a unit of its own."""
+    return ids
+
+
+@final
+class Grid:
+    """A layout's cells, and the units that hold each.
+
+    Args:
+        layout: the layout.
+        units: from device ids to units.
+
+    Attributes:
+        sizes: the number of cells along each dim.
+        holders: unit numbers ``[cell, holder]``, each unit once per cell in replica order; -1 fills
+            the rows up.
+    """
+
+    def __init__(self, layout: Layout, units: Units = each_device) -> None:
+        self.layout = layout
+        self.sizes = tuple([len(c) - 1 for c in layout.cuts])
+        self.cuts: tuple[Ints, ...] = tuple([np.asarray(c, np.int64) for c in layout.cuts])
+        self.lengths: tuple[Ints, ...] = tuple([np.diff(c) for c in self.cuts])
+        self.count = math.prod(self.sizes)
+        ids = layout.tensor.reshape(self.count, -1) if layout.regular else self._gathered()
+        found = np.where(ids < 0, -1, units(np.maximum(ids, 0)))
+        self.holders = found if units is each_device and layout.regular else _once(found)
+
+    def _gathered(self) -> Ints:
+        """Return the devices that hold each cell of an irregular layout."""
+        rows: list[list[int]] = [[] for _ in range(self.count)]
+        for piece in range(self.layout.piece_count):
+            for cell in self.cells_of(piece):
+                rows[cell] += self.layout.holders(piece)
+        most = max(map(len, rows), default=1)
+        padded = [row + [-1] * (most - len(row)) for row in rows]
+        return np.array(padded, np.int64).reshape(self.count, most)
+
+    def cells_of(self, piece: int) -> list[int]:
+        """Return the cells that a piece of the layout is made of."""
+        if self.layout.regular:
+            return [piece]
+        box = self.layout.box(piece)
+        spans = [
+            range(int(np.searchsorted(c, a)), int(np.searchsorted(c, b)))
+            for c, a, b in zip(self.cuts, box.starts, box.stops, strict=True)
+        ]
+        return [self.number(place) for place in product(*spans)]
+
+    @cached_property
+    def pieces_of(self) -> list[list[int]]:
+        """For each cell the pieces of the layout that cover it."""
+        found: list[list[int]] = [[] for _ in range(self.count)]
+        for piece in range(self.layout.piece_count):
+            for cell in self.cells_of(piece):
+                found[cell].append(piece)
+        return found
+
+    @cached_property
+    def copies(self) -> Ints:
+        """The number of units that hold each cell."""
+        counts: Ints = (self.holders >= 0).sum(axis=1)
+        return counts
+
+    def number(self, place: Iterable[int]) -> int:
+        """Return the number of the cell at a position."""
+        found = 0
+        for i, n in zip(place, self.sizes, strict=True):
+            found = found * n + i
+        return found
+
+    def places(self, cells: Ints) -> tuple[Ints, ...]:
+        """Return the positions of cells along each dim."""
+        found = []
+        for n in reversed(self.sizes):
+            cells, at = np.divmod(cells, max(n, 1))
+            found.append(at)
+        return tuple(reversed(found))
+
+    def held_by(self, units: Ints) -> Ints:
+        """Return the cells that any of some units holds, ascending."""
+        return np.flatnonzero(np.isin(self.holders, units).any(axis=1))
+
+    @cached_property
+    def held(self) -> tuple[Ints, Ints, Ints]:
+        """All pairs of a unit and a cell that it holds, and the unit's column among the holders.
+
+        Sorted by unit and then by cell.
+        """
+        flat, width = self.holders.reshape(-1), self.holders.shape[1]
+        if len(flat) and flat.min() >= 0 and flat.max() < 4 * len(flat):
+            place = np.full(int(flat.max()) + 1, -1, np.int64)
+            place[flat] = np.arange(len(flat))
+            order = place[place >= 0]
+            if len(order) == len(flat):  # each unit once
+                return flat[order], order // width, order % width
+        cells, columns = np.nonzero(self.holders >= 0)
+        units = self.holders[cells, columns]
+        order = np.lexsort((cells, units))
+        return units[order], cells[order], columns[order]
+
+
+def _once(rows: Ints) -> Ints:
+    """Keep the first of equal entries in each row, and move all that are kept to the front."""
+    if rows.shape[1] < 2:
+        return rows
+    order = np.argsort(rows, axis=1, kind="stable")
+    ranked = np.take_along_axis(rows, order, axis=1)
+    again = np.zeros(rows.shape, bool)
+    again[:, 1:] = ranked[:, 1:] == ranked[:, :-1]
+    kept = np.array(rows)
+    flags = np.empty(rows.shape, bool)
+    np.put_along_axis(flags, order, again, axis=1)
+    kept[flags] = -1
+    front = np.argsort(kept < 0, axis=1, kind="stable")
+    kept = np.take_along_axis(kept, front, axis=1)
+    most = max(1, int((kept >= 0).sum(axis=1).max(initial=0)))
+    return np.ascontiguousarray(kept[:, :most])
+
+
+def distinct(numbers: Ints) -> Ints:
+    """Return the distinct ones of some numbers, ascending.
+
+    By sorting, which is quick where parts of them ascend; `numpy.unique` hashes, which is not.
+
+    >>> distinct(np.array([0, 4, 8, 0, 2, 4])).tolist()
+    [0, 2, 4, 8]
+    """
+    ranked = np.sort(numbers, kind="stable")
+    new = np.ones(len(ranked), bool)
+    np.not_equal(ranked[1:], ranked[:-1], out=new[1:])
+    return ranked[new]
+
+
+@final
+class Merge:
+    """The common refinement of two layouts' cuts along one dim.
+
+    Attributes:
+        starts: where each stretch begins.
+        lengths: how long it is; none is empty.
+        source: the source's cell that it lies in.
+        destination: the destination's.
+        of_source: for each source cell the first of its stretches, and one past the last.
+        of_destination: likewise.
+    """
+
+    def __init__(self, source: Ints, destination: Ints) -> None:
+        points = distinct(np.concatenate((source, destination)))
+        self.starts: Ints = points[:-1]
+        self.lengths: Ints = np.diff(points)
+        # The cell that holds a point is the last that begins at or before it and is not empty.
+        self.source: Ints = np.searchsorted(source, self.starts, side="right") - 1
+        self.destination: Ints = np.searchsorted(destination, self.starts, side="right") - 1
+        self.of_source = self._spans(self.source, len(source) - 1)
+        self.of_destination = self._spans(self.destination, len(destination) - 1)
+
+    @staticmethod
+    def _spans(owner: Ints, count: int) -> tuple[Ints, Ints]:
+        cells = np.arange(count)
+        return np.searchsorted(owner, cells), np.searchsorted(owner, cells, side="right")
+
+
+def merged_cuts(source: Grid, destination: Grid) -> tuple[Merge, ...]:
+    """Return for each dim the common refinement of two grids."""
+    return tuple([Merge(a, b) for a, b in zip(source.cuts, destination.cuts, strict=True)])

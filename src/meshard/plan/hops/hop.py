@@ -1,0 +1,389 @@
+"""Hops: every element of one layout goes straight to the units that need it in another.
+
+In: two layouts of one shape, and what the units are. Out: who sends which part of which cell to
+whom, for all units or for one alone. Cells of the source are disjoint, so the choice of senders
+decomposes: the elements of one cell that remote units need form a stream (by destination cell in C
+order, then by receiver), and its holders take equal consecutive shares of the stream. A box that a
+share's border falls into is cut there, so that the largest sender is as small as it can be. Both
+ends derive this from the layouts alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout
+from meshard.errors import DataLoss
+from meshard.plan.hops.cells import Grid, Units, each_device, merged_cuts
+from meshard.plan.hops.exact import counter, product, total, volumes_of
+from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
+from meshard.plan.hops.spread import spans_of, spread
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+def unit_map(process_of: Mapping[int, int]) -> Units:
+    """Return the map from device ids to their processes; -1 for ids without one."""
+    ids = np.array(sorted(process_of), np.int64)
+    processes = np.array([process_of[int(i)] for i in ids], np.int64)
+
+    def units(devices: Ints) -> Ints:
+        place = np.minimum(np.searchsorted(ids, devices), len(ids) - 1)
+        found: Ints = np.where(ids[place] == devices, processes[place], -1)
+        return found
+
+    return units
+
+
+@final
+@dataclass(frozen=True)
+class _Overlaps:
+    """Pairs of cells that share elements, one per row."""
+
+    source: Ints
+    destination: Ints
+    volume: Ints
+
+
+def _only(units: Units, alive: Collection[int]) -> Units:
+    """Return the same map for the devices that are alive, and -1 for all others."""
+    living = np.array(sorted(alive), np.int64)
+
+    def filtered(devices: Ints) -> Ints:
+        found: Ints = np.where(np.isin(devices, living), units(devices), -1)
+        return found
+
+    return filtered
+
+
+@final
+class Hop:
+    """A direct exchange from one layout to another of the same shape.
+
+    Args:
+        source: where the elements are.
+        destination: where they are to be.
+        units: what sends and receives; by default each device.
+        alive: the devices that still have what they held of the source; None for all.
+        split: whether a box may be cut between two senders.
+
+    Raises:
+        DataLoss: if a cell of the source has no holder left, and a unit needs it.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+    >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> hop = Hop(rows, whole)
+    >>> hop.moved, hop.received.as_dict(), hop.sent.most
+    (24, {0: 6, 1: 6, 2: 6, 3: 6}, 6)
+    """
+
+    def __init__(
+        self,
+        source: Layout,
+        destination: Layout,
+        units: Units = each_device,
+        *,
+        alive: Collection[int] | None = None,
+        split: bool = True,
+    ) -> None:
+        assert source.shape == destination.shape
+        self.source = source
+        self.destination = destination
+        self.split = split
+        self.units = units
+        self.before = Grid(source, units if alive is None else _only(units, alive))
+        self.after = Grid(destination, units)
+        self.merges = merged_cuts(self.before, self.after)
+        # No figure of a hop is more than four times what all units together hold.
+        width = max(self.before.holders.shape[1], self.after.holders.shape[1])
+        self.most = 4 * math.prod(source.shape) * width
+        self._check_alive()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.source.shape
+
+    # what everybody knows
+
+    @cached_property
+    def stays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Pairs of cells that share elements and lie on one unit.
+
+        The unit, the two cells, the unit's column among the destination cell's holders, and the
+        number of elements that they share.
+        """
+        (unit, cell, _), (other, target, column) = self.before.held, self.after.held
+        first = np.searchsorted(other, unit)
+        counts = np.searchsorted(other, unit, side="right") - first
+        rows = np.repeat(np.arange(len(unit)), counts)
+        at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        match = first[rows] + at
+        volume = self.overlap(cell[rows], target[match])
+        some = volume > 0
+        rows, match = rows[some], match[some]
+        return unit[rows], cell[rows], target[match], column[match], volume[some]
+
+    @cached_property
+    def _local(self) -> tuple[Ints, Ints]:
+        """For each pair of cells on one unit the pair's key, and with it the holder's column.
+
+        Both ascend: by source cell, then destination cell, then the unit's place among the
+        destination cell's holders.
+        """
+        _, source, destination, column, _ = self.stays
+        keys = source * max(self.after.count, 1) + destination
+        both = keys * self.after.holders.shape[1] + column
+        order = np.argsort(both, kind="stable")
+        return keys[order], both[order]
+
+    def overlap(self, source: Ints, destination: Ints) -> Ints:
+        """Return the number of elements that pairs of cells share."""
+        volume = np.ones(len(source), counter(self.most))
+        pairs = zip(self.before.places(source), self.after.places(destination), strict=True)
+        for (i, j), a, b in zip(pairs, self.before.cuts, self.after.cuts, strict=True):
+            stop, start = np.minimum(a[i + 1], b[j + 1]), np.maximum(a[i], b[j])
+            volume *= np.maximum(stop - start, 0)
+        return volume
+
+    @cached_property
+    def volumes(self) -> tuple[Ints, Ints]:
+        """The number of elements of each cell of the source and of the destination."""
+        grids = (self.before, self.after)
+        before, after = [volumes_of(grid.lengths, self.most) for grid in grids]
+        return before, after
+
+    @cached_property
+    def received(self) -> Tally:
+        """For each unit of the destination the elements that it lacks."""
+        unit, cell, _ = self.after.held
+        stays, _, _, _, kept = self.stays
+        return tallied(unit, unit, self.volumes[1][cell]).less(stays, kept)
+
+    @cached_property
+    def moved(self) -> int:
+        """The elements that enter units which lack them, over all units."""
+        _, cell, _ = self.after.held
+        return total(self.volumes[1][cell]) - total(self.stays[-1])
+
+    @cached_property
+    def wanted(self) -> Ints:
+        """For each cell of the source the elements that units which do not hold it need, in all."""
+        copies = self.after.copies
+        if len(copies) and (copies == copies[0]).all():
+            wanted = self.volumes[0] * int(copies[0])
+        else:
+            each = copies.astype(counter(self.most)).reshape(self.after.sizes)
+            wanted = spread(each, spans_of(self.after), spans_of(self.before)).reshape(-1)
+        _, source, _, _, kept = self.stays
+        np.subtract.at(wanted, source, kept)
+        return wanted
+
+    @cached_property
+    def sent(self) -> Tally:
+        """For each unit of the source the elements that it sends."""
+        every = self.before.held[0]
+        if not self.split:
+            jobs = self.jobs()
+            return tallied(every, jobs.sender, jobs.elements)
+        holders = self.before.holders
+        cells, columns = np.nonzero(holders >= 0)
+        wanted, copies = self.wanted[cells], self.before.copies[cells]
+        first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
+        return tallied(every, holders[cells, columns], last - first)
+
+    def _check_alive(self) -> None:
+        dead = np.flatnonzero((self.before.copies == 0) & (self.volumes[0] > 0))
+        if len(dead):
+            boxes = [self._cell_box(self.before, int(c)) for c in dead]
+            told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
+            raise DataLoss(
+                f"No live device holds {told} of an array of shape {self.shape}: "
+                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
+                f"{'box is' if len(boxes) == 1 else 'boxes are'} lost.",
+                boxes,
+            )
+
+    @staticmethod
+    def _cell_box(grid: Grid, cell: int) -> Box:
+        places = [int(p[0]) for p in grid.places(np.array([cell]))]
+        return Box(
+            tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),
+            tuple([int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]),
+        )
+
+    # pairs of cells
+
+    def _pairs(self, side: str, cells: Ints) -> _Overlaps:
+        """Return the pairs of which some cells of the source, or destination, are a part.
+
+        They are sorted by those cells as given, and then by the other cell.
+        """
+        grid = self.before if side == "source" else self.after
+        places = grid.places(cells)
+        rows = np.arange(len(cells))
+        volume = np.ones(len(cells), counter(self.most))
+        other = np.zeros(len(cells), np.int64)
+        for place, merge, n in zip(places, self.merges, self._other_sizes(side), strict=True):
+            first, last = merge.of_source if side == "source" else merge.of_destination
+            ends = merge.destination if side == "source" else merge.source
+            counts = (last - first)[place][rows]
+            begin = first[place][rows]
+            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            stretch = np.repeat(begin, counts) + at
+            rows = np.repeat(rows, counts)
+            volume = np.repeat(volume, counts) * merge.lengths[stretch]
+            other = np.repeat(other, counts) * n + ends[stretch]
+        mine = cells[rows]
+        return (
+            _Overlaps(mine, other, volume) if side == "source" else _Overlaps(other, mine, volume)
+        )
+
+    def _other_sizes(self, side: str) -> tuple[int, ...]:
+        return self.after.sizes if side == "source" else self.before.sizes
+
+    @cached_property
+    def _all_pairs(self) -> _Overlaps:
+        return self._pairs("source", np.arange(self.before.count))
+
+    # jobs
+
+    def jobs(self) -> Jobs:
+        """Return all jobs of all units; there may be many."""
+        return self._jobs(self._all_pairs)
+
+    def sends(self, units: Sequence[int]) -> Jobs:
+        """Return the jobs that some units send."""
+        mine = np.asarray(units, np.int64)
+        found = self._jobs(self._pairs("source", self.before.held_by(mine)))
+        return found.where(np.isin(found.sender, mine)).in_order()
+
+    def receives(self, units: Sequence[int]) -> Jobs:
+        """Return the jobs that some units receive."""
+        mine = np.asarray(units, np.int64)
+        pairs = self._pairs("destination", self.after.held_by(mine))
+        shared = self.before.copies[pairs.source] > 1
+        if shared.any():
+            # Where in a cell's stream a pair stands depends on all pairs of that cell.
+            cells = np.unique(pairs.source[shared])
+            found = self._jobs(self._pairs("source", cells), mine)
+            alone = _Overlaps(
+                pairs.source[~shared], pairs.destination[~shared], pairs.volume[~shared]
+            )
+            return found.beside(self._jobs(alone, mine)).in_order()
+        return self._jobs(pairs, mine).in_order()
+
+    def _jobs(self, pairs: _Overlaps, only: Ints | None = None) -> Jobs:
+        """Return the jobs of pairs, of which those of one source cell stand together.
+
+        A pair stands where it does in its cell's stream only if all pairs of the cell are there, or
+        the cell has one holder.
+        """
+        keys = pairs.source * max(self.after.count, 1) + pairs.destination
+        known, both = self._local
+        near = np.searchsorted(known, keys, side="right") - np.searchsorted(known, keys)
+        weight = (self.after.copies[pairs.destination] - near) * pairs.volume
+        before = np.cumsum(weight) - weight
+        new = np.ones(len(weight), bool)
+        new[1:] = pairs.source[1:] != pairs.source[:-1]
+        start = before - before[np.flatnonzero(new)][np.cumsum(new) - 1] if len(new) else before
+        # One row for each pair and receiver, in replica order; those that hold the cell drop out.
+        holders = self.after.holders
+        width = holders.shape[1]
+        shown = holders >= 0 if only is None else np.isin(holders, only)
+        counts = shown.sum(axis=1)[pairs.destination]
+        rows = np.repeat(np.arange(len(keys)), counts)
+        _, listed = np.nonzero(shown)
+        begins = np.cumsum(shown.sum(axis=1)) - shown.sum(axis=1)
+        at = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        column = listed[begins[pairs.destination[rows]] + at]
+        place = keys[rows] * width + column
+        earlier = np.searchsorted(both, place)
+        holds = np.zeros(len(rows), bool)
+        inside = earlier < len(both)
+        holds[inside] = both[earlier[inside]] == place[inside]
+        rank = column - (earlier - np.searchsorted(both, keys[rows] * width))
+        rows, rank, column = rows[~holds], rank[~holds], column[~holds]
+        volume, destination = pairs.volume[rows], pairs.destination[rows]
+        return self._divided(
+            holders[destination, column],
+            pairs.source[rows],
+            destination,
+            volume,
+            start[rows] + rank * volume,
+        )
+
+    def _divided(
+        self, receiver: Ints, source: Ints, destination: Ints, volume: Ints, begin: Ints
+    ) -> Jobs:
+        """Choose the senders of boxes by where they stand in their cell's stream."""
+        copies = np.maximum(self.before.copies[source], 1)
+        wanted = self.wanted[source] if (copies > 1).any() else volume
+        if not self.split:
+            # The holder in whose share the middle of the box falls sends all of it.
+            middle = product(2 * begin + volume, copies) // (2 * np.maximum(wanted, 1))
+            several = (copies > 1) & (wanted > 0)
+            column = np.where(several, np.minimum(middle, copies - 1), 0).astype(np.int64)
+            sender = self.before.holders[source, column]
+            zero = np.zeros(len(volume), np.int64)
+            return Jobs(sender, receiver, source, destination, zero, volume, volume)
+        low = _share(begin, wanted, copies)
+        high = _share(begin + volume - 1, wanted, copies)
+        parts = high - low + 1
+        rows = np.repeat(np.arange(len(volume)), parts)
+        at = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+        column = low[rows] + at
+        edge = product(wanted[rows], column) // copies[rows]
+        after = product(wanted[rows], column + 1) // copies[rows]
+        first = np.where(at == 0, 0, edge - begin[rows])
+        last = np.where(at == parts[rows] - 1, volume[rows], after - begin[rows])
+        real = last > first
+        rows, column, first, last = rows[real], column[real], first[real], last[real]
+        return Jobs(
+            self.before.holders[source[rows], column],
+            receiver[rows],
+            source[rows],
+            destination[rows],
+            first,
+            last,
+            volume[rows],
+        )
+
+    def boxes(self, job: Jobs, row: int) -> list[Box]:
+        """Return the boxes of the array that one job carries, in C order."""
+        a = self._cell_box(self.before, int(job.source[row]))
+        b = self._cell_box(self.after, int(job.destination[row]))
+        both = Box(
+            tuple(map(max, a.starts, b.starts)) if a.starts else (),
+            tuple(map(min, a.stops, b.stops)) if a.stops else (),
+        )
+        first, last = int(job.first[row]), int(job.last[row])
+        if first == 0 and last == both.volume:
+            return [both]
+        return [
+            Box(
+                tuple([s + i for s, i in zip(both.starts, starts, strict=True)]),
+                tuple([s + i for s, i in zip(both.starts, stops, strict=True)]),
+            )
+            for starts, stops in flat_boxes(both.shape, first, last)
+        ]
+
+
+def _share(position: Ints, wanted: Ints, copies: Ints) -> Ints:
+    """Return the holder whose share of a stream holds a position.
+
+    Holder ``k`` of ``n`` has the positions from ``wanted * k // n`` on.
+    """
+    found = (product(position + 1, copies) - 1) // np.maximum(wanted, 1)
+    return np.where(copies > 1, np.minimum(found, copies - 1), 0).astype(np.int64)

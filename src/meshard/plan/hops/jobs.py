@@ -1,0 +1,151 @@
+"""Jobs: the parts of cells that pass between units, and what is summed up of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.plan.hops.exact import total
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True)
+class Jobs:
+    """Parts of cells that pass from one unit to another, one per row.
+
+    Attributes:
+        sender: the unit that sends.
+        receiver: the unit that receives.
+        source: the cell of the source.
+        destination: the cell of the destination.
+        first: of the elements that both cells share, in C order, the first that passes.
+        last: one past the last.
+        volume: the number of elements that both cells share.
+    """
+
+    sender: Ints
+    receiver: Ints
+    source: Ints
+    destination: Ints
+    first: Ints
+    last: Ints
+    volume: Ints
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    @property
+    def elements(self) -> Ints:
+        """The number of elements of each."""
+        return self.last - self.first
+
+    def where(self, wanted: NDArray[np.bool_]) -> Jobs:
+        """Return some of the rows."""
+        return Jobs(*(column[wanted] for column in self._columns()))
+
+    def beside(self, others: Jobs) -> Jobs:
+        """Return these rows and then the others."""
+        pairs = zip(self._columns(), others._columns(), strict=True)
+        return Jobs(*(np.concatenate(pair) for pair in pairs))
+
+    def in_order(self) -> Jobs:
+        """Return the rows in canonical order: by the cells, the receiver, and the part."""
+        order = np.lexsort((self.first, self.receiver, self.destination, self.source))
+        return Jobs(*(column[order] for column in self._columns()))
+
+    def _columns(self) -> tuple[Ints, ...]:
+        return (
+            self.sender,
+            self.receiver,
+            self.source,
+            self.destination,
+            self.first,
+            self.last,
+            self.volume,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Tally:
+    """Amounts by unit.
+
+    Attributes:
+        units: the units, ascending.
+        amounts: the amount of each.
+    """
+
+    units: Ints
+    amounts: Ints
+
+    @property
+    def total(self) -> int:
+        """The sum of all amounts."""
+        return total(self.amounts)
+
+    @property
+    def most(self) -> int:
+        """The largest amount; 0 if there is none."""
+        return int(self.amounts.max(initial=0))
+
+    def __getitem__(self, unit: int) -> int:
+        place = int(np.searchsorted(self.units, unit))
+        there = place < len(self.units) and self.units[place] == unit
+        return int(self.amounts[place]) if there else 0
+
+    def as_dict(self) -> dict[int, int]:
+        """Return the amounts by unit."""
+        return dict(zip(self.units.tolist(), self.amounts.tolist(), strict=True))
+
+    def less(self, units: Ints, amounts: Ints) -> Tally:
+        """Return what is left after amounts are taken from some units."""
+        left = self.amounts.copy()
+        np.subtract.at(left, np.searchsorted(self.units, units), amounts)
+        return Tally(self.units, left)
+
+
+def tallied(every: Ints, units: Ints, amounts: Ints) -> Tally:
+    """Return the sums of amounts for each unit; ``every`` is ascending, and names all of them."""
+    known = every if len(every) < 2 or (every[1:] > every[:-1]).all() else np.unique(every)
+    if units is every and known is every:
+        return Tally(known, amounts)
+    sums = np.zeros(len(known), amounts.dtype)
+    np.add.at(sums, np.searchsorted(known, units), amounts)
+    return Tally(known, sums)
+
+
+def flat_boxes(
+    shape: tuple[int, ...], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
+
+    >>> list(flat_boxes((4, 5), 3, 16))
+    [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = math.prod(shape[1:])
+    (row, low), (last, high) = divmod(start, inner), divmod(stop, inner)
+    rest = tuple([0] * (len(shape) - 1))
+    if low or row == last:  # the rest of a row, or a part of it
+        end = high if row == last else inner
+        for a, b in flat_boxes(shape[1:], low, end):
+            yield (row, *a), (row + 1, *b)
+        row += 1
+    if row < last:
+        yield (row, *rest), (last, *shape[1:])
+    if row <= last:
+        for a, b in flat_boxes(shape[1:], 0, high):
+            yield (last, *a), (last + 1, *b)

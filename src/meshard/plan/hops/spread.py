@@ -1,0 +1,225 @@
+"""Amounts on the cells of one layout, summed over the cells of another, without pairs of cells.
+
+What is given on one grid (elements wanted, copies, shares) is carried over to another dim by dim
+with running sums, in the order of dims that keeps what lies between no larger than the two grids.
+The same for groups of units, such as hosts: only cells that a group holds count then, and small
+groups are better served by looking at pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, final
+
+import numpy as np
+
+from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.exact import counter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Amounts = TypeVar("Amounts", Floats, Ints)
+    Spans = tuple[Ints, Ints]
+
+
+_PAIRS_AT_ONCE = 1 << 21
+# One group's grids cost about as much as this many pairs, besides their cells.
+_GROUP_COST = 4096
+
+
+def spans_of(grid: Grid) -> tuple[Spans, ...]:
+    """Return for each dim where the cells of a grid start and stop."""
+    return tuple([(c[:-1], c[1:]) for c in grid.cuts])
+
+
+def spread(
+    values: Amounts, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
+) -> Amounts:
+    """Sum what lies on one grid of cells over each cell of another.
+
+    Args:
+        values: a number for each cell, as an array of the grid's rank. Sums have its dtype, so
+            that those of integers are exact.
+        spans: for each dim where the cells start and stop; they ascend and are disjoint, and may
+            leave gaps.
+        onto: the same of the other grid.
+        counting: whether each cell that shares elements counts once; else it counts once for each
+            element shared.
+
+    >>> halves = (np.array([0, 3]), np.array([3, 6]))
+    >>> thirds = (np.array([0, 2, 4]), np.array([2, 4, 6]))
+    >>> spread(np.array([1.0, 10.0]), [halves], [thirds]).tolist()
+    [2.0, 11.0, 20.0]
+    >>> spread(np.array([1.0, 10.0]), [halves], [thirds], counting=True).tolist()
+    [1.0, 11.0, 10.0]
+    """
+    # Dims that shrink come first: no array on the way is larger than the first or the last.
+    growth = [len(b[0]) / max(len(a[0]), 1) for a, b in zip(spans, onto, strict=True)]
+    along = _counted if counting else _measured
+    for dim in sorted(range(len(growth)), key=growth.__getitem__):
+        values = along(values, dim, spans[dim], onto[dim])
+    return values
+
+
+def _running(values: Amounts, dim: int) -> Amounts:
+    """Return the sums of the first 0, 1, ... values along a dim."""
+    shape = list(values.shape)
+    shape[dim] += 1
+    sums = np.zeros(shape, values.dtype)
+    inner = [slice(None)] * values.ndim
+    inner[dim] = slice(1, None)
+    np.cumsum(values, axis=dim, out=sums[tuple(inner)])
+    return sums
+
+
+def _lying(numbers: Ints, dim: int, values: Amounts) -> Amounts:
+    shape = [1] * values.ndim
+    shape[dim] = len(numbers)
+    found: Amounts = numbers.reshape(shape).astype(values.dtype)
+    return found
+
+
+def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+    starts, stops = spans
+    if not len(starts):
+        shape = list(values.shape)
+        shape[dim] = len(onto[0])
+        return np.zeros(shape, values.dtype)
+    lengths = stops - starts
+    sums = _running(values * _lying(lengths, dim, values), dim)
+
+    def up_to(points: Ints) -> Amounts:
+        cell = np.maximum(np.searchsorted(starts, points, side="right") - 1, 0)
+        part = np.clip(points - starts[cell], 0, lengths[cell])
+        found: Amounts = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
+            part, dim, values
+        )
+        return found
+
+    return up_to(onto[1]) - up_to(onto[0])
+
+
+def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+    starts, stops = spans
+    sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
+    before = np.searchsorted(stops, onto[0], side="right")
+    after = np.searchsorted(starts, onto[1], side="left")
+    after = np.where(onto[1] > onto[0], np.maximum(after, before), before)
+    return np.take(sums, after, axis=dim) - np.take(sums, before, axis=dim)
+
+
+@final
+class Rows:
+    """Which cells the groups of some units hold, one row for each group and cell.
+
+    Sorted by group and then by cell. Units in group -1 are left out.
+
+    Args:
+        grid: the cells and the units that hold them.
+        group_of: from units to groups.
+
+    Attributes:
+        group: the group of each row.
+        cell: its cell.
+        count: how many units of the group hold the cell.
+    """
+
+    def __init__(self, grid: Grid, group_of: Units) -> None:
+        self.grid = grid
+        units, cells, _ = grid.held
+        keys = group_of(units) * max(grid.count, 1) + cells
+        self.keys, counts = np.unique(keys[keys >= 0], return_counts=True)
+        self.group: Ints = self.keys // max(grid.count, 1)
+        self.cell: Ints = self.keys % max(grid.count, 1)
+        self.count: Floats = counts.astype(np.float64)
+        self.places = grid.places(self.cell)
+
+    def at(self, groups: Ints, cells: Ints) -> Ints:
+        """Return the rows of some groups and cells, all of which there are."""
+        return np.searchsorted(self.keys, groups * max(self.grid.count, 1) + cells)
+
+    @property
+    def spans(self) -> tuple[Spans, ...]:
+        """For each dim where the cell of each row starts and stops."""
+        return tuple([(c[p], c[p + 1]) for c, p in zip(self.grid.cuts, self.places, strict=True)])
+
+    @property
+    def volumes(self) -> Ints:
+        """The number of elements of each row's cell."""
+        found = np.ones(len(self.cell), counter(math.prod(self.grid.layout.shape)))
+        for lengths, place in zip(self.grid.lengths, self.places, strict=True):
+            found *= lengths[place]
+        return found
+
+    def packed(self, rows: slice) -> tuple[list[Spans], tuple[Ints, ...]]:
+        """Return the grid of the places that occur in some rows, and where in it each row lies."""
+        spans, found = [], []
+        for cuts, place in zip(self.grid.cuts, self.places, strict=True):
+            used, inverse = np.unique(place[rows], return_inverse=True)
+            spans.append((cuts[used], cuts[used + 1]))
+            found.append(inverse)
+        return spans, tuple(found)
+
+
+def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False) -> Amounts:
+    """Sum, for each row, what it shares with the rows of its group in another grid.
+
+    Args:
+        mine: rows of one grid.
+        other: rows of another grid of the same array.
+        weights: what each of the other rows counts for; sums have its dtype.
+        counting: whether rows that share elements count once; else once for each such element.
+    """
+    result = np.zeros(len(mine.group), weights.dtype)
+    first: Ints = np.searchsorted(other.group, mine.group)
+    counts: Ints = np.searchsorted(other.group, mine.group, side="right") - first
+    _, begin, sizes = np.unique(mine.group, return_index=True, return_counts=True)
+    near = np.ones(len(mine.group), bool)
+    for at in np.flatnonzero(counts[begin] * sizes > _GROUP_COST):
+        low, size = int(begin[at]), int(sizes[at])
+        start, many = int(first[low]), int(counts[low])
+        mine_at, theirs = slice(low, low + size), slice(start, start + many)
+        to, places = mine.packed(mine_at)
+        spans, lying = other.packed(theirs)
+        cells = sum(math.prod([len(s[0]) for s in x]) for x in (to, spans))
+        if 2 * cells + _GROUP_COST > size * many:
+            continue
+        values = np.zeros([len(s[0]) for s in spans], weights.dtype)
+        values[lying] = weights[theirs]
+        result[mine_at] = spread(values, spans, to, counting=counting)[places]
+        near[mine_at] = False
+    rows = np.flatnonzero(near & (counts > 0))
+    ends = np.cumsum(counts[rows])
+    chunk = 0
+    while chunk < len(rows):
+        done = int(ends[chunk - 1]) if chunk else 0
+        stop = max(int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")), chunk + 1)
+        some = rows[chunk:stop]
+        result[some] = _by_pairs(mine, other, weights, some, first[some], counts[some], counting)
+        chunk = stop
+    return result
+
+
+def _by_pairs(
+    mine: Rows,
+    other: Rows,
+    weights: Amounts,
+    rows: Ints,
+    first: Ints,
+    counts: Ints,
+    counting: bool,
+) -> Amounts:
+    """Sum over the pairs of rows, each of which has at least one other."""
+    begin = np.cumsum(counts) - counts
+    a = np.repeat(rows, counts)
+    b = np.arange(len(a)) + np.repeat(first - begin, counts)
+    volume = np.ones(len(a), weights.dtype)
+    for (start, stop), (low, high) in zip(mine.spans, other.spans, strict=True):
+        volume *= np.maximum(np.minimum(stop[a], high[b]) - np.maximum(start[a], low[b]), 0)
+    amount: Amounts = weights[b] * ((volume > 0) if counting else volume)
+    found: Amounts = np.add.reduceat(amount, begin)
+    return found

@@ -1,0 +1,85 @@
+"""Replicas on one host as one memory: who builds a piece there, and who looks at it.
+
+In: what each process of a host would build for itself. Out: the same, where of the processes that
+lack some of a piece one builds it, and the others map it when it is complete. Their local copies
+and the messages to them fall away: what a piece takes is written once for each host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from meshard.plan.move.part import Message, Part, Replicas
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """One piece on one host: the process that builds it, and those that map it."""
+
+    piece: int
+    owner: int
+    takers: tuple[int, ...]
+
+
+def ownership(
+    piece: int, wanted: Sequence[int], complete: Iterable[int], hosts: Sequence[int]
+) -> list[Ownership]:
+    """Return who builds a piece and who maps it, for each host where that differs.
+
+    Args:
+        piece: its number. Pieces take turns, so that one process does not build them all.
+        wanted: the processes that are to hold it.
+        complete: the processes that hold all its elements already.
+        hosts: for each process the number of its host.
+    """
+    has = set(complete)
+    groups: dict[int, list[int]] = {}
+    for process in wanted:
+        groups.setdefault(hosts[process], []).append(process)
+    found = []
+    for _, group in sorted(groups.items()):
+        lacking = [p for p in group if p not in has]
+        builders = [p for p in group if p in has] or lacking
+        owner = builders[piece % len(builders)]
+        takers = tuple(p for p in lacking if p != owner)
+        if takers:
+            found.append(Ownership(piece, owner, takers))
+    return found
+
+
+def with_replicas(part: Part, owned: Sequence[Ownership], me: int, volume: int) -> Part:
+    """Return a part that knows what is left to do where replicas on a host are one memory.
+
+    Args:
+        part: what process ``me`` does by itself.
+        owned: of all pieces.
+        me: the process.
+        volume: the elements of the largest piece of which there are replicas.
+    """
+    if not owned:
+        return part
+    taken = {o.piece: o.owner for o in owned if me in o.takers}
+    dropped = {(p, o.piece) for o in owned for p in o.takers}
+    sends = [
+        Message(m.peer, tuple([c for c in m.copies if (m.peer, c.piece) not in dropped]))
+        for m in part.sends
+    ]
+    receives = [
+        Message(m.peer, tuple([c for c in m.copies if c.piece not in taken])) for m in part.receives
+    ]
+    less = Part(
+        tuple([None if i in taken else r for i, r in enumerate(part.recipes)]),
+        tuple([m for m in sends if m.copies]),
+        tuple([m for m in receives if m.copies]),
+    )
+    shapes = {i: r.shape for i, r in enumerate(part.recipes) if r is not None and i in taken}
+    replicas = Replicas(
+        volume,
+        less,
+        tuple((o.piece, o.takers) for o in owned if o.owner == me),
+        tuple((piece, owner, shapes[piece]) for piece, owner in sorted(taken.items())),
+    )
+    return Part(part.recipes, part.sends, part.receives, replicas)

@@ -1,0 +1,305 @@
+"""Traffic: the bytes that each device must receive from others, before anything moves.
+
+In: layouts, or groups of devices and sizes. Out: bytes by device id. Each device counts as one with
+a memory of its own, however many share a process.
+
+Collectives cost what their bandwidth-optimal forms do (Chan, Heimlich, Purkayastha, van de Geijn,
+"Collective communication: theory, practice, and experience", 2007; Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009), for ``n`` devices in a group and
+``b`` bytes:
+
+===============  =================================  =============================================
+all-reduce       ``2 (n - 1) / n * b`` per device   ``b``: one partial result; a reduce-scatter
+                                                    and an all-gather of the parts
+reduce-scatter   ``(n - 1) / n * b``                ``b``: one partial result, before
+all-gather       ``(n - 1) * b``                    ``b``: one shard, before
+all-to-all       ``(n - 1) / n * b``                ``b``: one shard, before and after
+===============  =================================  =============================================
+
+Where ``n`` does not divide ``b``, some parts have a byte more; a group's total is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import NamedSharding
+from meshard.plan.move.assemble import Source, overlaps
+
+Groups = NDArray[np.int64]
+"""Device ids, ``[group, member]``."""
+Sizes = int | Sequence[int]
+"""Bytes: the same for all groups, or one number for each."""
+
+
+def moved(destination: Layout, sources: Sequence[Source], itemsize: int) -> dict[int, int]:
+    """Return the bytes of a destination that each device can take from no source it holds.
+
+    >>> from meshard.algebra.layout import even_cuts
+    >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
+    >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> moved(whole, [Source(rows)], 4), moved(rows, [Source(whole)], 4)
+    ({0: 24, 1: 24, 2: 24, 3: 24}, {0: 0, 1: 0, 2: 0, 3: 0})
+    """
+    found: dict[int, int] = {}
+    for source in sources:
+        layout = source.layout
+        holders = [frozenset(layout.holders(piece)) for piece in range(layout.piece_count)]
+        for piece in range(destination.piece_count):
+            boxes = overlaps(source, destination, piece)
+            for device in destination.holders(piece):
+                lacked = sum(
+                    volume
+                    for volume, origins in boxes
+                    if not any(device in holders[origin] for origin in origins)
+                )
+                found[device] = found.get(device, 0) + lacked * itemsize
+    return found
+
+
+def _parts(nbytes: int, count: int) -> list[int]:
+    return [nbytes * (k + 1) // count - nbytes * k // count for k in range(count)]
+
+
+def _per_group(groups: Groups, nbytes: Sizes) -> list[tuple[list[int], int]]:
+    members = np.asarray(groups, np.int64)
+    sizes = [nbytes] * len(members) if isinstance(nbytes, int) else list(nbytes)
+    return list(zip(members.tolist(), map(int, sizes), strict=True))
+
+
+def _summed(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for device, count in pairs:
+        found[device] = found.get(device, 0) + count
+    return found
+
+
+def all_reduced(groups: Groups, nbytes: Sizes) -> dict[int, int]:
+    """Return what each device receives when each group sums arrays of ``nbytes`` for all members.
+
+    >>> all_reduced(np.array([[0, 1, 2, 3]]), 8)
+    {0: 12, 1: 12, 2: 12, 3: 12}
+    """
+    return _summed(
+        [
+            (device, (len(members) - 1) * part + size - part)
+            for members, size in _per_group(groups, nbytes)
+            for device, part in zip(members, _parts(size, len(members)), strict=True)
+        ]
+    )
+
+
+def gathered(groups: Groups, shard_nbytes: Sizes) -> dict[int, int]:
+    """Return what each device receives when each group brings its shards to all members.
+
+    >>> gathered(np.array([[0, 1], [2, 3]]), 8)
+    {0: 8, 1: 8, 2: 8, 3: 8}
+    """
+    return _summed(
+        [
+            (device, (len(members) - 1) * size)
+            for members, size in _per_group(groups, shard_nbytes)
+            for device in members
+        ]
+    )
+
+
+def scattered(groups: Groups, nbytes: Sizes) -> dict[int, int]:
+    """Return what each device receives when each group sums arrays and keeps a part on each.
+
+    >>> scattered(np.array([[0, 1, 2, 3]]), 8)
+    {0: 6, 1: 6, 2: 6, 3: 6}
+    """
+    return _summed(
+        [
+            (device, (len(members) - 1) * part)
+            for members, size in _per_group(groups, nbytes)
+            for device, part in zip(members, _parts(size, len(members)), strict=True)
+        ]
+    )
+
+
+def exchanged(groups: Groups, nbytes: Sizes) -> dict[int, int]:
+    """Return what each device receives when each member sends a part of its shard to each other.
+
+    >>> exchanged(np.array([[0, 1, 2, 3]]), 8)
+    {0: 6, 1: 6, 2: 6, 3: 6}
+    """
+    return _summed(
+        [
+            (device, size - part)
+            for members, size in _per_group(groups, nbytes)
+            for device, part in zip(members, _parts(size, len(members)), strict=True)
+        ]
+    )
+
+
+class Wire(Protocol):
+    """One communication of a plan; its figures are counted when they are first asked for."""
+
+    @property
+    def array(self) -> str:
+        """What moves, as in ``"float64[4,8]"``."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``"all-reduce"``, ``"all-gather"``, ..."""
+        ...
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that it goes along."""
+        ...
+
+    @property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Move:
+    """Elements pass from sources to a destination.
+
+    Attributes:
+        array: what moves.
+        target: the destination's sharding.
+        origins: the sources' shardings.
+        destination: the destination's layout.
+        sources: the sources, as in `assemble`.
+        itemsize: bytes per element.
+    """
+
+    array: str
+    target: Sharding
+    origins: tuple[Sharding, ...]
+    destination: Layout
+    sources: tuple[Source, ...]
+    itemsize: int
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        return moved(self.destination, self.sources, self.itemsize)
+
+    @cached_property
+    def kind(self) -> str:
+        """What it is called: after the collective that it is, else ``"reshard"`` or ``"move"``."""
+        if len(self.sources) > 1 or not _is_identity(self.sources[0]):
+            return "move"
+        source, destination = self.sources[0].layout, self.destination
+        if source.regular and destination.regular and source.cuts == destination.cuts:
+            return "permute" if destination.replicas <= source.replicas else "broadcast"
+        if source.piece_count == 1:
+            return "scatter"
+        if destination.piece_count == 1:
+            return "all-gather" if destination.replicas > 1 else "gather"
+        before, after = self._uses()
+        if before is None or after is None:
+            return "reshard"
+        kept = sum(1 for a, b in zip(before, after, strict=True) if a[: len(b)] == b)
+        if kept == len(before):
+            return "all-gather" if before != after else "reshard"
+        same = {a for dim in before for a in dim} == {a for dim in after for a in dim}
+        return "all-to-all" if same else "reshard"
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that are used otherwise than before, or across which a map leads."""
+        target = self.target
+        if not isinstance(target, NamedSharding):
+            return ()
+        found: set[str] = set()
+        after = _dims(target, self.destination)
+        for source, origin in zip(self.sources, self.origins, strict=True):
+            if not isinstance(origin, NamedSharding) or origin.mesh != target.mesh:
+                return ()
+            before = _dims(origin, source.layout)
+            if source.flat:
+                found.update(a for dims in (before, after) for dim in dims for a in dim)
+                continue
+            for dim, (a, b) in enumerate(zip(before, after, strict=True)):
+                if a != b:
+                    found.update(set(a) ^ set(b) or {*a, *b})
+                elif _changes(source, self.destination, dim):
+                    found.update(a)
+        return tuple(a for a in target.mesh.axis_names if a in found)
+
+    def _uses(self) -> tuple[list[tuple[str, ...]] | None, list[tuple[str, ...]] | None]:
+        origin, target = self.origins[0], self.target
+        if (
+            isinstance(origin, NamedSharding)
+            and isinstance(target, NamedSharding)
+            and origin.mesh == target.mesh
+        ):
+            return _dims(origin, self.sources[0].layout), _dims(target, self.destination)
+        return None, None
+
+
+def _is_identity(source: Source) -> bool:
+    return (
+        source.onto is None
+        and not source.flat
+        and (source.maps is None or all(m.is_identity for m in source.maps))
+    )
+
+
+def _changes(source: Source, destination: Layout, dim: int) -> bool:
+    """Whether a dim is not taken over as it lies."""
+    return (
+        source.layout.cuts[dim] != destination.cuts[dim]
+        or (source.maps is not None and not source.maps[dim].is_identity)
+        or (source.onto is not None and source.onto[dim] != (0, 1))
+    )
+
+
+def _dims(sharding: NamedSharding, layout: Layout) -> list[tuple[str, ...]]:
+    """Return for each dim the axes of more than one device that split it."""
+    shape = sharding.mesh.shape
+    return [tuple(a for a in axes if shape[a] > 1) for axes in sharding.spec.axes(layout.ndim)]
+
+
+@final
+@dataclass(frozen=True)
+class Fold:
+    """Partial results are combined, and all that gave one get the result, or each a part of it.
+
+    Attributes:
+        array: what a group's result is a piece of.
+        axes: the axes that are reduced.
+        tensor: device ids, ``[partial result, shard..., replica]``.
+        result: the layout of the result.
+        itemsize: bytes per element of the partial results, all of them together.
+        scattered: whether each gets a part of the result.
+    """
+
+    array: str
+    axes: tuple[str, ...]
+    tensor: NDArray[np.int64]
+    result: Layout
+    itemsize: int
+    scattered: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is called."""
+        return "reduce-scatter" if self.scattered else "all-reduce"
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        groups = np.moveaxis(self.tensor, 0, -1)
+        replicas = groups.shape[-2]
+        sizes = [box.volume * self.itemsize for box in self.result.boxes for _ in range(replicas)]
+        count = scattered if self.scattered else all_reduced
+        return count(groups.reshape(-1, groups.shape[-1]), sizes)

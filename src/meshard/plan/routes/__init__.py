@@ -1,0 +1,1 @@
+"""Ways between two layouts through others: replicas in turns, two phases, retiling first."""

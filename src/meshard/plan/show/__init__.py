@@ -1,0 +1,1 @@
+"""Layouts, plans and records as tables, drawings and pages."""

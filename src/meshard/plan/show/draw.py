@@ -1,0 +1,401 @@
+"""Drawings of layouts as text: boxes with device names, in the terminal's colours where it has any.
+
+The picture keeps the look of `jax.debug.visualize_sharding` and goes on where that stops: any
+rank, uneven and irregular layouts, cut points along the edges, thousands of devices.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import (
+    count_of,
+    flag_of,
+    function_of,
+    instance_of,
+    number_of,
+    refusal,
+    shape_of,
+    shown,
+    text_of,
+)
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError
+from meshard.plan.captions import (
+    PALETTE,
+    check_sharding,
+    device_label,
+    headline,
+    ink,
+    platform_of,
+    wrap,
+)
+from meshard.plan.show.drawing import Drawing, draw_layout
+from meshard.plan.show.raster import Attempt, Line, Raster, Style, attempts, rasterize
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+BETWEEN = 2  # blanks between slabs that stand side by side
+LEAST_WIDTH = 30  # room for a ruler of 18 digits and three columns of blocks
+MOST_SLABS = 12
+MOST_SCALE = 100  # a thousand lines
+MOST_WIDTH = 10_000
+LAYOUTS = "A sharding makes one for a shape: sharding.layout(shape)."
+ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╵╷╴╶⋯⋮⋱", "|-+++++++++||--.:.")
+
+Color = str | Sequence[float]
+
+
+class Laid(Protocol):
+    """What `visualize_array_sharding` reads from an array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+
+    @property
+    def dtype(self) -> object:
+        """The type of its elements."""
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it lies on devices."""
+
+
+def drawing_text(
+    layout: Layout,
+    *,
+    platform: str = "CPU",
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+    rulers: bool = True,
+    ascii_only: bool = False,
+) -> str:
+    """Return a layout drawn with box characters, one box for each piece.
+
+    Args:
+        layout: the layout.
+        platform: the word before device ids.
+        scale: 1 for about ten lines; widths follow.
+        min_width: the least width of a box, its frame included, where there is room for it.
+        max_width: the greatest width of the whole.
+        rulers: whether the cut points stand along the edges.
+        ascii_only: whether frames are made of ``+``, ``-`` and ``|``.
+
+    Boxes are proportional to what they hold, as far as each leaves room for its label. From rank
+    three on there is one picture for each block of the leading dims. Where there are more boxes
+    than fit, those in the middle are left out, and a line below says what is missing.
+
+    >>> import numpy as np
+    >>> print(drawing_text(Layout((8, 8), ((0, 2, 8), (0, 8)), np.arange(4).reshape(2, 1, 2))))
+      0                       8
+    0 ┌───────────────────────┐
+      │        CPU 0,1        │
+    2 ├───────────────────────┤
+      │                       │
+      │                       │
+      │        CPU 2,3        │
+      │                       │
+      │                       │
+      │                       │
+    8 └───────────────────────┘
+    """
+    what = "drawing_text"
+    instance_of(layout, Layout, what, "layout", advice=LAYOUTS)
+    text_of(platform, what, "platform")
+    style = _style(what, scale, min_width, max_width, rulers)
+    style = replace(style, max_width=max(style.max_width, LEAST_WIDTH))
+    text = _plain(_compose(draw_layout(layout, platform=platform, max_slabs=MOST_SLABS), style))
+    return text.translate(ASCII) if flag_of(ascii_only, what, "ascii_only") else text
+
+
+def _style(
+    what: str,
+    scale: object,
+    min_width: object,
+    max_width: object,
+    rulers: object,
+    use_color: object = False,
+) -> Style:
+    """Return how to draw, from the arguments of a function.
+
+    Raises:
+        ArgumentError: if one means nothing, or is too large for a picture of characters.
+    """
+    size = number_of(scale, what, "scale", open_below=True)
+    if size > MOST_SCALE:
+        raise ArgumentError(refusal(what, "scale", f"at most {MOST_SCALE}", scale))
+    return Style(
+        size,
+        count_of(min_width, what, "min_width", most=MOST_WIDTH),
+        count_of(max_width, what, "max_width", most=MOST_WIDTH),
+        flag_of(rulers, what, "rulers"),
+        flag_of(use_color, what, "use_color"),
+    )
+
+
+def visualize_sharding(
+    shape: Sequence[int],
+    sharding: Sharding,
+    *,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+    color_map: Callable[[float], Color] | None = None,
+    header: bool = True,
+    rulers: bool = True,
+) -> None:
+    """Print how an array of ``shape`` lies on devices under ``sharding``.
+
+    Args:
+        shape: the shape, of any rank.
+        sharding: the sharding.
+        use_color: whether to fill blocks with colour where the terminal can; else lines frame
+            them. Each set of devices has its colour, as far as there are colours.
+        scale: 1 for about ten lines; widths follow.
+        min_width: the least width of a block, its frame included, where there is room for it.
+        max_width: the greatest width of the whole; never wider than the terminal.
+        color_map: from a number in [0, 1] to ``"#rrggbb"`` or three floats, as matplotlib's.
+        header: whether to say first what is drawn, and which blocks are uneven.
+        rulers: whether the cut points stand along the edges.
+
+    Raises:
+        ArgumentError: if ``sharding`` is none.
+        ShardingError: if ``sharding`` cannot lay out an array of this shape.
+
+    >>> import numpy as np
+    >>> from meshard.algebra.mesh import Mesh
+    >>> from meshard.algebra.sharding import NamedSharding
+    >>> from meshard.algebra.spec import P
+    >>> from meshard.algebra.world import Device
+    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]), "x")
+    >>> visualize_sharding((8,), NamedSharding(mesh, P("x")))
+    [8]  P('x',) over Mesh('x': 4)  4 blocks of [2]
+    0       2       4       6       8
+    ┌───────┬───────┬───────┬───────┐
+    │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
+    └───────┴───────┴───────┴───────┘
+    """
+    what = "visualize_sharding"
+    check_sharding(sharding, what)
+    size = shape_of(shape, what)
+    words = headline(size, sharding) if flag_of(header, what, "header") else ()
+    style = _style(what, scale, min_width, max_width, rulers, use_color)
+    colors = None if color_map is None else function_of(color_map, what, "color_map")
+    _print(sharding.layout(size), platform_of(sharding), words, style, colors)
+
+
+def visualize_array_sharding(
+    arr: Laid,
+    *,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+    color_map: Callable[[float], Color] | None = None,
+    header: bool = True,
+    rulers: bool = True,
+) -> None:
+    """Print how an array lies on its devices; see `visualize_sharding` for the arguments.
+
+    Raises:
+        ArgumentError: if ``arr`` has no sharding.
+
+    Usage: ``visualize_array_sharding(device_put(x, NamedSharding(mesh, P("i"))))``.
+    """
+    what = "visualize_array_sharding"
+    if not isinstance(getattr(arr, "sharding", None), Sharding):
+        raise ArgumentError(
+            f"{what}: arr is a {type(arr).__name__}, which is not laid out over devices. Place it "
+            "with device_put first, or draw a shape with visualize_sharding."
+        )
+    size = tuple(arr.shape)
+    words: tuple[str, ...] = ()
+    if flag_of(header, what, "header"):
+        words = headline(size, arr.sharding, str(arr.dtype))
+    style = _style(what, scale, min_width, max_width, rulers, use_color)
+    colors = None if color_map is None else function_of(color_map, what, "color_map")
+    _print(arr.sharding.layout(size), platform_of(arr.sharding), words, style, colors)
+
+
+def _print(
+    layout: Layout,
+    platform: str,
+    words: Sequence[str],
+    style: Style,
+    color_map: Callable[[float], Color] | None,
+) -> None:
+    """Print a layout in the way of the terminal at hand."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    width = min(style.max_width, console.width) if console.is_terminal else style.max_width
+    filled = style.filled and console.color_system is not None
+    style = replace(style, max_width=max(width, LEAST_WIDTH), filled=filled)
+    drawing = draw_layout(layout, platform=platform, max_slabs=MOST_SLABS)
+    lines = _compose(drawing, style)
+    picture = _colored(drawing, lines, color_map) if filled else Text(_plain(lines))
+    above = [Text(line, style="bold" if filled else "") for line in wrap(words, style.max_width)]
+    whole = Text("\n").join([*above, picture])
+    try:
+        whole.plain.encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        whole.plain = whole.plain.translate(ASCII)
+    console.print(whole, soft_wrap=True)
+
+
+def _plain(lines: Sequence[Line]) -> str:
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+def _colored(
+    drawing: Drawing, lines: Sequence[Line], color_map: Callable[[float], Color] | None
+) -> Text:
+    from rich.style import Style as Look
+    from rich.text import Text
+
+    def look(area: int | None) -> Look:
+        if area is None:
+            return Look()
+        if color_map is None:
+            color = PALETTE[area % len(PALETTE)]
+        else:
+            given = color_map(area / max(1, drawing.area_count - 1))
+            color = _color(given)
+        return Look(bgcolor=color, color=ink(color))
+
+    return Text("\n").join(
+        Text.assemble(*((text, look(area)) for text, area in line)) for line in lines
+    )
+
+
+def _color(given: object) -> str:
+    """Return what a colour map gave as ``#rrggbb``."""
+    if isinstance(given, str) and re.fullmatch("#[0-9a-fA-F]{6}", given):
+        return given
+    try:
+        channels = [] if isinstance(given, str) else [float(c) for c in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        channels = []
+    if len(channels) < 3 or not all(map(math.isfinite, channels)):
+        raise ArgumentError(
+            f"color_map returned {shown(given)} of type {type(given).__name__}; it must return a "
+            "colour: a string such as '#56b4e9', or three floats from 0 to 1."
+        )
+    return _hex(channels)
+
+
+def _hex(channels: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * min(max(c, 0.0), 1.0)):02x}" for c in channels[:3])
+
+
+def _compose(drawing: Drawing, style: Style) -> list[Line]:
+    """Return the picture of all slabs, and below it what it does not show."""
+    platform, hidden = drawing.platform, drawing.slab_count - len(drawing.slabs)
+    if not drawing.slabs:
+        framed = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
+        empty = f"empty on: {device_label(drawing.empty, platform)}"
+        return [_line(text) for text in (*framed, empty)]
+    attempt, rasters = _fit(drawing, style)
+    blocks = [
+        _with_rulers(drawing, raster, style, slab.title)
+        for raster, slab in zip(rasters, drawing.slabs, strict=True)
+    ]
+    notes = []
+    if hidden:
+        notes.append(f"and {hidden} more slabs like these, {drawing.slab_count} in all")
+    if any(raster.elided for raster in rasters):
+        ids = device_label(drawing.layout.device_ids, platform)
+        notes.append(f"not all blocks are shown: there are {drawing.layout.piece_count}, on {ids}")
+    if attempt.level and any(raster.labels for raster in rasters):
+        notes.append(f"numbers are {platform} ids")
+    if not all(raster.complete for raster in rasters):
+        notes.append("labels that find no room are left out")
+    if drawing.empty:
+        notes.append(f"empty on: {device_label(drawing.empty, platform)}")
+    return [*_side_by_side(blocks, style.max_width, drawing.slab_run), *map(_line, notes)]
+
+
+def _line(text: str) -> Line:
+    return [(text, None)]
+
+
+def _gutter(drawing: Drawing, style: Style) -> int:
+    """Return the width of the ruler at the left, which counts rows."""
+    if len(drawing.layout.shape) < 2 or not style.rulers:
+        return 0
+    return 1 + max(len(str(cut)) for slab in drawing.slabs for cut in slab.rows)
+
+
+def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
+    """Return the best way in which all slabs fit, and the slabs."""
+    gutter = _gutter(drawing, style)
+    width, half = style.max_width - gutter, (style.max_width - BETWEEN) // 2 - gutter
+    columns = max(len(slab.columns) - 1 for slab in drawing.slabs)
+    ways: list[Attempt] = []
+    for attempt in attempts(width, style.min_width, columns):
+        # Side by side before one below the other, as long as every block is shown.
+        beside = len(drawing.slabs) > 1 and attempt.most >= columns
+        ways += [replace(attempt, width=half), attempt] if beside else [attempt]
+    while True:
+        # The last way cannot fail.
+        attempt = ways.pop(0)
+        tried = [rasterize(drawing, slab, style, attempt) for slab in drawing.slabs]
+        rasters = [raster for raster in tried if raster is not None]
+        if len(rasters) == len(tried):
+            return attempt, rasters
+
+
+def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> list[Line]:
+    """Return a slab's lines, with its title and the cut points along its edges."""
+    lines = raster.filled() if style.filled else raster.framed()
+    gutter = _gutter(drawing, style)
+    if gutter:
+        at = dict(zip(raster.ys, raster.row_cuts, strict=True))
+        lines = [
+            [(str(at.get(y, "")).rjust(gutter - 1) + " ", None), *line]
+            for y, line in enumerate(lines)
+        ]
+    elif style.filled:
+        lines.pop()
+    if style.rulers and drawing.layout.shape:
+        lines.insert(0, [(" " * gutter + raster.column_ruler(), None)])
+    return [[(title, None)], *lines] if title else lines
+
+
+def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Line]:
+    """Return blocks from left to right and from top to bottom, ``run`` to a row if these fit."""
+    widths = [max(map(_length, block)) for block in blocks]
+    fits = sum(widths[:run]) + BETWEEN * (run - 1) <= width
+    rows: list[list[list[Line]]] = []
+    used = width
+    for block, wide in zip(blocks, widths, strict=True):
+        if used + BETWEEN + wide > width or (fits and len(rows[-1]) == run):
+            rows.append([])
+            used = -BETWEEN
+        used += BETWEEN + wide
+        rows[-1].append([[*line, (" " * (wide - _length(line)), None)] for line in block])
+    lines: list[Line] = []
+    for row in rows:
+        lines += [[]] if lines else []
+        for place in range(max(map(len, row))):
+            line: Line = []
+            for block in row:
+                here = block[place] if place < len(block) else _line(" " * _length(block[0]))
+                line += [*_line(" " * BETWEEN), *here] if line else here
+            lines.append(line)
+    return lines
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)

@@ -1,0 +1,310 @@
+"""The drawing value: what a picture of a layout shows, before text or SVG gives it a form.
+
+A drawing is a sequence of *slabs*, each the last two dims of the array at one block of the dims
+before them. A slab is a grid of cells between cut points; every cell names its *area*: the part of
+the array that one set of devices holds. Mostly an area is a piece of the layout; where the boxes
+of an irregular layout overlap it stands for several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise, product
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Cuts, Layout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Areas = NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True)
+class Slab:
+    """The last two dims of the array, at one block of the dims before them.
+
+    Attributes:
+        leading: the block of the dims before the last two.
+        title: that block as an index, such as ``[0:4, 2:4, :, :]``; empty up to rank two.
+        rows: cut points of the last dim but one; ``(0, 1)`` where there is none.
+        columns: cut points of the last dim; ``(0, 1)`` for a scalar.
+        areas: for each row and column the number of the area.
+    """
+
+    leading: Box
+    title: str
+    rows: Cuts
+    columns: Cuts
+    areas: tuple[tuple[int, ...], ...]
+
+
+@final
+@dataclass(frozen=True)
+class Drawing:
+    """What a picture of a layout shows.
+
+    Attributes:
+        layout: the layout.
+        platform: the word before device ids.
+        slabs: the slabs that are shown, in index order.
+        slab_counts: how many blocks each of the dims before the last two has.
+        overlaps: the pieces of each area that stands for several.
+        empty: ids of the devices whose piece has no element, ascending.
+
+    An area below ``layout.piece_count`` is the piece of that number; the others follow in the
+    order of ``overlaps``.
+    """
+
+    layout: Layout
+    platform: str
+    slabs: tuple[Slab, ...]
+    slab_counts: tuple[int, ...]
+    overlaps: tuple[tuple[int, ...], ...]
+    empty: tuple[int, ...]
+
+    def pieces(self, area: int) -> tuple[int, ...]:
+        """Return the pieces that cover an area."""
+        count = self.layout.piece_count
+        return (area,) if area < count else self.overlaps[area - count]
+
+    def devices(self, area: int) -> tuple[int, ...]:
+        """Return the ids of the devices that hold an area, piece by piece in replica order."""
+        return tuple([int(i) for piece in self.pieces(area) for i in self.layout.holders(piece)])
+
+    @property
+    def slab_count(self) -> int:
+        """The number of slabs, those that are not shown included."""
+        return math.prod(self.slab_counts)
+
+    @property
+    def slab_run(self) -> int:
+        """The number of slabs along the last dim that parts them: a row, where they make a grid."""
+        return next((n for n in reversed(self.slab_counts) if n > 1), 1)
+
+    @property
+    def area_count(self) -> int:
+        """The number of areas, those without elements included."""
+        return self.layout.piece_count + len(self.overlaps)
+
+
+def draw_layout(layout: Layout, *, platform: str = "CPU", max_slabs: int = 12) -> Drawing:
+    """Return the drawing of a layout.
+
+    Args:
+        layout: the layout.
+        platform: the word before device ids.
+        max_slabs: from rank three on, show at most this many slabs; of more, only the first half
+            of them.
+
+    >>> ids = np.arange(4).reshape(2, 2, 1)
+    >>> drawing = draw_layout(Layout((4, 6), ((0, 2, 4), (0, 3, 6)), ids))
+    >>> drawing.slabs[0].areas, drawing.devices(3)
+    (((0, 1), (2, 3)), (3,))
+    """
+    empty = sorted(int(d) for piece in _without_elements(layout) for d in layout.holders(piece))
+    if not math.prod(layout.shape):
+        return Drawing(layout, platform, (), (0,), (), tuple(empty))
+    overlaps: dict[tuple[int, ...], int] = {}
+    if layout.regular:
+        counts, slabs = _regular_slabs(layout, max_slabs)
+    else:
+        counts, slabs = _irregular_slabs(layout, max_slabs, overlaps)
+    return Drawing(layout, platform, tuple(slabs), counts, tuple(overlaps), tuple(empty))
+
+
+def _blocks(
+    spans: Sequence[Sequence[tuple[int, int]]], max_slabs: int
+) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """Yield the place and the box of each block of the leading dims that is shown."""
+    count = math.prod(map(len, spans))
+    shown = count if count <= max_slabs else max(1, max_slabs // 2)
+    for place in islice(product(*[range(len(dim)) for dim in spans]), shown):
+        block = [dim[i] for dim, i in zip(spans, place, strict=True)]
+        yield place, Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
+
+
+def _without_elements(layout: Layout) -> Iterator[int]:
+    """Yield the pieces that have no element."""
+    if not layout.regular:
+        yield from (i for i in range(layout.piece_count) if not layout.box(i).volume)
+    elif any(a == b for cuts in layout.cuts for a, b in pairwise(cuts)):
+        sizes = [[b - a for a, b in pairwise(cuts)] for cuts in layout.cuts]
+        yield from (i for i, shape in enumerate(product(*sizes)) if not math.prod(shape))
+
+
+def _slab(shape: tuple[int, ...], leading: Box, cuts: Sequence[Cuts], areas: Areas) -> Slab:
+    rows, columns = ((0, 1), (0, 1), *cuts)[-2:]
+    spans = zip(leading.starts, leading.stops, shape, strict=False)
+    words = [":" if (a, b) == (0, n) else f"{a}:{b}" for a, b, n in spans]
+    title = f"[{', '.join([*words, ':', ':'])}]" if words else ""
+    grid = areas.reshape(len(rows) - 1, len(columns) - 1)
+    return Slab(leading, title, rows, columns, tuple(map(tuple, grid.tolist())))
+
+
+def _regular_slabs(layout: Layout, max_slabs: int) -> tuple[tuple[int, ...], list[Slab]]:
+    """Return how many blocks each leading dim of a product form has, and the slabs shown."""
+    spans = [[(a, b) for a, b in pairwise(cuts) if a < b] for cuts in layout.cuts]
+    taken = [[i for i, (a, b) in enumerate(pairwise(c)) if a < b] for c in layout.cuts]
+    numbers = np.arange(layout.piece_count).reshape(layout.grid)
+    numbers = numbers[np.ix_(*taken)] if taken else numbers
+    cuts = [(0, *(b for _, b in dim)) for dim in spans[-2:]]
+    slabs = [
+        _slab(layout.shape, leading, cuts, numbers[place])
+        for place, leading in _blocks(spans[:-2], max_slabs)
+    ]
+    return tuple(map(len, spans[:-2])), slabs
+
+
+def _irregular_slabs(
+    layout: Layout, max_slabs: int, overlaps: dict[tuple[int, ...], int]
+) -> tuple[tuple[int, ...], list[Slab]]:
+    """Do the same for a list of boxes, and number their overlaps in ``overlaps``."""
+    boxes = {i: box for i in range(layout.piece_count) if (box := layout.box(i)).volume}
+
+    def cuts_of(pieces: Iterable[int], dim: int) -> Cuts:
+        ends = {end for i in pieces for end in (boxes[i].starts[dim], boxes[i].stops[dim])}
+        return tuple(sorted(ends))
+
+    dims = range(len(layout.shape))
+    spans = [list(pairwise(cuts_of(boxes, dim))) for dim in dims[:-2]]
+    slabs = []
+    for _, leading in _blocks(spans, max_slabs):
+        inside = [
+            i
+            for i, box in boxes.items()
+            if all(
+                a <= at < b for at, a, b in zip(leading.starts, box.starts, box.stops, strict=False)
+            )
+        ]
+        cuts = [cuts_of(inside, dim) for dim in dims[-2:]]
+        areas = np.full([len(c) - 1 for c in cuts], -1)
+        for piece in inside:
+            box = boxes[piece]
+            where = tuple(
+                slice(c.index(box.starts[dim]), c.index(box.stops[dim]))
+                for dim, c in zip(dims[-2:], cuts, strict=True)
+            )
+            _paint(areas[where], piece, layout.piece_count, overlaps)
+        slabs.append(_slab(layout.shape, leading, cuts, areas))
+    return tuple(map(len, spans)), slabs
+
+
+def _paint(
+    cells: Areas, piece: int, piece_count: int, overlaps: dict[tuple[int, ...], int]
+) -> None:
+    """Add a piece to the areas of ``cells``, in place."""
+    before = cells.copy()
+    known = list(overlaps)
+    for area in np.unique(before).tolist():
+        if area < 0:
+            new = piece
+        else:
+            under = known[area - piece_count] if area >= piece_count else (area,)
+            new = overlaps.setdefault((*under, piece), piece_count + len(overlaps))
+        cells[before == area] = new
+
+
+@final
+@dataclass(frozen=True)
+class Rectangle:
+    """Neighbouring cells of one area, from which it can be drawn.
+
+    Attributes:
+        area: the area's number.
+        rows: the half-open range of rows.
+        columns: the half-open range of columns.
+        labelled: whether the label goes here: an area that is no rectangle has several.
+    """
+
+    area: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    labelled: bool = True
+
+    def touches(self, other: Rectangle) -> bool:
+        """Return whether the two share more than a corner."""
+        high = min(self.rows[1], other.rows[1]) - max(self.rows[0], other.rows[0])
+        wide = min(self.columns[1], other.columns[1]) - max(self.columns[0], other.columns[0])
+        return min(high, wide) >= 0 < max(high, wide)
+
+    def measure(self, heights: Sequence[int], widths: Sequence[int]) -> int:
+        """Return the elements inside, given those of each row and column."""
+        return sum(heights[slice(*self.rows)]) * sum(widths[slice(*self.columns)])
+
+
+def split_rectangles(
+    areas: Sequence[Sequence[int]], heights: Sequence[int], widths: Sequence[int]
+) -> tuple[Rectangle, ...]:
+    """Return rectangles that together hold each cell once, in the order of their first cells.
+
+    Args:
+        areas: for each row and column the number of its area.
+        heights: the size of each row.
+        widths: the size of each column.
+
+    Of the rectangles of one area that touch, the largest gets the label.
+
+    >>> for r in split_rectangles([[0, 0, 1], [0, 2, 2]], (3, 1), (1, 1, 1)):
+    ...     print(r.area, r.rows, r.columns, r.labelled)
+    0 (0, 1) (0, 2) True
+    1 (0, 1) (2, 3) True
+    0 (1, 2) (0, 1) False
+    2 (1, 2) (1, 3) True
+    """
+    found: dict[int, list[Rectangle]] = {}
+    order: list[Rectangle] = []
+    seen = [[False] * len(row) for row in areas]
+    for i, row in enumerate(areas):
+        for j, area in enumerate(row):
+            if seen[i][j]:
+                continue
+            right, low = j + 1, i + 1
+            while right < len(row) and row[right] == area and not seen[i][right]:
+                right += 1
+            while low < len(areas) and all(
+                areas[low][k] == area and not seen[low][k] for k in range(j, right)
+            ):
+                low += 1
+            for line in seen[i:low]:
+                line[j:right] = [True] * (right - j)
+            order.append(Rectangle(area, (i, low), (j, right)))
+            found.setdefault(area, []).append(order[-1])
+    chosen: set[Rectangle] = set()
+    for same in found.values():
+        groups: list[list[Rectangle]] = []
+        for one in same:
+            near = [g for g in groups if any(one.touches(other) for other in g)]
+            groups = [g for g in groups if g not in near] + [[one, *(r for g in near for r in g)]]
+        chosen.update(max(g, key=lambda r: r.measure(heights, widths)) for g in groups)
+    return tuple([replace(r, labelled=r in chosen) for r in order])
+
+
+def kept(count: int, most: int) -> tuple[int | None, ...]:
+    """Return which of ``count`` positions to show in ``most`` places; None is the gap.
+
+    >>> kept(4, 4), kept(9, 4)
+    ((0, 1, 2, 3), (0, 1, None, 8))
+    """
+    if count <= most:
+        return tuple(range(count))
+    last = (most - 1) // 2
+    return (*range(most - 1 - last), None, *range(count - last, count))
+
+
+def cuts_shown(cuts: Sequence[int], shown: Sequence[int | None]) -> tuple[int, ...]:
+    """Return the cut points at the borders of the intervals that are shown.
+
+    >>> cuts_shown((0, 2, 4, 6, 8, 9), (0, 1, None, 4))
+    (0, 2, 4, 8, 9)
+    """
+    ends = [i + 1 for i in shown if i is not None]
+    # A gap starts where the interval before it ends.
+    starts = [ends[place - 1] if i is None else i for place, i in enumerate(shown)]
+    return tuple([cuts[i] for i in (*starts, ends[-1])])

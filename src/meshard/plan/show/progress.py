@@ -1,0 +1,16 @@
+"""A bar that shows how far a move of many bytes has come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on the terminal; the function that is given moves it to a number of bytes."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    with Progress("resharding", BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bar:
+        task = bar.add_task("reshard", total=total)
+        yield lambda done, whole: bar.update(task, completed=done, total=whole)

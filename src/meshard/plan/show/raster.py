@@ -1,0 +1,269 @@
+"""A slab of a drawing in units of characters: how wide, how high, and where each label stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import final
+
+from meshard.plan.captions import device_label
+from meshard.plan.show.drawing import Drawing, Slab, cuts_shown, kept, split_rectangles
+
+# With more rows of blocks than MOST_ROWS, only FEW_ROWS are drawn: a screen has about 50 lines.
+MOST_ROWS, FEW_ROWS = 24, 13
+# What stands for blocks left out, by whether their rows and their columns are.
+GAPS = {(True, False): "⋮", (False, True): "⋯", (True, True): "⋱"}
+# By the arms that meet in a point: up 1, down 2, left 4, right 8.
+LINES = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
+
+# Texts from left to right, each on the background of an area, or on none (None).
+Line = list[tuple[str, int | None]]
+
+
+@final
+@dataclass(frozen=True)
+class Style:
+    """How large a picture may be, and whether areas are filled with colour or framed by lines.
+
+    Attributes:
+        scale: 1 for about ten lines.
+        min_width: the least width of a block, its frame included, where there is room for it.
+        max_width: the greatest width of the whole.
+        rulers: whether cut points stand along the edges.
+        filled: whether areas are filled with colour; else lines part them.
+    """
+
+    scale: float = 1.0
+    min_width: int = 9
+    max_width: int = 80
+    rulers: bool = True
+    filled: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class Attempt:
+    """One way to make a slab fit.
+
+    Attributes:
+        width: the greatest width of the slab, without its ruler.
+        level: of labels: with the platform (0), without it (1), as short as can be (2).
+        floor: the least inner width of a block.
+        margin: blanks around a label.
+        alike: give the shortest label as much room as the longest.
+        most: at most so many columns of blocks; the middle ones are left out.
+        forced: leave out the labels that find no room.
+    """
+
+    width: int
+    level: int
+    floor: int = 0
+    margin: int = 0
+    alike: bool = True
+    most: int = 1 << 62
+    forced: bool = False
+
+    def label(self, drawing: Drawing, area: int) -> str:
+        """Return the label of an area."""
+        word = "" if self.level else drawing.platform
+        return device_label(drawing.devices(area), word, most=1 if self.level > 1 else 6)
+
+
+def attempts(width: int, min_width: int, columns: int) -> list[Attempt]:
+    """Return the ways to fit ``columns`` blocks in ``width`` characters, the best first."""
+    last = Attempt(width, 2, most=3, forced=True)
+    fewer = [Attempt(width, 2, most=n) for n in range(min(columns, width // 2), 3, -1)]
+    if 2 * columns >= width:
+        return [*fewer, last]
+    whole = [Attempt(width, level, margin=blank) for level in (0, 1, 2) for blank in (1, 0)]
+    narrow = [Attempt(width, level, alike=False) for level in (0, 1, 2)]
+    return [Attempt(width, 0, floor=min_width - 2), *whole, *narrow, *fewer, last]
+
+
+@final
+@dataclass(frozen=True)
+class Raster:
+    """One slab in units of characters; the borders stand at ``xs`` and ``ys``.
+
+    Attributes:
+        areas: the area of each cell; a number below zero for cells that stand for others.
+        xs: the column of each vertical border.
+        ys: the line of each horizontal border.
+        column_cuts: the cut point at each of ``xs``.
+        row_cuts: the cut point at each of ``ys``.
+        labels: column, line and text of each label.
+        complete: whether no label was left out.
+    """
+
+    areas: tuple[tuple[int, ...], ...]
+    xs: tuple[int, ...]
+    ys: tuple[int, ...]
+    column_cuts: tuple[int, ...]
+    row_cuts: tuple[int, ...]
+    labels: tuple[tuple[int, int, str], ...]
+    complete: bool
+
+    @property
+    def elided(self) -> bool:
+        """Whether blocks were left out."""
+        return any(area < 0 for row in self.areas for area in row)
+
+    def framed(self) -> list[Line]:
+        """Return the lines of the picture with a frame around each area."""
+        across, down = len(self.xs) - 1, len(self.ys) - 1
+
+        def area(i: int, j: int) -> int | None:
+            return self.areas[i][j] if 0 <= i < down and 0 <= j < across else None
+
+        canvas = [[" "] * (self.xs[-1] + 1) for _ in range(self.ys[-1] + 1)]
+        for i, y in enumerate(self.ys):
+            for j, x in enumerate(self.xs):
+                up = area(i - 1, j - 1) != area(i - 1, j)
+                low = area(i, j - 1) != area(i, j)
+                left = area(i - 1, j - 1) != area(i, j - 1)
+                right = area(i - 1, j) != area(i, j)
+                canvas[y][x] = LINES[up + 2 * low + 4 * left + 8 * right]
+                if low:
+                    for line in canvas[y + 1 : self.ys[i + 1]]:
+                        line[x] = "│"
+                if right:
+                    canvas[y][x + 1 : self.xs[j + 1]] = "─" * (self.xs[j + 1] - x - 1)
+        for x, y, text in self.labels:
+            canvas[y][x : x + len(text)] = text
+        return [[("".join(line), None)] for line in canvas]
+
+    def filled(self) -> list[Line]:
+        """Return the lines of the picture with each area on a background, the upper frame gone.
+
+        The last line is empty, so that a ruler finds as many lines as in `framed`.
+        """
+        canvas = [" " * (self.xs[-1] + 1)] * (self.ys[-1] + 1)
+        for x, y, text in self.labels:
+            canvas[y] = canvas[y][:x] + text + canvas[y][x + len(text) :]
+        lines: list[Line] = []
+        for row, (top, bottom) in zip(self.areas, pairwise(self.ys), strict=True):
+            spans: list[tuple[int, int, int]] = []
+            for area, (left, right) in zip(row, pairwise(self.xs), strict=True):
+                start = spans.pop()[1] if spans and spans[-1][0] == area else left
+                spans.append((area, start, right))
+            for line in canvas[top + 1 : bottom + 1]:
+                lines.append(
+                    [(line[a + 1 : b + 1], None if area < 0 else area) for area, a, b in spans]
+                )
+        return [*lines, []]
+
+    def column_ruler(self) -> str:
+        """Return the cut points of the columns, each as near its border as there is room."""
+        last = str(self.column_cuts[-1])
+        line = str(self.column_cuts[0])
+        end = max(self.xs[-1] + 1 - len(last), len(line) + 1)
+        for x, cut in zip(self.xs[1:-1], map(str, self.column_cuts[1:-1]), strict=True):
+            start = max(x - (len(cut) - 1) // 2, 0)
+            if len(line) < start and start + len(cut) < end:
+                line = line.ljust(start) + cut
+        return line.ljust(end) + last
+
+
+def _widths(
+    sizes: Sequence[int], needs: Sequence[tuple[int, int, int]], natural: int, width: int
+) -> list[int] | None:
+    """Return the inner width of each column, as proportional as may be; None if nothing fits.
+
+    Args:
+        sizes: the elements of each column.
+        needs: first column, column behind the last, and the inner width that these need together.
+        natural: the width of the whole that nothing hinders.
+        width: the greatest width of the whole.
+
+    >>> _widths((1, 3), [(0, 1, 5), (1, 2, 5)], 40, 80), _widths((1, 3), [(0, 1, 5)], 40, 20)
+    ([8, 28], [5, 12])
+    """
+    least = [1] * len(sizes)
+    for first, last, need in sorted(needs, key=lambda n: n[1] - n[0]):
+        lack = need - sum(least[first:last]) - (last - first - 1)
+        for place in range(first, last):
+            share = max(0, -(-lack // (last - place)))
+            least[place] += share
+            lack -= share
+    total, frame = sum(sizes), len(sizes) + 1
+
+    def widths(whole: int) -> list[int]:
+        return [max(m, n * whole // total - 2) for m, n in zip(least, sizes, strict=True)]
+
+    low, high = 0, min(natural, width + 3 * len(sizes))
+    if sum(least) + frame > width:
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(widths(middle)) + frame > width:
+            high = middle - 1
+        else:
+            low = middle
+    return widths(low)
+
+
+def _heights(sizes: Sequence[int], height: int, style: Style, rank: int) -> list[int]:
+    """Return the lines from border to border of each row, about proportional to its size."""
+    least = 2 if not style.filled else 3 if len(sizes) <= 8 else 1
+    if rank < 2:
+        return [least]
+    return [max(least if n else 2 - style.filled, n * height // sum(sizes)) for n in sizes]
+
+
+def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> Raster | None:
+    """Return a slab as characters, or None where its labels do not fit in."""
+    rank = len(drawing.layout.shape)
+    count = len(slab.rows) - 1
+    rows = kept(count, count if count <= MOST_ROWS else FEW_ROWS)
+    columns = kept(len(slab.columns) - 1, attempt.most)
+    down = [0 if i is None else slab.rows[i + 1] - slab.rows[i] for i in rows]
+    across = [0 if j is None else slab.columns[j + 1] - slab.columns[j] for j in columns]
+    # Each cell of a gap gets a number of its own, so that it joins no other.
+    areas = tuple(
+        tuple(
+            -1 - r * len(columns) - c if i is None or j is None else slab.areas[i][j]
+            for c, j in enumerate(columns)
+        )
+        for r, i in enumerate(rows)
+    )
+    labels = [
+        (one, attempt.label(drawing, one.area))
+        if one.area >= 0
+        else (one, GAPS[rows[one.rows[0]] is None, columns[one.columns[0]] is None])
+        for one in split_rectangles(areas, down, across)
+        if one.labelled
+    ]
+    height = int((10 if rank < 3 else 6) * style.scale)
+    if rank < 2:
+        least = min(n for n in across if n)
+        natural = -(-int(style.min_width * style.scale) * sum(across) // least)
+    else:
+        natural = int(2.5 * height * sum(across) / sum(down))
+    longest = max(len(text) for _, text in labels)
+    needs = []
+    for one, text in labels:
+        room = max(attempt.floor, (longest if attempt.alike else len(text)) + 2 * attempt.margin)
+        needs.append((*one.columns, room if one.area >= 0 else 3))
+    widths = _widths(across, [] if attempt.forced else needs, natural, attempt.width)
+    if widths is None and not attempt.forced:
+        return None
+    xs = tuple(accumulate((n + 1 for n in widths or [3] * len(columns)), initial=0))
+    ys = tuple(accumulate(_heights(down, height, style, rank), initial=0))
+    placed = []
+    for one, text in labels:
+        left, right = (xs[i] for i in one.columns)
+        top, bottom = (ys[i] for i in one.rows)
+        room, lines = right - left - 1 + style.filled, bottom - top - 1 + style.filled
+        if len(text) <= room:
+            x, y = left + 1 + (room - len(text)) // 2, top + 1 + (lines - 1) // 2
+            placed.append((x, y, text))
+    return Raster(
+        areas,
+        xs,
+        ys,
+        cuts_shown(slab.columns, columns),
+        cuts_shown(slab.rows, rows),
+        tuple(placed),
+        len(placed) == len(labels),
+    )

@@ -1,0 +1,136 @@
+"""Records of communication, and tables of them.
+
+In: what moved, over which axes, how many bytes, and which line of a program caused it. Out: text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from meshard.plan.captions import amount_text, bytes_text
+
+_WIDTH = 100
+_NARROWEST = 9
+_LINES = 10
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One communication.
+
+    Attributes:
+        what: the operation that causes it.
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"permute"``, ...
+        axes: the mesh axes that it goes along; none where there is no one mesh.
+        array: what moves, as in ``"float64[4,8]"``.
+        received: for each device id the bytes that it receives from other devices.
+        line: file and line of the user's program.
+    """
+
+    what: str
+    kind: str
+    axes: tuple[str, ...]
+    array: str
+    received: Mapping[int, int]
+    line: str
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes received, summed over the devices."""
+        return sum(self.received.values())
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The most bytes that one device receives."""
+        return max(self.received.values(), default=0)
+
+
+def labels(lines: Sequence[str]) -> dict[str, str]:
+    """Return how lines are called in a table: no more folders than keep the files apart."""
+    paths = {line: re.split(r"[/\\]", line.rpartition(":")[0]) for line in lines}
+    files, length = {tuple(p) for p in paths.values()}, 1
+    while len({p[-length:] for p in files}) < len(files):
+        length += 1
+    return {
+        line: f"{'/'.join(path[-length:])}:{line.rpartition(':')[2]}"
+        for line, path in paths.items()
+    }
+
+
+def records_table(records: Sequence[Record]) -> str:
+    """Return a table with one row for all communications of one line that are alike."""
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for r in records:
+        alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
+        groups.setdefault(alike, []).append(r)
+    told = labels([r.line for r in records])
+    rows = [("line", "operation", "kind", "axes", "array", "count", "per device", "total")]
+    rows += [
+        (
+            told[r.line],
+            r.what,
+            r.kind,
+            ", ".join(r.axes) or "-",
+            r.array or "-",
+            f"{len(group):,}",
+            amount_text(r.bytes_per_device),
+            amount_text(len(group) * r.total_bytes),
+        )
+        for group in groups.values()
+        for r in group[:1]
+    ]
+    return aligned(rows, 5)
+
+
+def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:
+    """Return for each line the bytes that it moved, the most first."""
+    found: dict[str, int] = {}
+    for record in records:
+        found[record.line] = found.get(record.line, 0) + record.total_bytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def lines_table(records: Sequence[Record]) -> str:
+    """Return a table of the lines that moved most."""
+    totals = bytes_by_line(records)
+    told = labels(list(totals))
+    rows = [("line", "operations", "count", "total")]
+    for line in list(totals)[:_LINES]:
+        own = [r for r in records if r.line == line]
+        names = ", ".join(dict.fromkeys(f"{r.what} ({r.kind})" for r in own))
+        rows.append((told[line], names, f"{len(own):,}", amount_text(totals[line])))
+    text = aligned(rows, 2)
+    if len(totals) > _LINES:
+        rest = sum(list(totals.values())[_LINES:])
+        more = len(totals) - _LINES
+        text += f"\nand {more} more line{'s' if more > 1 else ''}, {bytes_text(rest)}"
+    return text
+
+
+def aligned(rows: Sequence[tuple[str, ...]], texts: int, width: int = _WIDTH) -> str:
+    """Return rows in columns, of which the first are text; long texts are cut to fit the width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(range(texts), key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    found = []
+    for row in rows:
+        cells = [
+            _cut(cell, wide, tail=i == 0).ljust(wide) if i < texts else cell.rjust(wide)
+            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
+        ]
+        found.append("  ".join(cells))
+    return "\n".join(found)
+
+
+def _cut(text: str, width: int, *, tail: bool) -> str:
+    """Return a text of at most ``width``; of a line's the end is what tells."""
+    if len(text) <= width:
+        return text
+    return f"…{text[len(text) - width + 1 :]}" if tail else f"{text[: width - 1]}…"

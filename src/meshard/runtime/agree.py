@@ -1,0 +1,133 @@
+"""Saying that an operation is run which all processes of its arrays must run alike.
+
+In: a name, parameters, and the types of arrays. Out: a step of the world's agreement, if the arrays
+span processes; the token is kept beside the other decisions about the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.runtime.doors import innermost
+from meshard.runtime.processes.agreement import Token
+from meshard.runtime.processes.canonical import call_text, canonical, described, laid_out
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+
+Params = tuple[tuple[str, Hashable], ...]
+
+
+def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str) -> None:
+    """Say that some processes run an operation now, each of them.
+
+    Args:
+        world: this process's world.
+        members: the processes.
+        key: what must be the same on all of them; it is also what the token is kept by.
+        text: how messages call the operation.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    agreement = world.agreement
+    if agreement is None or agreement.mode == "off":
+        return
+    ordered = tuple(members)
+    kept = ("agreed", ordered, key, text)
+    token = world.decisions.get(kept, False)
+    if token is False:
+        token = agreement.token(ordered, canonical(key), text)
+        world.decided(kept, token)
+    if token is not None:
+        agreement.enter(token)
+
+
+def agree(
+    world: RuntimeWorld, name: str, params: Params, types: Sequence[ArrayType | type]
+) -> None:
+    """Say that an operation on arrays of some types is run now.
+
+    In a body the collectives are the steps: what is placed there, such as a value from outside, is
+    placed by those only whose devices run the code at hand.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    agreement = world.agreement
+    if agreement is None or agreement.mode == "off" or innermost() is not None:
+        return
+    key = ("agree", name, params, *types)
+    token = world.decisions.get(key, False)
+    if token is False:
+        token = token_of(world, name, params, types)
+        world.decided(key, token)
+    if token is not None:
+        agreement.enter(token)
+
+
+def agree_to_make(
+    world: RuntimeWorld,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] | None,
+    sharding: Sharding,
+) -> None:
+    """Say that an array is going to be made, before functions of the user's are called for it.
+
+    A function may raise on one process only: all of them have then run the same operations still.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    agreement = world.agreement
+    if agreement is None or agreement.mode == "off" or innermost() is not None:
+        return
+    key = ("agree to make", name, shape, dtype, sharding)
+    token = world.decisions.get(key, False)
+    if token is False:
+        members = agreement.members([sharding])
+        exact, told = (laid_out(shape, dtype, sharding, exact=exact) for exact in (True, False))
+        token = members and agreement.token(members, f"{name} {exact}", f"`{name}` of {told}")
+        world.decided(key, token)
+    if token is not None:
+        agreement.enter(token)
+
+
+def meet(world: RuntimeWorld, members: Sequence[int], text: str) -> None:
+    """Say that some processes are about to tell each other something, whichever way they call it.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    agreement = world.agreement
+    if agreement is not None:
+        token = agreement.token(members, "meeting", text)
+        if token is not None:
+            agreement.enter(token)
+
+
+def token_of(
+    world: RuntimeWorld, name: str, params: Params, types: Sequence[ArrayType | type]
+) -> Token | None:
+    """Return the token of an operation on arrays of some types; None if nothing is to be checked.
+
+    An uncommitted array on one device is every process's own, and spans nothing.
+    """
+    agreement = world.agreement
+    if agreement is None:
+        return None
+    arrays = [t for t in types if isinstance(t, ArrayType)]
+    shardings: list[Sharding] = [t.sharding for t in arrays if not t.guest]
+    members = agreement.members(shardings)
+    if members is None:
+        return None
+    exact = [
+        described(t, exact=True) if isinstance(t, ArrayType) else t.__qualname__ for t in types
+    ]
+    told = [described(t) if isinstance(t, ArrayType) else t.__name__ for t in types]
+    text = f"{call_text(name, params)} of {', '.join(told)}"
+    return agreement.token(members, f"{name} {canonical(params)} {exact}", text)

@@ -1,0 +1,1 @@
+"""`Array`: its surface, what it shows, and what NumPy may ask of it."""

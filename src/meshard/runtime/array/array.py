@@ -1,0 +1,504 @@
+"""`Array`: one logical N-D array, spread over devices."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import is_text, shown
+from meshard.algebra.box import Box, Index
+from meshard.algebra.sharding import SingleDeviceSharding
+from meshard.algebra.world import Device
+from meshard.errors import (
+    ArgumentError,
+    ConfigError,
+    DeletedArrayError,
+    IndexingError,
+    NotAddressableError,
+)
+from meshard.runtime.arguments import described, integer
+from meshard.runtime.array.fetch import element_place, gathered, picked
+from meshard.runtime.array.methods import ArrayMethods
+from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
+from meshard.runtime.array.show import array_html, array_repr, array_str
+from meshard.runtime.callers import user_line
+from meshard.runtime.memory.exported import exported
+from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.world import here
+
+_SAYS_READ_ONLY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+"""Whether NumPy's DLPack form says that memory is read-only."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One device's piece of an array.
+
+    Attributes:
+        device: the device.
+        index: the tuple of slices that it holds of the global array.
+        replica_id: its number among the devices that hold the same index, from 0.
+        data: the piece as an array on that device; None where another process holds it.
+    """
+
+    device: Device
+    index: Index
+    replica_id: int
+    data: Any = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
+            f"data={self.data})"
+        )
+
+
+class _OneArrayType(type):
+    """Makes a value inside a transformation an instance of `Array`, as users test for one."""
+
+    def __instancecheck__(cls, x: object) -> bool:
+        return isinstance(x, ArrayMethods)
+
+
+@final
+class Array(ArrayMethods, metaclass=_OneArrayType):
+    """One logical N-D array, spread over devices, programmed as if it were one.
+
+    Arrays come from `device_put`, ``make_array_from_callback``, the functions of
+    ``meshard.numpy`` and from operations on other arrays; they are immutable. Replicas within one
+    process share one block. ``isinstance(x, Array)`` holds for what stands for an array inside
+    `jit` and `shard_map` too.
+    """
+
+    __slots__ = ("__weakref__", "_blocks", "_note", "_type")
+    _blocks: Blocks | None
+
+    def __init__(self, type: ArrayType, blocks: Blocks) -> None:
+        self._type = type
+        self._blocks = blocks
+
+    # what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self._type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return self._type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self._type.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._type.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, replicas not counted."""
+        return self._type.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._type.dtype.itemsize
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the array lies on devices."""
+        return self._type.sharding
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was placed by the user, so that operations must follow it."""
+        return self._type.committed
+
+    @property
+    def aval(self) -> ArrayType:
+        """All that is known of the array but its data."""
+        return self._type
+
+    @property
+    def weak_type(self) -> bool:
+        """False, since only Python scalars are weak."""
+        return False
+
+    @property
+    def device(self) -> Device | Sharding:
+        """The device of an array that lives on one; the sharding of another."""
+        order = self._type.sharding.device_order
+        return order[0] if len(order) == 1 else self._type.sharding
+
+    def devices(self) -> set[Device]:
+        """Return the devices, as a set."""
+        return set(self._type.sharding.device_set)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self._type.layout.replicated
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all devices belong to this process."""
+        return self._type.addressable
+
+    # its pieces
+
+    def _live(self) -> Blocks:
+        if self._blocks is None:
+            raise DeletedArrayError(
+                f"Array has been deleted with shape={self._type.str_short()}. {self._note}"
+            )
+        return self._blocks
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The shards of this process's devices, in the sharding's device order."""
+        me = here().process_index
+        return [s for s in self._shards() if s.device.process_index == me]
+
+    @property
+    def global_shards(self) -> list[Shard]:
+        """The shards of all devices; ``data`` is None where another process holds it."""
+        return list(self._shards())
+
+    def _shards(self) -> Iterator[Shard]:
+        kind, blocks, world = self._type, self._live(), here()
+        layout = kind.layout
+        indices = kind.sharding.devices_indices_map(kind.shape)
+        replica: dict[Box, int] = {}
+        for device in kind.sharding.device_order:
+            piece = layout.piece_of[device.id]
+            box = layout.box(piece)
+            number = replica.get(box, 0)
+            replica[box] = number + 1
+            data = None
+            if device.process_index == world.process_index:
+                block = blocks[piece]
+                assert block is not None
+                alone = SingleDeviceSharding(device)
+                own = world.type_of(block.shape, kind.dtype, alone, kind.committed)
+                data = Array(own, (block,))
+            index = indices[device]
+            assert index is not None
+            yield Shard(device, index, number, data)
+
+    def addressable_data(self, index: int) -> Array:
+        """Return the data of one of this process's shards, as an array on its device."""
+        shards = self.addressable_shards
+        number = integer(index, "addressable_data", "index")
+        if not -len(shards) <= number < len(shards):
+            raise IndexingError(
+                f"addressable_data: index {number} is out of range: this process holds "
+                f"{len(shards)} shards."
+            )
+        data = shards[number].data
+        assert isinstance(data, Array)
+        return data
+
+    # its life
+
+    def is_deleted(self) -> bool:
+        """Return whether the array was deleted or donated."""
+        return self._blocks is None
+
+    def delete(self) -> None:
+        """Let go of the data now; any later use says so."""
+        self._discard("deleted by delete()")
+
+    def _discard(self, how: str) -> None:
+        """Let go of the blocks; ``how`` goes into the message of any later use."""
+        if self._blocks is not None:
+            self._note = f"It was {how} at {user_line()}."
+            self._blocks = None
+
+    def block_until_ready(self) -> Array:
+        """Return the array; its data is complete as soon as it exists."""
+        self._live()
+        return self
+
+    def is_ready(self) -> bool:
+        """Return True: the data is complete as soon as the array exists."""
+        self._live()
+        return True
+
+    def copy_to_host_async(self) -> None:
+        """Do nothing: the data is on the host."""
+        self._live()
+
+    def copy(self) -> Array:
+        """Return an equal array with the same sharding, which outlives this one's deletion."""
+        return Array(self._type, self._live())
+
+    def __copy__(self) -> Array:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Array:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
+        self._live()
+        self._check_complete("pickling")
+        return _unpickled, (to_numpy(self),)
+
+    # to NumPy and Python
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
+        value = to_numpy(self)
+        fresh = self._type.layout.piece_count > 1
+        wanted = np.dtype(dtype) if dtype is not None else value.dtype
+        if copy is False and (fresh or wanted != value.dtype):
+            why = (
+                f"is spread over {self._type.layout.piece_count} blocks"
+                if fresh
+                else f"holds {value.dtype} where {wanted} is asked for"
+            )
+            raise ArgumentError(
+                f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
+                "without a copy; leave out copy=False."
+            )
+        if wanted != value.dtype:
+            return value.astype(wanted)
+        return _to_keep(value, fresh) if copy else value
+
+    def __array_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type[Any]],
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        return numpy_call(Array, func, types, args, kwargs)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return the whole array in the form in which libraries hand arrays to each other.
+
+        It is a copy, unless ``copy=False`` asks for the memory itself, which is then marked as
+        read-only. Not every library heeds that, and whoever asks for it must not write there.
+
+        Raises:
+            BufferError: if ``copy`` is False where a copy is needed.
+        """
+        fresh = self._type.layout.piece_count > 1
+        says_so = max_version is not None and max_version >= (1, 0) and _SAYS_READ_ONLY
+        if copy is False and (fresh or not says_so):
+            why = (
+                f"is spread over {self._type.layout.piece_count} blocks"
+                if fresh
+                else "is immutable, which DLPack can say from version 1.0 on and NumPy from 2.1 on"
+            )
+            raise BufferError(
+                f"This array {self._type.str_short()} {why}, and has no DLPack form but a copy; "
+                "leave out copy=False."
+            )
+        value = to_numpy(self) if copy is False else _to_keep(_read(self), fresh)
+        if not _SAYS_READ_ONLY:
+            return value.__dlpack__(stream=stream)
+        return value.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def item(self, *args: Any) -> Any:
+        """Return one element as a Python scalar.
+
+        Args:
+            args: nothing, for an array of size one; the element's number in the flat array; or
+                its position along each dim.
+        """
+        blocks = self._live()
+        self._check_complete("item")
+        place = element_place(self.shape, args)
+        return picked(self._type, blocks, [(i,) for i in place]).item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python scalars."""
+        return _read(self).tolist()
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        """Return the elements' bytes, in C order by default."""
+        if order is not None and not (isinstance(order, str) and order in _ORDERS):
+            raise ArgumentError(
+                f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
+            )
+        return _read(self).tobytes(order)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError("len: an array without dims has no length.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
+        self._live()
+        self._check_complete("iteration")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __reversed__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
+        self._live()
+        self._check_complete("reversed")
+        return (self[i] for i in range(self.shape[0] - 1, -1, -1))
+
+    def __contains__(self, value: Any) -> bool:
+        if value is None or isinstance(value, (str, bytes)):
+            raise ArgumentError(
+                f"in: an array holds numbers only, so {value!r} cannot be one of its elements."
+            )
+        found = self == value
+        return found if isinstance(found, bool) else bool(found.any())
+
+    def unsafe_buffer_pointer(self) -> int:
+        """Return the address of the data of an array with one shard.
+
+        Whoever writes there changes an array that all others hold to be immutable, and whoever
+        reads must keep the array alive: nothing checks either.
+
+        Raises:
+            ArgumentError: if it has several.
+        """
+        (block, *more), count = self._live(), self._type.sharding.num_devices
+        if more or block is None or count > 1:
+            raise ArgumentError(
+                f"unsafe_buffer_pointer: the array has {count} shards; ask one of "
+                "x.addressable_shards for its data."
+            )
+        return int(block.ctypes.data)
+
+    def on_device_size_in_bytes(self) -> int:
+        """Return the bytes that all devices hold, replicas counted each."""
+        layout, size = self._type.layout, self.itemsize
+        return sum(box.volume * len(layout.holders(i)) * size for i, box in enumerate(layout.boxes))
+
+    def _check_complete(self, what: str) -> None:
+        if not self._type.complete:
+            raise NotAddressableError(f"{what}: {spans_processes(self._type)}")
+
+    def _scalar(self, kind: str) -> Any:
+        if self.ndim:
+            raise ArgumentError(
+                f"Only arrays without dims can become a Python {kind}; the shape is {self.shape}."
+            )
+        return _read(self)[()]
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            advice = "x.any() or x.all()" if self.size else "x.size > 0"
+            raise ArgumentError(
+                f"The truth value of an array with {self.size or 'no'} elements is ambiguous: its "
+                f"shape is {self.shape}. Use {advice}."
+            )
+        return bool(_read(self).reshape(())[()])
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise ArgumentError(f"Only integer arrays can be an index; the dtype is {self.dtype}.")
+        return int(self._scalar("index"))
+
+    def __format__(self, spec: str) -> str:
+        if self._blocks is None or not self._type.complete or (self.ndim and not spec):
+            return str(self)
+        value = _read(self)
+        return format(value if self.ndim else value[()], spec)
+
+    def __str__(self) -> str:
+        return array_str(self._type, self._blocks)
+
+    def __repr__(self) -> str:
+        return array_repr(self._type, self._blocks)
+
+    def _repr_html_(self) -> str:
+        return array_html(self._type, self._blocks)
+
+
+_ORDERS = ("C", "F", "A", "K")
+
+
+def to_numpy(x: Array) -> Block:
+    """Return the whole array as a read-only NumPy array; of one block it is a view.
+
+    Such a view cannot be made writeable: it would change an immutable array.
+
+    Raises:
+        NotAddressableError: if other processes hold parts of it.
+    """
+    value = _read(x)
+    if x._type.layout.replicated:
+        return exported(value)
+    value.flags.writeable = False
+    return value
+
+
+def _read(x: Array) -> Block:
+    """Return the whole array: its one block itself, or the pieces put together anew."""
+    kind, blocks = x._type, x._live()
+    if not kind.complete:
+        raise NotAddressableError(spans_processes(kind))
+    if not kind.layout.replicated:
+        return gathered(here(), kind, blocks)
+    block = blocks[0]
+    assert block is not None
+    return block
+
+
+def _to_keep(value: Block, fresh: bool) -> Block:
+    """Return a value that the caller may write into: itself, if nobody else holds it."""
+    if not fresh:
+        return value.copy()
+    value.flags.writeable = True
+    return value
+
+
+def _unpickled(value: Block) -> Array:
+    world = here()
+    alone = SingleDeviceSharding(world.local_devices[0])
+    # Nobody else may hold the block: of a pickle's own buffer it would be a view.
+    return Array(world.type_of(value.shape, value.dtype, alone, False), (value.copy(),))
+
+
+def live_arrays(platform: str | None = None) -> list[Array]:
+    """Return the arrays of this process that have not been deleted.
+
+    Raises:
+        ConfigError: if ``platform`` is another than ``"cpu"``.
+    """
+    if platform is not None and not is_text(platform, "cpu"):
+        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; it is 'cpu'.")
+    mark = here().mark
+    return [
+        x
+        for x in gc.get_objects()
+        # Another thread may be making one: it has no blocks yet.
+        if type(x) is Array and getattr(x, "_blocks", None) is not None and x._type.owner is mark
+    ]

@@ -1,0 +1,89 @@
+"""Fetching: elements of an array, from its blocks to NumPy.
+
+In: a type and the blocks that this process holds. Out: NumPy arrays. Nothing is sent here: what
+another process holds cannot be fetched so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import ArgumentError, IndexingError
+from meshard.runtime.arguments import integer
+from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.world import RuntimeWorld
+from meshard.tuning import LARGE
+
+
+def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
+    """Copy all pieces into one fresh array."""
+    value = world.pages.empty(kind.shape, kind.dtype)
+    tasks = []
+    for box, block in zip(kind.layout.boxes, blocks, strict=True):
+        assert block is not None
+        target: tuple[Any, ...] = (*box.slices, ...)
+        tasks.append(partial(np.copyto, value[target], block))
+    if value.nbytes >= LARGE:
+        world.workers.run(tasks)
+    else:
+        for task in tasks:
+            task()
+    return value
+
+
+def picked(kind: ArrayType, blocks: Blocks, places: Sequence[Sequence[int]]) -> Block:
+    """Return a fresh array of the elements at some rising positions along each dim."""
+    value = np.empty([len(p) for p in places], kind.dtype)
+    for box, block in zip(kind.layout.boxes, blocks, strict=True):
+        spans = [
+            range(bisect_left(p, a), bisect_left(p, b))
+            for p, a, b in zip(places, box.starts, box.stops, strict=True)
+        ]
+        if not all(spans):
+            continue
+        assert block is not None
+        local = [
+            [p[i] - a for i in span] for p, a, span in zip(places, box.starts, spans, strict=True)
+        ]
+        target: tuple[Any, ...] = (*(slice(s.start, s.stop) for s in spans), ...)
+        value[target] = block[np.ix_(*local)] if local else block
+    return value
+
+
+def element_place(shape: tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the place of the element that the arguments of ``item`` mean.
+
+    Raises:
+        ArgumentError: if there are none and the array has not one element, or as many as no array
+            of its rank has.
+        IndexingError: if the place is out of bounds.
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(args) == 1 and isinstance(args[0], tuple):
+        args = args[0]
+    if not args:
+        if size != 1:
+            raise ArgumentError(
+                f"item(): only an array of size 1 is one Python scalar; the shape is {shape}. "
+                "Say which element: x.item(0), or x.item(i, j, ...)."
+            )
+        return (0,) * len(shape)
+    if len(args) not in (1, len(shape)):
+        raise ArgumentError(
+            f"item{args}: {len(args)} numbers for an array of shape {shape}; give one, counted in "
+            f"the flat array, or {len(shape)}."
+        )
+    flat = len(args) == 1 and len(shape) != 1
+    found = []
+    for dim, (at, n) in enumerate(zip(args, (size,) if flat else shape, strict=True)):
+        number = integer(at, "item", "index")
+        if not -n <= number < n:
+            where = "the flat array" if flat else f"dim {dim}"
+            raise IndexingError(f"item: index {number} is out of bounds for {where} with size {n}.")
+        found.append(number % n)
+    return tuple(int(i) for i in np.unravel_index(found[0], shape)) if flat else tuple(found)

@@ -1,0 +1,368 @@
+"""Methods of arrays: those of NumPy's array, each one call of a door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshard.algebra.arguments import shown
+from meshard.algebra.attributes import advise_instead
+from meshard.errors import ArgumentError
+from meshard.runtime.array.operators import ArrayOperators
+from meshard.runtime.doors import call
+
+Axis = int | tuple[int, ...] | None
+
+
+def _no_out(out: Any, method: str) -> None:
+    """Refuse an array to write into; None is what NumPy's functions pass."""
+    if out is not None:
+        raise ArgumentError(
+            f"{method}: out= is not supported, since arrays are immutable; use what it returns."
+        )
+
+
+def _no_kind(kind: Any, order: Any, method: str) -> None:
+    """Refuse what has no meaning here; None is what NumPy's functions pass."""
+    if kind is not None or order is not None:
+        raise ArgumentError(
+            f"{method}: kind= and order= are not supported; stable= says whether equal "
+            "elements keep their order."
+        )
+
+
+INSTEAD = {
+    "backward": "there is no automatic differentiation",
+    "block_host_until_ready": "use x.block_until_ready()",
+    "byteswap": "arrays have the machine's byte order; use np.asarray(x).byteswap()",
+    "compress": "use meshard.numpy.compress(condition, x)",
+    "cpu": "the data is on the host already; np.asarray(x) makes a NumPy array",
+    "ctypes": "use np.asarray(x).ctypes",
+    "detach": "there is no automatic differentiation; x is just its values",
+    "device_buffer": "use x.addressable_data(0)",
+    "device_buffers": "use [s.data for s in x.addressable_shards]",
+    "device_put": "use meshard.device_put(x, sharding) or x.to_device(sharding)",
+    "dim": "use x.ndim",
+    "fill": "arrays are immutable; use meshard.numpy.full_like(x, value)",
+    "flags": "arrays are immutable and have no memory layout; np.asarray(x).flags has one",
+    "flat": "use x.ravel(), or x.item(i) for one element",
+    "grad": "there is no automatic differentiation",
+    "itemset": "arrays are immutable; use x.at[index].set(value)",
+    "mesh": "use x.sharding.mesh",
+    "numel": "use x.size",
+    "numpy": "use np.asarray(x), or meshard.device_get(x) for a tree of arrays",
+    "partitionspec": "use x.sharding.spec",
+    "permute": "use x.transpose(...)",
+    "put": "arrays are immutable; use x.at[index].set(values)",
+    "reshard": "use meshard.reshard(x, sharding)",
+    "resize": "arrays are immutable; use x.reshape(...) or meshard.numpy.pad(x, ...)",
+    "setflags": "arrays are immutable",
+    "shards": "use x.addressable_shards, or x.global_shards",
+    "spec": "use x.sharding.spec",
+    "strides": "arrays have no memory layout; use np.asarray(x).strides",
+    "to": "use x.to_device(sharding), or x.astype(dtype)",
+    "tofile": "use that of np.asarray(x)",
+    "type": "use x.astype(dtype)",
+    "unsqueeze": "use meshard.numpy.expand_dims(x, axis)",
+    "value": "use x.item() or np.asarray(x)",
+    "view": "use meshard.lax.bitcast_convert_type(x, dtype), or x.reshape(...)",
+}
+"""What to do instead of attributes that arrays of other libraries have."""
+INSTEAD |= {
+    name: f"it is a function, meshard.numpy.{name}(x)"
+    for name in (
+        *("abs", "argwhere", "ceil", "cos", "exp", "floor", "isfinite", "isinf", "isnan", "log"),
+        *(
+            "matmul",
+            "median",
+            "quantile",
+            "roll",
+            "sign",
+            "sin",
+            "split",
+            "sqrt",
+            "square",
+            "stack",
+        ),
+        *("tan", "tanh", "tile", "unique", "where"),
+    )
+}
+INSTEAD |= {
+    name: f"it is a function, meshard.nn.{name}(x)"
+    for name in ("gelu", "log_softmax", "relu", "sigmoid", "silu", "softmax")
+}
+
+
+class ArrayMethods(ArrayOperators):
+    """The methods that any array-like value of meshard has.
+
+    They are those of NumPy's array, with the same arguments; each is the function of the same name
+    in ``meshard.numpy``, which documents it.
+    """
+
+    __slots__ = ()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INSTEAD]
+
+    @property
+    def at(self) -> Any:
+        """The helper for updated copies: ``x.at[index].set(value)``, ``.add`` and so on."""
+        return call("at", self)
+
+    @property
+    def T(self) -> Any:
+        """The array with its dims in reverse order."""
+        return call("transpose", self)
+
+    @property
+    def mT(self) -> Any:
+        """The array with its last two dims exchanged."""
+        return call("matrix_transpose", self)
+
+    @property
+    def real(self) -> Any:
+        """The real part."""
+        return call("real", self)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return call("imag", self)
+
+    def astype(self, dtype: Any, copy: bool = True, device: Any = None) -> Any:
+        """Return the array converted to another dtype, and placed on a device or sharding."""
+        found = call("astype", self, dtype, copy=copy)
+        return found if device is None else call("device_put", found, device)
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+        """Return the array placed on a device or sharding, as `meshard.device_put` does."""
+        if stream is not None:
+            raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
+        return call("device_put", self, device)
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+        """Return the array in another shape, given as one tuple or as numbers."""
+        wanted = shape[0] if len(shape) == 1 else shape
+        return call("reshape", self, wanted, order=order, copy=copy)
+
+    def transpose(self, *axes: Any) -> Any:
+        """Return the array with its dims permuted; reversed by default."""
+        alone = len(axes) == 1 and not hasattr(axes[0], "__index__")
+        return call("transpose", self, (axes[0] if alone else axes) if axes else None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """Return the array with two dims exchanged."""
+        return call("swapaxes", self, axis1, axis2)
+
+    def squeeze(self, axis: Axis = None) -> Any:
+        """Return the array without dims of size one."""
+        return call("squeeze", self, axis)
+
+    def ravel(self, order: str = "C") -> Any:
+        """Return the array with one dim."""
+        return call("ravel", self, order=order)
+
+    def flatten(self, order: str = "C") -> Any:
+        """Return the array with one dim."""
+        return call("ravel", self, order=order)
+
+    def sum(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Return the sum over dims."""
+        _no_out(out, "sum")
+        return call("sum", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
+
+    def prod(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Return the product over dims."""
+        _no_out(out, "prod")
+        return call("prod", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
+
+    def mean(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Return the mean over dims."""
+        _no_out(out, "mean")
+        return call("mean", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
+
+    def var(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Return the variance over dims."""
+        _no_out(out, "var")
+        return call("var", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims, **more)
+
+    def std(
+        self,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Return the standard deviation over dims."""
+        _no_out(out, "std")
+        return call("std", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims, **more)
+
+    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+        """Return the maximum over dims."""
+        _no_out(out, "max")
+        return call("max", self, axis=axis, keepdims=keepdims, **more)
+
+    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+        """Return the minimum over dims."""
+        _no_out(out, "min")
+        return call("min", self, axis=axis, keepdims=keepdims, **more)
+
+    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+        """Return the range from minimum to maximum over dims."""
+        _no_out(out, "ptp")
+        return call("ptp", self, axis=axis, keepdims=keepdims, **more)
+
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+        """Return whether all elements are true over dims."""
+        _no_out(out, "all")
+        return call("all", self, axis=axis, keepdims=keepdims, **more)
+
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+        """Return whether any element is true over dims."""
+        _no_out(out, "any")
+        return call("any", self, axis=axis, keepdims=keepdims, **more)
+
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+        """Return the position of the first maximum."""
+        _no_out(out, "argmax")
+        return call("argmax", self, axis=axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+        """Return the position of the first minimum."""
+        _no_out(out, "argmin")
+        return call("argmin", self, axis=axis, keepdims=keepdims)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+        """Return the running sum."""
+        _no_out(out, "cumsum")
+        return call("cumsum", self, axis=axis, dtype=dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+        """Return the running product."""
+        _no_out(out, "cumprod")
+        return call("cumprod", self, axis=axis, dtype=dtype)
+
+    def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
+        """Return the array with its values limited to an interval."""
+        _no_out(out, "clip")
+        return call("clip", self, min, max)
+
+    def round(self, decimals: int = 0, out: None = None) -> Any:
+        """Return the array rounded to a number of decimals."""
+        _no_out(out, "round")
+        return call("round", self, decimals)
+
+    def conj(self) -> Any:
+        """Return the complex conjugate."""
+        return call("conj", self)
+
+    def conjugate(self) -> Any:
+        """Return the complex conjugate."""
+        return call("conj", self)
+
+    def dot(self, other: Any, out: None = None, **more: Any) -> Any:
+        """Return the dot product with another array."""
+        _no_out(out, "dot")
+        return call("dot", self, other, **more)
+
+    def take(
+        self, indices: Any, axis: int | None = None, out: None = None, mode: str | None = None
+    ) -> Any:
+        """Return the elements at positions along a dim."""
+        _no_out(out, "take")
+        return call("take", self, indices, axis=axis, mode=mode)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        """Return the array with its elements repeated."""
+        return call("repeat", self, repeats, axis=axis)
+
+    def sort(
+        self,
+        axis: int = -1,
+        *,
+        kind: None = None,
+        order: None = None,
+        stable: bool | None = True,
+        descending: bool = False,
+    ) -> Any:
+        """Return a sorted copy; unlike NumPy's method, which sorts in place."""
+        _no_kind(kind, order, "sort")
+        steady = stable is not False
+        return call("sort", self, axis=axis, descending=descending, stable=steady)
+
+    def argsort(
+        self,
+        axis: int = -1,
+        *,
+        kind: None = None,
+        order: None = None,
+        stable: bool | None = True,
+        descending: bool = False,
+    ) -> Any:
+        """Return the positions that would sort the array."""
+        _no_kind(kind, order, "argsort")
+        steady = stable is not False
+        return call("argsort", self, axis=axis, descending=descending, stable=steady)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """Return the diagonal of two dims."""
+        return call("diagonal", self, offset, axis1, axis2)
+
+    def trace(
+        self,
+        offset: int = 0,
+        axis1: int = 0,
+        axis2: int = 1,
+        dtype: Any = None,
+        out: None = None,
+    ) -> Any:
+        """Return the sum of the diagonal of two dims."""
+        _no_out(out, "trace")
+        more = {} if dtype is None else {"dtype": dtype}
+        return call("trace", self, offset, axis1, axis2, **more)
+
+    def nonzero(self) -> Any:
+        """Return the positions of the elements that are not zero, one array per dim."""
+        return call("nonzero", self)
+
+    def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Any:
+        """Return where values would be inserted to keep the array sorted."""
+        more = {} if sorter is None else {"sorter": sorter}
+        return call("searchsorted", self, v, side=side, **more)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return call("array_namespace", api_version)
+
+
+advise_instead(ArrayMethods, INSTEAD)

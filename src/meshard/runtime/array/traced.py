@@ -1,0 +1,185 @@
+"""`Traced`: a value that stands for an array while a transformation runs.
+
+Operations take it like an `Array`; what they do with it is for the interpreter that made it. It has
+a type, and only its maker knows whether there is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.attributes import no_attribute
+from meshard.errors import ArgumentError, ConcretizationError
+from meshard.runtime.array.methods import INSTEAD, ArrayMethods
+from meshard.runtime.types import ArrayType, Block
+
+_PLACED = frozenset(
+    {
+        *("addressable_data", "addressable_shards", "copy_to_host_async", "delete", "device"),
+        *("devices", "global_shards", "is_deleted", "is_fully_addressable"),
+        *("is_fully_replicated", "is_ready", "on_device_size_in_bytes", "tobytes"),
+        "unsafe_buffer_pointer",
+    }
+)
+
+
+class Traced(ArrayMethods):
+    """The base of values inside a transformation.
+
+    A subclass says in `_concrete` whether there is one value to be had, and why not.
+    """
+
+    __slots__ = ("_type",)
+    _type: ArrayType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the code under transformation sees."""
+        return self._type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return self._type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self._type.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._type.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._type.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._type.dtype.itemsize
+
+    @property
+    def aval(self) -> Any:
+        """All that is known of the value but its data."""
+        return self._type
+
+    @property
+    def sharding(self) -> Sharding:
+        """How each device's value lies."""
+        return self._type.sharding
+
+    @property
+    def committed(self) -> bool:
+        """Whether operations must follow its place."""
+        return self._type.committed
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak."""
+        return False
+
+    def _concrete(self, what: str) -> Block:
+        """Return the one value that this stands for.
+
+        Raises:
+            ConcretizationError: if there is none; ``what`` is what the caller wanted of it.
+        """
+        raise ConcretizationError(
+            f"{what}: {self._type.str_short()} is traced here and has no value yet."
+        )
+
+    def _stray(self) -> str:
+        """Return the message for a use where its transformation does not run."""
+        return (
+            f"{self.aval!r} is a value inside a transformation that is not running here, such as "
+            "a shard_map body that has ended. Return it from the body instead of keeping it."
+        )
+
+    def _placed(self, sharding: Sharding, what: str) -> Any:
+        """Return the value laid out as a sharding says.
+
+        Raises:
+            ConcretizationError: if it lies as the transformation says.
+        """
+        raise ConcretizationError(
+            f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
+            f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
+            "results instead."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not found: what an Array says of its place, and this cannot.
+        if name in _PLACED:
+            raise AttributeError(
+                f"{name}: this {self._type.str_short()} is a value inside a transformation, which "
+                "is on no device by itself. Ask the array that goes in or comes out."
+            )
+        raise no_attribute(type(self), name, INSTEAD)
+
+    def _live(self) -> Any:
+        return (self._concrete("This function needs the values, not only the shape"),)
+
+    def block_until_ready(self) -> Any:
+        """Return the value itself."""
+        return self
+
+    def copy(self) -> Any:
+        """Return the value itself; it is immutable."""
+        return self
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
+        value = self._concrete("A NumPy function")
+        return np.array(value, dtype) if copy else np.asarray(value, dtype)
+
+    def item(self, *args: Any) -> Any:
+        """Return one element as a Python scalar."""
+        return self._concrete("item()").item(*args)
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python scalars."""
+        return self._concrete("tolist()").tolist()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError("len: an array without dims has no length.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __bool__(self) -> bool:
+        return bool(self._concrete("A Python if, while, and, or, not or bool()"))
+
+    def __int__(self) -> int:
+        return int(self._concrete("int()"))
+
+    def __float__(self) -> float:
+        return float(self._concrete("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._concrete("complex()"))
+
+    def __index__(self) -> int:
+        return self._concrete("A Python integer, as for range() or a shape,").__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self._concrete("A format such as f'{x:.2f}'"), spec) if spec else repr(self)
+
+    def __reduce__(self) -> Any:
+        raise ConcretizationError("A value inside a transformation cannot be pickled or sent.")

@@ -1,0 +1,113 @@
+"""The door up: `bind` says which operation is wanted, an interpreter decides what happens.
+
+Below this door nothing knows the operations. The floor above installs the base interpreter, which
+runs an operation at once, and the functions that `Array`'s methods stand for; transformations push
+interpreters of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol, final
+
+from meshard.errors import ArgumentError, MeshardError
+from meshard.runtime.arguments import too_large
+
+Params = tuple[tuple[str, Hashable], ...]
+
+
+class Interpreter(Protocol):
+    """What decides the fate of an operation.
+
+    Attributes:
+        axis_sizes: the mesh axes that named-axis operations may use here.
+    """
+
+    axis_sizes: Mapping[str, int]
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Run, record or map one operation."""
+
+
+class _Doors:
+    """What the floor above has installed: written once, while it is imported."""
+
+    def __init__(self) -> None:
+        self.base: Interpreter | None = None
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+
+_DOORS = _Doors()
+_stack: ContextVar[tuple[Interpreter, ...]] = ContextVar("meshard_interpreters", default=())
+
+
+def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None:
+    """Install the base interpreter and the functions behind `Array`'s methods."""
+    _DOORS.base = base
+    _DOORS.functions.update(functions)
+
+
+def bind(name: str, *operands: Any, **params: Hashable) -> Any:
+    """Hand an operation to the innermost interpreter."""
+    stack = _stack.get()
+    interpreter = stack[-1] if stack else _DOORS.base
+    if interpreter is None:
+        raise MeshardError(f"{name}: no operations are installed; import meshard.")
+    try:
+        return interpreter.run(name, operands, tuple(params.items()))
+    except OverflowError as error:
+        raise too_large(name, error, operands) from None
+
+
+def innermost() -> Interpreter | None:
+    """Return the innermost interpreter that a transformation has pushed; None outside of all."""
+    stack = _stack.get()
+    return stack[-1] if stack else None
+
+
+def interpreters() -> tuple[Interpreter, ...]:
+    """Return the interpreters that transformations have pushed, the outermost first."""
+    return _stack.get()
+
+
+def install_function(name: str, function: Callable[..., Any]) -> None:
+    """Install one more function that a floor below calls by name."""
+    _DOORS.functions[name] = function
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return an installed function.
+
+    Raises:
+        ArgumentError: if there is none of that name.
+    """
+    found = _DOORS.functions.get(name)
+    if found is None:
+        raise ArgumentError(f"{name}: this version of meshard has no such operation.")
+    return found
+
+
+def call(name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call one of the installed functions, for a method of `Array`.
+
+    Raises:
+        ArgumentError: if there is no such function.
+    """
+    return function(name)(*args, **kwargs)
+
+
+@final
+class interpreting:
+    """Make an interpreter the innermost one within a ``with`` statement."""
+
+    __slots__ = ("_interpreter", "_token")
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
+
+    def __enter__(self) -> None:
+        self._token = _stack.set((*_stack.get(), self._interpreter))
+
+    def __exit__(self, *_: object) -> None:
+        _stack.reset(self._token)

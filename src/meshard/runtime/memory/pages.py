@@ -1,0 +1,295 @@
+"""Pages: memory for large blocks, leased from a pool.
+
+Fresh pages cost as much as filling them, so a large block's memory goes back to a pool when the
+last NumPy view of it dies, and is handed out again. What a block is made of is a `Lease`, which
+exports ``__array_interface__``: NumPy keeps the lease alive as long as any view lives.
+
+The memory is private to the process: a forked child gets its own copy of what it or its parent
+writes to, and what is given back to the system is really given back. It uses huge pages where the
+system has them. Chunks of less than a huge page are carved out of larger regions for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.errors import AllocationError
+from meshard.runtime.memory.arena import Arena, size_class
+from meshard.runtime.memory.forks import renew_in_children
+from meshard.runtime.types import Block, dtype_name
+
+_SMALLEST = 256 * 1024
+HUGE = 2 * 1024 * 1024
+"""Bytes of a huge page."""
+_CARVED = 8 * HUGE
+"""Bytes of a region that smaller chunks are carved out of."""
+_UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+_ON_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+_ON_SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)
+
+
+def _advise() -> Any:
+    found = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform != "win32" else None
+    if found is not None:
+        found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+_madvise = _advise()
+
+
+def _tell(address: int, nbytes: int, advice: int | None) -> None:
+    """Advise the system about whole pages of private memory; it may be deaf to it."""
+    if advice is not None and _madvise is not None:
+        _madvise(address, nbytes, advice)
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Give the whole pages within a range of private memory to the system; they read as zeros."""
+    page = mmap.PAGESIZE
+    first, last = -(-address // page) * page, (address + nbytes) // page * page
+    if last > first:
+        _tell(first, last - first, _UNNEEDED)
+
+
+@final
+class _Region:
+    """A run of private memory, mapped at once.
+
+    Attributes:
+        base: the address of its first byte, on a boundary of huge pages where it is as large.
+        size: its bytes.
+        carved: how many chunks it was cut into so far; one, where it is itself a chunk.
+        used: the bytes that these take.
+    """
+
+    __slots__ = ("_memory", "base", "carved", "size", "used")
+
+    def __init__(self, size: int, huge: bool = True) -> None:
+        room = size
+        while True:
+            memory = _mapped(room)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            if size < HUGE or not address % HUGE or room > size:
+                break
+            room = size + HUGE  # the system did not align it by itself
+        self._memory = memory
+        self.base = -(-address // HUGE) * HUGE if room > size else address
+        self.size = size
+        self.carved = self.used = 0
+        if size >= HUGE:
+            _tell(self.base, size, _ON_HUGE_PAGES if huge else _ON_SMALL_PAGES)
+
+    def carve(self, size: int) -> int | None:
+        """Return where the next chunk begins; None if there is no room for it."""
+        at = self.used
+        if at + size > self.size:
+            return None
+        self.used += size
+        self.carved += 1
+        return at
+
+
+def _mapped(size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+_Chunk = tuple[_Region, int]
+"""A piece of a region, by where it begins."""
+
+
+@final
+class Lease:
+    """A chunk of private memory that returns to its pool when nothing refers to it any more."""
+
+    __slots__ = ("__array_interface__", "_at", "_hollow", "_pool", "_region", "_size")
+
+    def __init__(self, pool: Pages, region: _Region, at: int, size: int) -> None:
+        self._pool = pool
+        self._region = region
+        self._at = at
+        self._size = size
+        self._hollow = False
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (region.base + at, False),
+            "version": 3,
+        }
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Give the whole pages within a range of addresses to the system; they read as zeros."""
+        self._hollow = True  # it is not worth keeping
+        give_back(start, nbytes)
+
+    def __del__(self) -> None:
+        self._pool._take_back((self._region, self._at), self._size, self._hollow)
+
+
+@final
+class Pages:
+    """The pool of one world.
+
+    Leases die anywhere, so that what they touch is appended to and popped from, without a lock.
+
+    Attributes:
+        keep: the most bytes that stay in the pool unused.
+        arena: memory that the other processes of the host can map; None if there is none.
+    """
+
+    def __init__(self, keep: int = 1 << 30) -> None:
+        self.keep = keep
+        self.arena: Arena | None = None
+        self._idle: dict[int, deque[_Chunk]] = {}
+        self._hollow: dict[int, deque[_Chunk]] = {}
+        self._carving: _Region | None = None
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Make the lock anew, in a child that was forked while another thread held it."""
+        self._growing = threading.RLock()
+
+    def empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], *, filled_in: int | None = None
+    ) -> Block:
+        """Return an uninitialised C-ordered array; a large one comes from the pool.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+            filled_in: at how many places it is filled gradually while other memory is given back.
+                It then is fresh memory, which counts only once it is written to.
+
+        Raises:
+            AllocationError: if the system has no memory for it.
+        """
+        size = dtype.itemsize * math.prod(shape)
+        if size < _SMALLEST:
+            return np.empty(shape, dtype)
+        try:
+            lease = self._leased(size_class(size), filled_in)
+        except (OSError, ValueError, OverflowError) as error:
+            raise AllocationError(
+                f"The system has no memory for a block {dtype_name(dtype)}"
+                f"[{','.join(map(str, shape))}] of {size:,} bytes ({error})."
+            ) from error
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
+        """Return an uninitialised C-ordered array; a large one where neighbours can write to it."""
+        size = dtype.itemsize * math.prod(shape)
+        if size < _SMALLEST:
+            return np.empty(shape, dtype)
+        lease = None if self.arena is None else self.arena.lease(size)
+        if lease is None:
+            return self.empty(shape, dtype)
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def open_arena(self, places: int) -> Arena:
+        """Make memory that the other processes of the host can map.
+
+        Args:
+            places: how many processes the host has.
+
+        Raises:
+            OSError: if the system has no such memory.
+        """
+        self.arena = Arena(places, self.keep)
+        return self.arena
+
+    def close_arena(self) -> None:
+        """Take no more memory that others can map."""
+        self.arena = None
+
+    def _leased(self, size: int, filled_in: int | None) -> Lease:
+        try:
+            return Lease(self, *self._chunk(size, filled_in), size)
+        except OSError:
+            self.trim()  # what waits here may be what is missing there
+            return Lease(self, *self._chunk(size, filled_in), size)
+
+    def _chunk(self, size: int, filled_in: int | None) -> _Chunk:
+        """Return a chunk that was used before, or a new one."""
+        if filled_in is not None and size >= HUGE:
+            # Each place where it grows may take up a huge page that it does not fill yet.
+            region = _Region(size, huge=size >= 16 * HUGE * filled_in)
+            region.carve(size)
+            return region, 0
+        for kept in (self._idle, self._hollow):
+            queue = kept.get(size)
+            if queue:
+                with contextlib.suppress(IndexError):
+                    return queue.pop()
+        if size >= HUGE:
+            region = _Region(size)
+            region.carve(size)
+            return region, 0
+        with self._growing:
+            at = None if self._carving is None else self._carving.carve(size)
+            if self._carving is None or at is None:
+                self._carving = _Region(_CARVED)
+                at = self._carving.carve(size)
+                assert at is not None
+            return self._carving, at
+
+    def _take_back(self, chunk: _Chunk, size: int, hollow: bool) -> None:
+        if not hollow and self.idle_bytes + size <= self.keep:
+            self._idle.setdefault(size, deque()).append(chunk)
+        elif size < HUGE:
+            region, at = chunk
+            give_back(region.base + at, size)
+            self._hollow.setdefault(size, deque()).append(chunk)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that wait in the pool."""
+        return sum(size * len(queue) for size, queue in list(self._idle.items()))
+
+    def trim(self, most: int = 0) -> None:
+        """Give idle memory back to the system.
+
+        Args:
+            most: bytes of private memory that may stay.
+        """
+        with self._growing:
+            found: list[tuple[_Chunk, int]] = []
+            for size, queue in list(self._idle.items()):
+                while queue and self.idle_bytes > most:
+                    with contextlib.suppress(IndexError):
+                        found.append((queue.popleft(), size))
+            if not most:
+                self._drop_regions(found)
+        for chunk, size in found:
+            self._take_back(chunk, size, hollow=True)
+        if self.arena is not None:
+            self.arena.trim(most)
+
+    def _drop_regions(self, idle: list[tuple[_Chunk, int]]) -> None:
+        """Let go of the regions of which no chunk is leased; leave the other chunks in the list."""
+        for size, queue in list(self._hollow.items()):
+            while queue:
+                with contextlib.suppress(IndexError):
+                    idle.append((queue.pop(), size))
+        counts = Counter([id(region) for (region, _), _ in idle])
+        self._carving = None
+        idle[:] = [e for e in idle if counts[id(e[0][0])] < e[0][0].carved]
+
+    def close(self) -> None:
+        """Give all idle memory back, now and whenever the last view of a block dies."""
+        self.keep = 0
+        if self.arena is not None:
+            self.arena.keep = 0
+        self.trim()

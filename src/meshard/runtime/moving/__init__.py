@@ -1,0 +1,1 @@
+"""How arrays come to be laid out as asked: placed, made, resharded, donated."""

@@ -1,0 +1,318 @@
+"""Making arrays: `device_put`, and from callbacks or single-device arrays; and fetching them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import flag_of, function_of
+from meshard.algebra.box import Box, Index
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, ShardingError, TreeError
+from meshard.runtime.agree import agree_to_make
+from meshard.runtime.arguments import checked_shape
+from meshard.runtime.array.array import Array, to_numpy
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.place import (
+    as_host,
+    as_sharding,
+    check_devices_exist,
+    dtype_of,
+    made_of,
+    placed,
+)
+from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
+from meshard.runtime.types import Block
+from meshard.runtime.world import here
+
+T = TypeVar("T")
+
+
+def device_put(
+    x: Any,
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> Any:
+    """Lay values or arrays out on devices.
+
+    Args:
+        x: an array, anything that NumPy makes one of, or a tree of such leaves.
+        device: a Sharding, a Device, or a spec where a mesh is set, for all leaves; or a tree of
+            them that is a prefix of ``x``. None leaves arrays where they are and puts values on
+            the default device.
+        src: accepted as in JAX; where an array lies is known.
+        donate: whether to delete the arrays given, once all have been placed; or a tree of such.
+        may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
+            never with the memory of a NumPy array.
+
+    Returns:
+        The tree with each leaf an `Array`, committed where a device was given.
+
+    Raises:
+        ShardingError: if a leaf's shape cannot lie as asked, or a device does not exist. Nothing
+            has been deleted then.
+        UnequalError: if a value is to lie on devices of several processes, which give different
+            ones: each must give the whole array.
+        TreeError: if ``device`` is not a prefix of ``x``.
+        ArgumentError: if a leaf is both to be donated and to be aliased.
+
+    >>> import meshard
+    >>> x = device_put(np.arange(4), meshard.devices()[0])
+    >>> x
+    Array([0, 1, 2, 3], dtype=int64)
+    """
+    what = "device_put"
+    if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
+        target = as_sharding(device, what)
+        check_same_values(x, [x], [target], what)
+        return placed(x, target)
+    leaves, structure = flatten_with_none(x)
+    targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
+    given_up = prefix_leaves(donate, x, what, "donate")
+    given_up = [flag_of(gone, what, "donate") for gone in given_up]
+    aliased = prefix_leaves(may_alias, x, what, "may_alias")
+    for gone, shared in zip(
+        given_up, (a is not None and flag_of(a, what, "may_alias") for a in aliased), strict=True
+    ):
+        if gone and shared:
+            raise ArgumentError(
+                f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
+                "nothing can share its memory. Choose one."
+            )
+    check_same_values(x, leaves, targets, what)
+    results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
+    leaving: list[tuple[Any, Sharding | None]] = []
+    for leaf, target, gone in zip(leaves, targets, given_up, strict=True):
+        if gone and type(leaf) is Array:
+            leaving.append((leaf, target))
+        elif leaf is not None and (id(leaf), target) not in results:
+            results[id(leaf), target] = placed(leaf, target)
+    if leaving:
+        from meshard.runtime.moving.moved import (
+            moved_away,  # what it needs is not loaded for those who keep arrays
+        )
+
+        for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
+            results[id(leaf), target] = result
+    pairs = zip(leaves, targets, strict=True)
+    return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+
+
+def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:
+    """Return for each leaf of ``tree``, None included, the leaf of ``prefix`` above it.
+
+    Raises:
+        TreeError: if it is no prefix.
+    """
+    try:
+        return broadcast_leaves(prefix, tree, none_is_leaf=True)
+    except TreeError:
+        raise
+    except ValueError as error:
+        raise TreeError(
+            f"{what}: the tree of {name} must be a prefix of the tree of values: {mismatch(error)}."
+        ) from error
+
+
+def device_get(x: Any) -> Any:
+    """Return a tree with each array fetched as a whole, as a NumPy array; other leaves stay.
+
+    Raises:
+        NotAddressableError: if an array spans processes and is not replicated.
+    """
+
+    def fetch(leaf: Any) -> Any:
+        if type(leaf) is Array:
+            return to_numpy(leaf)
+        if isinstance(leaf, Traced):
+            return leaf._concrete("device_get")
+        return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+    leaves, structure = flatten(x)
+    return unflatten(structure, [fetch(leaf) for leaf in leaves])
+
+
+def block_until_ready(x: T) -> T:
+    """Return the tree; arrays are complete as soon as they exist.
+
+    Raises:
+        DeletedArrayError: if an array of it was deleted.
+    """
+    for leaf in flatten(x)[0]:
+        if type(leaf) is Array:
+            leaf._live()
+    return x
+
+
+def needed_sharding(given: Any, what: str) -> Sharding:
+    """Return the sharding that is meant, on devices that exist.
+
+    Raises:
+        ArgumentError: if none is given.
+        ShardingError: if a device does not exist.
+    """
+    found = as_sharding(given, what)
+    if found is None:
+        raise ArgumentError(f"{what}: a sharding is needed, got None.")
+    check_devices_exist(here(), found, what)
+    return found
+
+
+def make_array_from_callback(
+    shape: Sequence[int],
+    sharding: Any,
+    data_callback: Callable[[Index], Any],
+    dtype: Any = None,
+) -> Array:
+    """Make an array whose pieces a callback gives.
+
+    Args:
+        shape: the global shape.
+        sharding: a Sharding, a Device, or a spec where a mesh is set.
+        data_callback: called with a tuple of slices into the global array, once for each distinct
+            index of this process's devices; returns anything that NumPy makes an array of. What
+            others can still change is copied.
+        dtype: what to convert the pieces to, within one kind of numbers; needed by a process that
+            holds none. By default the first piece's.
+
+    Returns:
+        The array. If the callback raises, no array is made.
+
+    Raises:
+        ShardingError: if a piece has another shape or dtype than it should; the index is named.
+        ArgumentError: if ``dtype`` is needed and not given.
+
+    >>> import meshard
+    >>> rows = np.arange(6).reshape(3, 2)
+    >>> x = make_array_from_callback((3, 2), meshard.devices()[0], lambda index: rows[index])
+    >>> x.shape, x.dtype
+    ((3, 2), dtype('int64'))
+    """
+    what = "make_array_from_callback"
+    function_of(data_callback, what, "data_callback")
+    whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
+    me = world.process_index
+    indices: dict[int, Index] = {}
+    layout = place.layout(whole)
+    for device, index in place.devices_indices_map(whole).items():
+        if device.process_index == me and index is not None:
+            indices.setdefault(layout.piece_of[device.id], index)
+    first: list[Block] = []
+    empty: dict[Box, Block] = {}
+    wanted = None if dtype is None else dtype_of(dtype, what)
+
+    def value(piece: int) -> Block:
+        if piece == probe and first:
+            return first.pop()
+        box = layout.boxes[piece]
+        if box.volume:
+            return asked(piece)
+        if box not in empty:  # of pieces without elements several may have one index
+            empty[box] = asked(piece)
+        return empty[box]
+
+    def asked(piece: int) -> Block:
+        given = as_host(data_callback(indices[piece]), what)
+        if wanted in (None, given.dtype) or not np.can_cast(given.dtype, wanted, "same_kind"):
+            return given
+        return given.astype(wanted)
+
+    agree_to_make(world, what, whole, wanted, place)
+    probe = min(indices, default=-1)
+    if wanted is None:
+        if not indices:
+            raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
+        first.append(as_host(data_callback(indices[probe]), what))
+        wanted = first[0].dtype
+    kind = world.type_of(whole, wanted, place, True)
+    return made_of(world, kind, value, what)
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: Any, arrays: Sequence[Array], *, dtype: Any = None
+) -> Array:
+    """Make one array of arrays that lie on single devices, without copying.
+
+    Args:
+        shape: the global shape.
+        sharding: a Sharding, a Device, or a spec where a mesh is set.
+        arrays: one array per device of this process, in any order. Of replicas, which must be
+            equal, the first in device order is taken.
+        dtype: the arrays' dtype; needed by a process that holds none.
+
+    Raises:
+        ShardingError: if arrays are missing, too many, of another shape, dtype or device.
+        ArgumentError: if something else than Arrays is given, or ``dtype`` is needed and not given.
+        DeletedArrayError: if one was deleted.
+
+    >>> import meshard
+    >>> halves = [meshard.device_put(np.full(2, float(d.id)), d) for d in meshard.devices()[:1]]
+    >>> make_array_from_single_device_arrays((2,), meshard.devices()[0], halves)
+    Array([0., 0.], dtype=float64)
+    """
+    what = "make_array_from_single_device_arrays"
+    whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
+    needed = [d for d in place.device_order if d.process_index == world.process_index]
+    if not isinstance(arrays, (list, tuple)):
+        raise ArgumentError(
+            f"{what}: arrays is a {type(arrays).__name__}; give a list or tuple of Arrays."
+        )
+    given: dict[Device, Array] = {}
+    for x in arrays:
+        if type(x) is not Array:
+            raise ArgumentError(
+                f"{what}: expected Arrays on one device each, got a {type(x).__name__}."
+            )
+        if not isinstance(x.device, Device):
+            raise ShardingError(
+                f"{what}: an array of shape {x.shape} is on {x.sharding.num_devices} devices; "
+                "each must be on one."
+            )
+        if x.device in given:
+            raise ShardingError(
+                f"{what}: two arrays are on {x.device!r}; the arrays must be on distinct devices."
+            )
+        x._live()
+        given[x.device] = x
+    if len(arrays) != len(needed):
+        raise ShardingError(
+            f"{what}: expected {len(needed)} per-device arrays (this is how many devices are "
+            f"addressable by the sharding), but got {len(arrays)}."
+        )
+    for device in needed:
+        if device not in given:
+            foreign = [d for d in given if d.process_index != world.process_index]
+            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
+            raise ShardingError(
+                f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
+                "Each process gives one array for each of its own devices."
+            )
+    if not needed and dtype is None:
+        raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
+    wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
+    kind = world.type_of(whole, wanted, place, True)
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    for device in needed:
+        x = given[device]
+        piece = kind.layout.piece_of[device.id]
+        box = kind.layout.box(piece)
+        if x.shape != box.shape:
+            raise ShardingError(
+                f"{what}: expected shard shape {box.shape} on {device!r} (index {box}), but its "
+                f"array has shape {x.shape}. The result is {kind.str_short()} with {place!r}."
+            )
+        if x.dtype != wanted:
+            raise ShardingError(
+                f"{what}: all arrays must have one dtype; {device!r} has {x.dtype}, where "
+                f"{wanted} is expected."
+            )
+        if blocks[piece] is None:
+            blocks[piece] = x._live()[0]
+    return Array(kind, tuple(blocks))

@@ -1,0 +1,416 @@
+"""Moving trees: all arrays of a tree go to their layouts, each distinct one once.
+
+In: leaves, and for each where it is to be. Out: the leaves, moved. The arrays go batch by batch in
+the order of the `schedule`; a donated source is freed with its batch. Whatever happens on the way,
+every array is somewhere: an exception carries the tree as it is then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.layout import Layout
+from meshard.errors import AllocationError
+from meshard.plan.figures.schedule import batches, is_gradual
+from meshard.plan.figures.window import between, check_window
+from meshard.plan.hops.hop import unit_map
+from meshard.plan.hops.route import Route
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.plan.show.progress import progress_bar
+from meshard.runtime.agree import agree
+from meshard.runtime.array.array import Array
+from meshard.runtime.memory.ownership import give_back_owned
+from meshard.runtime.moving.donate import Gradual, run_gradually
+from meshard.runtime.moving.execute import Move, run_moves
+from meshard.runtime.moving.place import (
+    check_devices_exist,
+    part_between,
+    placed,
+    spans,
+    wires_between,
+)
+from meshard.runtime.types import ArrayType, Blocks
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.watching.profile import timed
+from meshard.runtime.world import RuntimeWorld, here
+
+Progress = bool | Callable[[int, int], None] | None
+_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
+_KEPT_IDLE = 8 << 20
+"""Bytes that a pool may keep while donated arrays are freed, for the next ones to use."""
+
+
+@final
+class Tree:
+    """The leaves that move, and how they become a tree again.
+
+    Args:
+        leaves: the leaves.
+        structure: of the tree; None for a list.
+
+    Attributes:
+        leaves: the leaves.
+    """
+
+    def __init__(self, leaves: Sequence[Any], structure: Any = None) -> None:
+        self.leaves = leaves
+        self._structure = structure
+
+    @cached_property
+    def names(self) -> list[str]:
+        """How to call each leaf; worked out when a message needs it."""
+        if self._structure is None:
+            return [f"array {i}" for i in range(len(self.leaves))]
+        return leaf_names(self._structure.accessors())
+
+    def rebuilt(self, leaves: Sequence[Any]) -> Any:
+        """Return the tree of as many leaves."""
+        return list(leaves) if self._structure is None else self._structure.unflatten(leaves)
+
+
+def leaf_names(accessors: Sequence[Any]) -> list[str]:
+    """Return how to call the leaves of a tree, by the way to each."""
+    return [".".join(map(str, accessor.path)) or "x" for accessor in accessors]
+
+
+@final
+@dataclass(slots=True)
+class _Way:
+    """One array's way to one layout.
+
+    Attributes:
+        array: the array.
+        type_: what it becomes.
+        part: what this process does.
+        route: the layouts that it goes through; None for the direct way.
+        leaves: the numbers of the leaves that it is the result of.
+        last: whether it is the last way of the array, after which a donated one is given up.
+    """
+
+    array: Array
+    type_: ArrayType
+    part: Part
+    route: Route | None
+    leaves: list[int]
+    last: bool = True
+
+    @property
+    def source(self) -> Layout:
+        """The layout before."""
+        return self.array._type.layout
+
+    @property
+    def destination(self) -> Layout:
+        """The layout after."""
+        return self.type_.layout
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.type_.dtype.itemsize
+
+    @property
+    def gradual(self) -> bool:
+        """Whether the source goes step by step, if it is donated."""
+        hops = 1 if self.route is None else len(self.route.layouts) - 1
+        return self.last and is_gradual(self.source, self.itemsize, donate=True, hops=hops)
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of the result that this process will hold."""
+        layout = self.destination
+        return sum(layout.box(i).volume for i in self.type_.local) * self.itemsize
+
+
+def moved(
+    tree: Tree,
+    targets: Sequence[Sharding | None],
+    routes: Sequence[Route | None],
+    donate: bool,
+    max_bytes: int | None,
+    progress: Progress = None,
+    what: str = "reshard",
+) -> list[Any]:
+    """Return the leaves of a tree, each moved to its target, by its route where one is given.
+
+    Args:
+        tree: the leaves.
+        targets: for each leaf where it is to be; None leaves it where it is.
+        routes: for each leaf the way that a plan has chosen.
+        donate: whether the sources are given up.
+        max_bytes: the most bytes on their way from and to this process at once.
+        progress: see `reshard`.
+        what: the function that was called, for messages.
+    """
+    world = here()
+    move = _Mover(world, tree, donate, max_bytes, what)
+    if not world.profiles:
+        return move.run(targets, routes, progress)
+    with timed(world, what, "move") as ran_on:
+        ran_on([t for t in targets if t is not None])
+        return move.run(targets, routes, progress)
+
+
+def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
+    """Return arrays that are given up, each moved to its target."""
+    tree = Tree([x for x, _ in leaves])
+    return moved(tree, [t for _, t in leaves], [None] * len(leaves), True, None, what=what)
+
+
+@final
+class _Teller:
+    """Tells how far a move has come, and keeps what is raised meanwhile until it has ended."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None, total: int) -> None:
+        self._tell = tell
+        self._total = total
+        self._done = 0
+        self.failure: BaseException | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody listens."""
+        return self._tell is not None
+
+    def told(self, nbytes: int) -> None:
+        """Say that some more bytes have arrived."""
+        self._done += nbytes
+        if self._tell is None or self.failure is not None:
+            return
+        try:
+            self._tell(min(self._done, self._total), self._total)
+        except BaseException as error:  # raised when nothing is half done
+            self.failure = error
+
+    def postponed(self, error: BaseException) -> None:
+        """Keep an error that came while something was half done."""
+        if self.failure is None:
+            self.failure = error
+
+
+@final
+class _Mover:
+    """One move of a tree: what has arrived, and what is still where it was."""
+
+    def __init__(
+        self, world: RuntimeWorld, tree: Tree, donate: bool, max_bytes: int | None, what: str
+    ) -> None:
+        self._world = world
+        self._tree = tree
+        self._donate = donate
+        self._what = what
+        self._max_bytes = max_bytes
+        self._results: list[Any] = [None] * len(tree.leaves)
+        self._arrived: set[int] = set()
+        self._lost: list[str] = []
+
+    def run(
+        self,
+        targets: Sequence[Sharding | None],
+        routes: Sequence[Route | None],
+        progress: Progress,
+    ) -> list[Any]:
+        world, leaves = self._world, self._tree.leaves
+        types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
+        for leaf, type_ in zip(leaves, types, strict=True):
+            if type_ is not None:
+                leaf._live()
+        self._place(targets, types)
+        every = [
+            t for x, type_ in zip(leaves, types, strict=True) if type_ for t in (x._type, type_)
+        ]
+        agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
+        ways = self._ways(types, routes)
+        if self._max_bytes is not None:
+            for way in ways:
+                text, size = way.array._type.str_short(), way.itemsize
+                check_window(self._max_bytes, world.process_count, size, text, self._what)
+        if world.ledgers:
+            pairs = [(w.array._type, w.type_) for w in ways]
+            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
+        total = sum([w.local_bytes for w in ways]) if progress else 0
+        with progress_bar(total) if progress is True else _NO_BAR as bar:
+            teller = _Teller(progress if callable(progress) else bar, total)
+            try:
+                self._move(ways, teller)
+            except BaseException as error:
+                self._hand_back(error)
+                raise
+        if self._donate:
+            self._give_up([x for x in leaves if type(x) is Array])
+            world.pages.trim()
+        if teller.failure is not None:
+            self._hand_back(teller.failure)
+            raise teller.failure
+        return self._results
+
+    def _place(self, targets: Sequence[Any], types: Sequence[ArrayType | None]) -> None:
+        """Settle the leaves that do not move: those placed anew, and those that are there."""
+        known: dict[tuple[int, Any], Any] = {}
+        for number, leaf in enumerate(self._tree.leaves):
+            type_ = types[number]
+            if leaf is None:
+                continue
+            key = id(leaf), targets[number]
+            if type_ is None:
+                if key not in known:
+                    known[key] = placed(leaf, targets[number], what=self._what)
+            elif leaf._type.layout == type_.layout:
+                if key not in known:
+                    known[key] = Array(type_, leaf._live())
+            else:
+                continue
+            self._results[number] = known[key]
+
+    def _ways(
+        self, types: Sequence[ArrayType | None], routes: Sequence[Route | None]
+    ) -> list[_Way]:
+        """Return each distinct way of an array to a layout, once."""
+        found: dict[tuple[int, ArrayType], _Way] = {}
+        for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
+            if type_ is None or leaf._type.layout == type_.layout:
+                continue
+            way = found.get((id(leaf), type_))
+            if way is None:
+                part = part_between(self._world, leaf._type, type_)
+                way = found[id(leaf), type_] = _Way(leaf, type_, part, routes[number], [])
+            way.leaves.append(number)
+        return list(found.values())
+
+    def _move(self, ways: Sequence[_Way], teller: _Teller) -> None:
+        world, donate = self._world, self._donate
+        order = batches(ways, donate=donate)
+        if donate:
+            self._mark_last(ways, order)
+            world.pages.trim(_KEPT_IDLE)
+        for numbers in order:
+            batch = [ways[i] for i in numbers]
+            self._move_batch(batch, teller)
+            if donate:
+                self._give_up([way.array for way in batch if way.last])
+                world.pages.trim(_KEPT_IDLE)
+            # Others take part in what is left, and would wait for this process.
+            if teller.failure is not None and world.process_count == 1:
+                raise teller.failure
+
+    def _mark_last(self, ways: Sequence[_Way], order: Sequence[Sequence[int]]) -> None:
+        """Find the last way of each array; one that is wanted as it is has none."""
+        staying = {id(x) for i, x in enumerate(self._tree.leaves) if self._results[i] is not None}
+        seen = set(staying)
+        for i in [i for numbers in reversed(order) for i in reversed(numbers)]:
+            ways[i].last = id(ways[i].array) not in seen
+            seen.add(id(ways[i].array))
+
+    def _move_batch(self, batch: Sequence[_Way], teller: _Teller) -> None:
+        together: list[_Way] = []
+        for way in batch:
+            route = way.route
+            if route is not None and len(route.layouts) > 2 and self._world.process_count > 1:
+                self._settle(way, self._by_hops(way, route))
+                if teller.wanted:
+                    teller.told(way.local_bytes)
+            elif self._donate and way.gradual:
+                self._settle(way, self._gradually(way, teller))
+            else:
+                together.append(way)
+        if not together:
+            return
+        moves = [Move(w.part, w.array._live(), w.type_.dtype) for w in together]
+        try:
+            told = teller.told if teller.wanted else None
+            found = run_moves(self._world, moves, self._max_bytes, told)
+        except AllocationError as error:
+            raise self._without_memory(together, error) from error
+        for way, blocks in zip(together, found, strict=True):
+            self._settle(way, blocks)
+
+    def _gradually(self, way: _Way, teller: _Teller) -> Blocks:
+        """Move an array whose source is given back on the way."""
+        try:
+            move = Gradual(self._world, way.part, way.array, way.type_, self._max_bytes)
+        except AllocationError as error:  # nothing has begun
+            raise self._without_memory([way], error) from error
+        try:
+            return run_gradually(move, teller.told, teller.postponed)
+        except BaseException:
+            self._lost += [self._tree.names[i] for i in way.leaves]
+            way.array._discard(f"lost when {self._what} failed")
+            raise
+
+    def _settle(self, way: _Way, blocks: Blocks) -> None:
+        array = Array(way.type_, blocks)
+        for number in way.leaves:
+            self._results[number] = array
+            self._arrived.add(number)
+
+    def _give_up(self, arrays: Sequence[Array]) -> None:
+        kept = {id(r) for r in self._results}
+        for array in arrays:
+            if id(array) not in kept:
+                give_back_owned(array)
+                array._discard(f"donated to {self._what}")
+
+    def _by_hops(self, way: _Way, route: Route) -> Blocks:
+        """Bring an array to its destination hop by hop, as its route says."""
+        world = self._world
+        known = {d.id: d.process_index for d in world.devices}
+        window = self._max_bytes
+        if window is not None:
+            window -= between(route, way.itemsize, unit_map(known))
+        blocks = way.array._live()
+        for before, after in pairwise(route.layouts):
+            owners = {i: known[i] for i in before.device_ids | after.device_ids}
+            part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
+            (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], window)
+        return blocks
+
+    def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:
+        """Return the error that says which arrays there is no memory for."""
+        names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
+        total = sum(way.local_bytes for way in ways)
+        return AllocationError(
+            f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
+            "Move fewer arrays at once, give up the sources (donate=True), or use more processes."
+        )
+
+    def _hand_back(self, error: BaseException) -> None:
+        """Put the tree as it is now on an error, where sources were given up."""
+        leaves = self._tree.leaves
+        gone = [i for i in sorted(self._arrived) if leaves[i].is_deleted()]
+        if not gone and not self._lost:
+            return
+        now = [self._results[i] if i in self._arrived else leaf for i, leaf in enumerate(leaves)]
+        error.partial = self._tree.rebuilt(now)  # type: ignore[attr-defined]
+        names = self._tree.names
+        told = f"{_listed([names[i] for i in gone])} had arrived, and the donated source was freed"
+        waiting = [n for i, n in enumerate(names) if i not in self._arrived and n not in self._lost]
+        where = f"; {_listed(waiting)} is as it was" if waiting else ""
+        lost = f"; {_listed(self._lost)} was on its way and is lost" if self._lost else ""
+        error.add_note(
+            f"{self._what}: of {len(leaves)} leaves {told if gone else 'none had arrived'}"
+            f"{where}{lost}. The attribute `partial` of this exception is the tree as it is now."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _type_of(
+    world: RuntimeWorld, leaf: Any, target: Sharding | None, what: str
+) -> ArrayType | None:
+    """Return what an array that moves becomes; None for a leaf that is placed."""
+    if target is None or type(leaf) is not Array:
+        return None
+    check_devices_exist(world, target, what)
+    if not leaf.committed and spans(world, target):
+        return None
+    return world.type_of(leaf.shape, leaf.dtype, target, True)

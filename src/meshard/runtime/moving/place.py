@@ -1,0 +1,406 @@
+"""Placement: from host values and other layouts to arrays.
+
+In: a NumPy value, a callback, or an array; a sharding. Out: an `Array` whose blocks this process's
+devices share. Nothing here gathers: each piece is filled from the boxes that overlap it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import is_text, refusal, shown
+from meshard.algebra.mesh import Mesh, ambient_mesh
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import Device, config
+from meshard.errors import (
+    ArgumentError,
+    DtypeError,
+    IndivisibleError,
+    MeshardError,
+    OutOfRangeError,
+    ShapeError,
+    ShardingError,
+)
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.plan.move.wires import Move
+from meshard.runtime.agree import agree
+from meshard.runtime.arguments import described
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.memory.ownership import handed_over
+from meshard.runtime.moving.execute import run_part
+from meshard.runtime.types import KEY, ArrayType, Block
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.watching.profile import timed
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.tuning import LARGE
+
+_default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
+_CHUNK = 4 << 20
+GLOBAL = (
+    "In a program of several processes values are global arrays, not the local part of each: make "
+    "one from local data with meshard.make_array_from_process_local_data."
+)
+"""What is said where a host-local array may have been passed as a global one."""
+_MOST_KNOWN = 4096
+
+
+def default_device(device: Device | str | None) -> AbstractContextManager[None]:
+    """Make new arrays on ``device`` within a ``with`` statement.
+
+    Outside of one, ``meshard.config.update("default_device", device)`` says it for good; else new
+    arrays are made on this process's first device.
+
+    Args:
+        device: a device of this process; ``"cpu"`` for the first one; None for what holds outside
+            of every ``with`` statement.
+
+    Raises:
+        ArgumentError: if it is not a device of this process.
+
+    >>> import meshard
+    >>> with meshard.default_device(meshard.local_devices()[-1]):
+    ...     x = meshard.numpy.zeros(3)
+    >>> x.device == meshard.local_devices()[-1]
+    True
+    """
+    local = here().local_devices
+    chosen = local[0] if is_text(device, "cpu") else device
+    if chosen is not None and (not isinstance(chosen, Device) or chosen not in local):
+        raise ArgumentError(
+            f"default_device: {shown(device)} is not a device of this process, which has "
+            f"{local[0]!r} to {local[-1]!r}; 'cpu' means the first."
+        )
+    return _new_arrays_on(chosen)
+
+
+@contextlib.contextmanager
+def _new_arrays_on(device: Device | None) -> Iterator[None]:
+    token = _default_device.set(device)
+    try:
+        yield
+    finally:
+        _default_device.reset(token)
+
+
+def home(world: RuntimeWorld) -> SingleDeviceSharding:
+    """Return the sharding of new arrays that nobody placed."""
+    device = _default_device.get() or config.default_device
+    if device is None or device not in world.local_devices:
+        device = world.local_devices[0]
+    known = world.homes
+    if device not in known:
+        known[device] = SingleDeviceSharding(device)
+    return known[device]
+
+
+def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Return the dtype in native byte order if arrays can have it.
+
+    Raises:
+        DtypeError: if it is one of objects, strings, dates or records.
+    """
+    small = dtype.type.__module__.startswith(ml_dtypes.__name__)
+    if dtype.kind not in "biufc" and not small and dtype != KEY:
+        raise DtypeError(
+            f"{what}: dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, "
+            "complex numbers and the small floats of ml_dtypes."
+        )
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
+    """Return the dtype that is meant, if arrays can have it.
+
+    Raises:
+        DtypeError: if it is not a dtype, or not one of numbers.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except Exception as error:  # NumPy raises TypeError, ValueError, SyntaxError and more
+        allowed = "a dtype, such as 'float32' or numpy.int64"
+        raise DtypeError(refusal(what, name, allowed, given)) from error
+    return checked_dtype(found, what)
+
+
+def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
+    """Return any array-like as a NumPy array of a dtype that arrays can have.
+
+    Python floats, alone or in lists, take the default float.
+
+    Raises:
+        DtypeError: if its elements are not numbers.
+        ShapeError: if nested lists differ in length.
+    """
+    typed = isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")
+    try:
+        value = np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
+    except MeshardError:
+        raise
+    except OverflowError as error:
+        raise OutOfRangeError(
+            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
+    plain = not typed and dtype is None
+    if plain and value.dtype.kind in "fc" and config.default_float == "float32":
+        value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
+    if value.dtype == object:
+        if value.size and all(isinstance(v, int) for v in value.flat):
+            raise OutOfRangeError(
+                f"{what}: {shown(x)} does not fit into integers of 64 bits; write floats."
+            )
+        raise DtypeError(
+            f"{what}: expected an array, a number or nested lists of numbers, got {described(x)}."
+        )
+    wanted = checked_dtype(value.dtype, what)
+    return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
+
+
+def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
+    """Return an array-like as an array on the default device, uncommitted.
+
+    Values of a transformation are left as they are.
+
+    ``fresh`` says that nobody else holds the value, so that its memory may become the block.
+    """
+    if type(x) is Array and (dtype is None or x.dtype == dtype):
+        return x
+    if isinstance(x, Traced):
+        return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+    world = here()
+    value = as_host(x, "array", dtype)
+    if not fresh:
+        value = _copied(world, value)
+    return Array(world.type_of(value.shape, value.dtype, home(world), False), (value,))
+
+
+def _copied(world: RuntimeWorld, value: Block) -> Block:
+    target = world.pages.empty(value.shape, value.dtype)
+    _run_copies(world, [(target, value)])
+    return target
+
+
+def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
+    """Copy each second array into the first; large ones in parts, on the workers."""
+    if sum(t.nbytes for t, _ in copies) < LARGE:
+        for target, value in copies:
+            target[...] = value
+        return
+    tasks = []
+    for target, value in copies:
+        rows = target.shape[0] if target.ndim else 1
+        parts = min(rows, max(1, target.nbytes // _CHUNK))
+        for i in range(parts):
+            if parts == 1:
+                tasks.append(partial(np.copyto, target, value))
+            else:
+                rows_i = slice(rows * i // parts, rows * (i + 1) // parts)
+                tasks.append(partial(np.copyto, target[rows_i], value[rows_i]))
+    world.workers.run(tasks)
+
+
+def as_sharding(given: Any, what: str) -> Sharding | None:
+    """Return the sharding that a placement argument means; None for None.
+
+    Raises:
+        ArgumentError: if it is no device, sharding or spec.
+        ShardingError: if it is a spec and no mesh is set.
+    """
+    if given is None or isinstance(given, Sharding):
+        return given
+    if isinstance(given, Device):
+        return SingleDeviceSharding(given)
+    if isinstance(given, PartitionSpec):
+        mesh = ambient_mesh()
+        if mesh is None:
+            raise ShardingError(
+                f"{what}: the bare spec {given} needs a mesh, and none is set. Write "
+                f"NamedSharding(mesh, {given}), or call it within `with mesh:`."
+            )
+        return NamedSharding(mesh, given)
+    way = ""
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
+        way = f" A device by its number is meshard.devices()[{given}]."
+    if isinstance(given, Mesh):
+        way = f" A mesh needs a spec as well: NamedSharding(mesh, P({given.axis_names[0]!r}))."
+    raise ArgumentError(
+        f"{what}: expected a Sharding, a Device, a spec or None, got {described(given)}.{way}"
+    )
+
+
+def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> None:
+    """Refuse a sharding with devices that no process has."""
+    if sharding in world.known_shardings:
+        return
+    missing = [d for d in sharding.device_order if d not in world.device_set]
+    if missing:
+        raise ShardingError(
+            f"{what}: {missing[0]!r} of {sharding!r} does not exist here; there are "
+            f"{len(world.devices)} devices. A plan can be made for devices that do not exist, an "
+            "array cannot."
+        )
+    if len(world.known_shardings) > _MOST_KNOWN:
+        world.known_shardings.clear()
+    world.known_shardings.add(sharding)
+
+
+def placed(
+    x: Any, sharding: Sharding | None, *, donate: bool = False, what: str = "device_put"
+) -> Array:
+    """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
+
+    Raises:
+        ShardingError: if the shape cannot lie so, or a device does not exist.
+        DeletedArrayError: if the array was deleted.
+        BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
+        ConcretizationError: if it is inside a transformation.
+    """
+    if sharding is None or isinstance(x, Traced):
+        found: Array = as_array(x) if sharding is None else x._placed(sharding, what)
+        return found
+    world = here()
+    check_devices_exist(world, sharding, what)
+    if world.profiles:
+        with timed(world, what, "move") as ran_on:
+            ran_on([sharding])
+            return _placed(world, x, sharding, donate, what)
+    return _placed(world, x, sharding, donate, what)
+
+
+def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what: str) -> Array:
+    # An uncommitted array is every process's own copy of one value, and nothing is sent. A
+    # committed one is where it is, also for the processes that hold none of it.
+    if type(x) is Array and (x.committed or not spans(world, sharding)):
+        kind = world.type_of(x.shape, x.dtype, sharding, True)
+        result = resharded(world, x, kind, what)
+        if donate:
+            x._discard("donated to device_put")
+        return result
+    value = as_host(x, what)
+    try:
+        kind = world.type_of(value.shape, value.dtype, sharding, True)
+    except IndivisibleError as error:
+        if not spans(world, sharding):
+            raise
+        raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
+    agree(world, what, (), (kind,))
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    copies = []
+    for piece in kind.local:
+        box = kind.layout.box(piece)
+        block = world.pages.empty(box.shape, kind.dtype)
+        copies.append((block, value[box.slices]))
+        blocks[piece] = block
+    _run_copies(world, copies)
+    if donate and type(x) is Array:
+        x._discard("donated to device_put")
+    return Array(kind, tuple(blocks))
+
+
+def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
+    """Whether a sharding has devices of other processes."""
+    me = world.process_index
+    return any(d.process_index != me for d in sharding.device_order)
+
+
+def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "device_put") -> Array:
+    """Return an array in the layout of another type of the same shape and dtype.
+
+    Raises:
+        BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
+    """
+    source, blocks = x._type, x._live()
+    agree(world, what, (), (source, kind))
+    if source.layout == kind.layout:
+        return Array(kind, blocks)
+    if world.ledgers:
+        wired(world, what, wires_between(world, source, kind))
+    part = part_between(world, source, kind)
+    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+
+
+def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
+    """Return what this process does to bring an array of one type into the layout of another."""
+    key = ("reshard", source, kind)
+    part: Part | None = world.decisions.get(key)
+    if part is None:
+        processes = world.process_map(kind.sharding)
+        if processes is not None:
+            processes = {**processes, **(world.process_map(source.sharding) or {})}
+        sources, me = [Source(source.layout)], world.process_index
+        part = assemble(kind.layout, sources, processes, me, world.sharing)
+        world.decided(key, part)
+    return part
+
+
+def wires_between(
+    world: RuntimeWorld, source: ArrayType, kind: ArrayType
+) -> tuple[()] | tuple[Move]:
+    """Return what an array moves to lie as another type says: one communication or none."""
+    if source.guest or source.layout == kind.layout:
+        return ()
+    key = ("wire", source, kind)
+    found: Move | None = world.decisions.get(key)
+    if found is None:
+        found = Move(
+            source.str_short(),
+            kind.sharding,
+            (source.sharding,),
+            kind.layout,
+            (Source(source.layout),),
+            kind.dtype.itemsize,
+        )
+        world.decided(key, found)
+    return (found,)
+
+
+def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+    """Agree to make an array, and return it; see `made_of`."""
+    agree(world, what, (), (kind,))
+    return made_of(world, kind, values, what)
+
+
+def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+    """Return an array whose local pieces are what ``values(piece)`` gives.
+
+    The processes have agreed to make it.
+
+    Raises:
+        ShardingError: if a value has another shape or dtype than its piece; the index is named.
+    """
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    copies = []
+    for piece in kind.local:
+        value = values(piece)
+        box = kind.layout.box(piece)
+        if value.shape != box.shape:
+            raise ShardingError(
+                f"{what}: expected shard shape {box.shape} for index {box}, but got "
+                f"{value.shape}. The array is {kind.str_short()} with sharding {kind.sharding!r}."
+            )
+        if value.dtype != kind.dtype:
+            raise ShardingError(
+                f"{what}: expected dtype {kind.dtype} for index {box}, but got {value.dtype}. "
+                "All pieces of an array have one dtype; pass dtype= to convert them."
+            )
+        if not handed_over(value):
+            block = world.pages.empty(box.shape, kind.dtype)
+            copies.append((block, value))
+            value = block
+        blocks[piece] = value
+    _run_copies(world, copies)
+    return Array(kind, tuple(blocks))

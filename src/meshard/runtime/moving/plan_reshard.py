@@ -1,0 +1,272 @@
+"""Planning the reshard of a tree, and running a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import flag_of
+from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.world import Device
+from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
+from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.topology import Topology
+from meshard.plan.figures.window import check_window
+from meshard.plan.plan import Plan, install_runner
+from meshard.plan.planner import PlanCache, make_plan
+from meshard.plan.show.plan_table import array_text, layout_text
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.moved import Tree, leaf_names, moved
+from meshard.runtime.moving.place import as_host, as_sharding, home
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import flatten_with_accessors
+from meshard.runtime.types import dtype_name
+from meshard.runtime.world import here
+
+
+def plan_cache() -> PlanCache:
+    """Return the plans that this world has made: its statistics, size and contents.
+
+    >>> plan_cache().clear()
+    >>> plan_cache().statistics.hits
+    0
+    """
+    world = here()
+    found: PlanCache | None = world.plans
+    if found is None:
+        found = world.plans = PlanCache()
+    return found
+
+
+def plan_reshard(
+    x: Any,
+    sharding: Any,
+    *,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    alive: Collection[Any] | None = None,
+    topology: Topology | str | None = None,
+    split: bool = True,
+) -> Plan:
+    """Return what moving a tree to other layouts would do, without moving anything.
+
+    Args:
+        x: a tree of arrays, values, or ShapeDtypeStructs that carry shardings; None is skipped.
+        sharding: a tree of shardings that is a prefix of ``x``; devices need not exist. None
+            leaves a leaf where it is.
+        max_bytes: the most bytes on their way from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is on its way.
+        donate: whether the sources are given up as they are read.
+        alive: the devices, or their ids, that still hold what they held; None for all.
+        topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
+            devices are equally far from each other.
+        split: whether a box may be cut between two senders.
+
+    Raises:
+        ArgumentError: if a ShapeDtypeStruct carries no sharding, there is no such topology, or
+            ``max_bytes`` is refused, as `reshard` would refuse it.
+        DataLoss: if no living device holds a part that is needed; it lists the boxes.
+
+    >>> import numpy as np, meshard
+    >>> plan_reshard(np.arange(4), meshard.devices()[0]).bytes_moved
+    0
+    """
+    what = "plan_reshard"
+    donate, split = flag_of(donate, what, "donate"), flag_of(split, what, "split")
+    targets = [as_sharding(d, what) for d in prefix_leaves(sharding, x, what)]
+    accessors, leaves, _ = flatten_with_accessors(x)
+    places: dict[tuple[int, Sharding | None] | int, list[int]] = {}
+    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
+        # The same array in two places of a tree is moved once.
+        tied = type(leaf) is Array or isinstance(leaf, np.ndarray)
+        if leaf is not None:
+            places.setdefault((id(leaf), target) if tied else number, []).append(number)
+    found = [
+        _planned(leaves[at[0]], targets[at[0]], [accessors[i] for i in at])
+        for at in places.values()
+    ]
+    plan = make_plan(
+        found,
+        cache=plan_cache(),
+        max_bytes=max_bytes,
+        donate=donate,
+        alive=_ids(alive),
+        topology=topology,
+        split=split,
+    )
+    processes = _process_count(plan) if plan.max_bytes is not None else 1
+    for leaf in plan.leaves:
+        if leaf.source != leaf.destination:
+            check_window(plan.max_bytes, processes, leaf.itemsize, array_text(leaf), what)
+    return plan
+
+
+def _ids(alive: Any) -> Any:
+    """Return living devices by their ids; what is not a device is left as it is."""
+    if not isinstance(alive, Iterable):
+        return alive
+    return [d.id if isinstance(d, Device) else d for d in alive]
+
+
+def _planned(
+    leaf: Any, target: Sharding | None, accessors: Sequence[optree.PyTreeAccessor]
+) -> Leaf:
+    """Return what a plan says of an array that is at one place of a tree, or at several."""
+    name = " = ".join(leaf_names(accessors))
+    shape, dtype, source = _described(leaf, name)
+    target = source if target is None else target
+    return Leaf(
+        name,
+        source.layout(shape),
+        target.layout(shape),
+        dtype.itemsize,
+        dtype_name(dtype),
+        _written(source),
+        _written(target),
+        target,
+        source,
+        accessors[0].codify(""),
+        tuple([a.codify("") for a in accessors[1:]]),
+    )
+
+
+def _process_count(plan: Plan) -> int:
+    """Return how many processes would run a plan: those here, or those of devices elsewhere."""
+    world, owners = here(), plan.process_of or {}
+    if all(owners[d.id] == d.process_index for d in world.devices if d.id in owners) and (
+        owners.keys() <= {d.id for d in world.devices}
+    ):
+        return world.process_count
+    return len(set(owners.values()))
+
+
+def _written(sharding: Sharding) -> str:
+    """Return how a table calls a sharding; nothing where only the layout says it."""
+    if isinstance(sharding, NamedSharding):
+        return repr(sharding.spec)
+    if isinstance(sharding, SingleDeviceSharding):
+        return f"device {sharding.device.id}"
+    return ""
+
+
+def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sharding]:
+    if type(leaf) in (Array, ShapeDtypeStruct):
+        source = leaf.sharding
+        if source is None:
+            raise ArgumentError(f"plan_reshard: {name} is a {leaf!r} that carries no sharding.")
+        return leaf.shape, leaf.dtype, source
+    value = as_host(leaf, "plan_reshard")
+    alone: SingleDeviceSharding = home(here())
+    return value.shape, value.dtype, alone
+
+
+def _run(plan: Plan, x: Any) -> Any:
+    """Move the arrays of a tree as a plan says."""
+    world = here()
+    accessors, leaves, structure = flatten_with_accessors(x, none_is_leaf=False)
+    order = _order(plan, [accessor.codify("") for accessor in accessors])
+    for number, value in zip(order, leaves, strict=True):
+        _check_as_planned(plan.leaves[number], value)
+    by_id = {d.id: d for d in world.devices}
+    targets = [_target(plan.leaves[number], by_id) for number in order]
+    routes = [plan.routes[plan.choice_of[number]] for number in order]
+    tree = Tree(leaves, structure)
+    return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes))
+
+
+def _order(plan: Plan, paths: Sequence[str]) -> list[int]:
+    """Return for each leaf of a tree which leaf of the plan it is, by its path.
+
+    Plans that were made of layouts know no paths; their leaves go by position.
+
+    Raises:
+        TreeError: if the tree has other leaves than the plan.
+    """
+    planned = {
+        path: number
+        for number, leaf in enumerate(plan.leaves)
+        if leaf.path is not None
+        for path in (leaf.path, *leaf.also)
+    }
+    if any(leaf.path is None for leaf in plan.leaves):
+        if len(paths) != len(plan.leaves):
+            raise TreeError(
+                f"plan.run: the plan is for {len(plan.leaves)} arrays, but the tree has "
+                f"{len(paths)}."
+            )
+        return list(range(len(paths)))
+    lost = [path for path in planned if path not in set(paths)]
+    strange = [path for path in paths if path not in planned]
+    if lost or strange:
+        told = [f"it has no leaf {_shown(lost)}"] * bool(lost)
+        told += [f"the plan has none at {_shown(strange)}"] * bool(strange)
+        raise TreeError(
+            f"plan.run: the tree is not the one that was planned: {', and '.join(told)}. Make a "
+            "plan for this tree, with plan_reshard."
+        )
+    return [planned[path] for path in paths]
+
+
+def _shown(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join([path or "x" for path in paths[:3]]) + more
+
+
+def _check_as_planned(leaf: Leaf, value: Any) -> None:
+    """Refuse an array that is not the one that a leaf of a plan describes."""
+    placed_at = value.sharding if type(value) is Array else None
+    host = value if type(value) is Array else as_host(value, "plan.run")
+    shape, dtype = tuple(host.shape), host.dtype
+    anew = "Make a plan for it, with plan_reshard."
+    if shape != leaf.shape:
+        raise ShapeError(
+            f"plan.run: the plan is for {leaf.name} of shape {leaf.shape}, but the array has shape "
+            f"{shape}. {anew}"
+        )
+    if dtype.itemsize != leaf.itemsize or leaf.dtype not in ("", dtype_name(dtype)):
+        planned = leaf.dtype or f"{leaf.itemsize} bytes per element"
+        raise DtypeError(
+            f"plan.run: the plan is for {leaf.name} of {planned}, but the array has "
+            f"{dtype_name(dtype)}. {anew}"
+        )
+    if placed_at is not None and placed_at.layout(shape) != leaf.source:
+        where = leaf.source_sharding or leaf.source_text or layout_text(leaf.source)
+        raise ArgumentError(
+            f"plan.run: {leaf.name} is not laid out as planned. The plan is for {where}, and the "
+            f"array's sharding is {placed_at!r}. {anew}"
+        )
+
+
+def _target(leaf: Leaf, by_id: Mapping[int, Device]) -> Sharding:
+    """Return what a planned array is to have as its sharding, on the devices that there are."""
+    layout, sharding = leaf.destination, leaf.sharding
+    missing = sorted(layout.device_ids - by_id.keys())
+    if missing:
+        raise ArgumentError(
+            f"plan.run: {leaf.name} is planned for device {missing[0]}, which does not exist here; "
+            f"there are {len(by_id)} devices."
+        )
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        if any(by_id[d.id] != d and by_id[d.id].platform == d.platform for d in mesh.flat_devices):
+            # The plan was made where the same devices belonged to other processes.
+            grid = np.empty(mesh.size, object)
+            grid[:] = [by_id[d.id] for d in mesh.flat_devices]
+            mesh = Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, mesh.axis_types)
+        return NamedSharding(
+            mesh, sharding.spec, memory_kind=sharding.memory_kind, uneven=sharding.uneven
+        )
+    if sharding is not None and all(by_id[d.id] == d for d in sharding.device_order):
+        return sharding
+    order = [(d, i) for i in range(layout.piece_count) for d in layout.holders(i)]
+    return BoxSharding(leaf.shape, {by_id[d]: layout.box(i) for d, i in order})
+
+
+install_runner(_run)

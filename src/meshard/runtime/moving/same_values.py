@@ -1,0 +1,129 @@
+"""Is a value the same on all processes? In: values to be put on several; out: a refusal or nothing.
+
+A value that is put on devices of several processes is the whole array on each of them, and each
+keeps its own part. If the values differed, every process would believe in another array. Digests
+are compared, in one small message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.errors import UnequalError
+from meshard.runtime.agree import meet
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.place import as_host, check_devices_exist
+from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.world import here
+
+_WORDS = 4096
+"""The width of the grid of 8-byte words whose row and column sums stand for a large block."""
+
+_PADDED = (np.longdouble, np.clongdouble)
+Told = tuple[tuple[str, bytes], ...]
+
+
+def check_same_values(
+    tree: Any, leaves: Sequence[Any], targets: Sequence[Sharding | None], what: str
+) -> None:
+    """Refuse values that are to lie on devices of several processes and differ between these.
+
+    Arrays that lie somewhere already are known to all and not compared.
+
+    Args:
+        tree: what the user gave, in which the message names the leaf.
+        leaves: its leaves, None included.
+        targets: where each shall lie.
+        what: the function that was called.
+
+    Raises:
+        UnequalError: if a value differs. All processes of its target raise it.
+        ShardingError: if a device does not exist.
+        DtypeError: if a value does not hold numbers.
+    """
+    world = here()
+    if world.process_count == 1:
+        return
+    together: dict[tuple[int, ...], list[int]] = {}
+    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
+        known = leaf is None or isinstance(leaf, Traced)
+        if known or target is None or (type(leaf) is Array and leaf.committed):
+            continue
+        check_devices_exist(world, target, what)
+        peers = tuple(sorted({d.process_index for d in target.device_order}))
+        if len(peers) > 1 and world.process_index in peers:
+            together.setdefault(peers, []).append(number)
+    for peers, numbers in together.items():
+        mine = tuple(_told(leaves[i], what) for i in numbers)
+        meet(world, peers, f"`{what}`")
+        told: list[Any] = world.transport.all_gather(mine, peers)
+        if any(one != mine for one in told):
+            paths = [".".join(map(str, path)) for path, _ in flatten_with_path(tree)[0]]
+            given = [i for i, leaf in enumerate(leaves) if leaf is not None]
+            names = [paths[given.index(i)] or "the value" for i in numbers]
+            raise UnequalError(_refusal(what, names, peers, told))
+
+
+def _told(leaf: Any, what: str) -> tuple[str, bytes]:
+    value = as_host(leaf, what)
+    return f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]", digest(value)
+
+
+def digest(value: Block) -> bytes:
+    """Return sixteen bytes that stand for a block's elements, bit for bit.
+
+    Of large blocks the sums of the rows and of the columns of a grid of their words are digested,
+    which costs little more than reading them.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    if value.dtype.itemsize == 1 and value.dtype.type.__module__ == "ml_dtypes":
+        value = value.astype(np.float32)  # of a byte the shortest kinds use some bits only
+    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    if value.dtype.type in _PADDED and np.finfo(np.longdouble).nmant == 63:
+        part = np.dtype(np.longdouble).itemsize  # of which ten bytes are the number
+        flat = np.ascontiguousarray(flat.reshape(-1, part)[:, :10]).reshape(-1)
+    words = flat.nbytes // 8 // _WORDS * _WORDS
+    if words > _WORDS:
+        grid = flat[: 8 * words].view(np.uint64).reshape(-1, _WORDS)
+        found.update(grid.sum(axis=0))
+        found.update(grid.sum(axis=1))
+        flat = flat[8 * words :]
+    found.update(flat.data)
+    return found.digest()
+
+
+def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Told]) -> str:
+    """Say which value differs first, and between whom."""
+    start = f"{what}: the processes give different "
+    end = (
+        " What is put on devices of several processes is the whole array, the same on each. If "
+        "each process has a part of its own, make one array of the parts with "
+        "meshard.make_array_from_process_local_data or "
+        "multihost_utils.host_local_array_to_global_array; if one process has the right value, "
+        "send it to all with multihost_utils.broadcast_one_to_all."
+    )
+    if len({len(one) for one in told}) > 1:
+        counts = ", ".join(f"{len(one)} on process {p}" for p, one in zip(peers, told, strict=True))
+        return f"{start}numbers of values: {counts}.{end}"
+    number = next(i for i in range(len(names)) if len({one[i] for one in told}) > 1)
+    kinds = [one[number][0] for one in told]
+    if len(set(kinds)) > 1:
+        listed = ", ".join(f"{kind} on process {p}" for p, kind in zip(peers, kinds, strict=True))
+        return f"{start}values: {names[number]} is {listed}.{end}"
+    groups: dict[bytes, list[int]] = {}
+    for peer, one in zip(peers, told, strict=True):
+        groups.setdefault(one[number][1], []).append(peer)
+    most, *others = sorted(groups.values(), key=len, reverse=True)
+    wrong = ", ".join(map(str, sorted(p for group in others for p in group)))
+    right = ", ".join(map(str, most))
+    return (
+        f"{start}values: {names[number]} is {kinds[0]} on all of them, but with other elements on "
+        f"process {wrong} than on process {right}.{end}"
+    )

@@ -1,0 +1,156 @@
+"""Arrays that need not exist: `ShapeDtypeStruct`, and the type of one that does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import shown
+from meshard.algebra.sharding import NamedSharding
+from meshard.errors import ArgumentError, DtypeError, SpecError
+from meshard.runtime.arguments import checked_shape
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
+from meshard.runtime.types import ArrayType, dtype_name
+from meshard.runtime.world import here
+
+
+@final
+class ShapeDtypeStruct:
+    """Shape, dtype and, if wanted, sharding of an array that need not exist.
+
+    Args:
+        shape: the global shape.
+        dtype: the dtype.
+        sharding: a Sharding, a Device, or a spec where a mesh is set.
+        weak_type: accepted as in JAX; only Python scalars are weak here.
+
+    Raises:
+        ShapeError: if ``shape`` is no shape.
+        DtypeError: if arrays cannot have the dtype.
+        ShardingError: if ``sharding`` is not a sharding.
+        SpecError: if its spec is longer than the rank.
+
+    >>> x = ShapeDtypeStruct((2, 3), "float32")
+    >>> x
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    >>> x.update(shape=(4,)).nbytes
+    16
+    """
+
+    __slots__ = ("dtype", "shape", "sharding")
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    sharding: Sharding | None
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        sharding: Any = None,
+        weak_type: bool = False,
+    ) -> None:
+        what = "ShapeDtypeStruct"
+        if dtype is None:
+            raise ArgumentError(f"{what}: a dtype is needed, got None.")
+        found = as_sharding(sharding, what)
+        sizes = checked_shape(shape, what)
+        if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):
+            raise SpecError(
+                f"{what}: {found!r} is only valid for arrays of rank at least {len(found.spec)}, "
+                f"but the shape is {sizes}, of rank {len(sizes)}. Remove entries from the spec."
+            )
+        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "dtype", dtype_of(dtype, what))
+        object.__setattr__(self, "sharding", found)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(
+            f"A ShapeDtypeStruct is immutable; instead of setting {name}, write "
+            f"x.update({name}=...)."
+        )
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """Return a copy with another ``shape``, ``dtype`` or ``sharding``."""
+        mine = {"shape": self.shape, "dtype": self.dtype, "sharding": self.sharding}
+        return ShapeDtypeStruct(**{**mine, **changes})
+
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """Return the struct of an array, with its sharding if it is committed to one."""
+        kind = typeof(x)
+        return cls(kind.shape, kind.dtype, sharding=kind.sharding if kind.committed else None)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak."""
+        return False
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError("len: an array without dims has no length.")
+        return self.shape[0]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShapeDtypeStruct):
+            return NotImplemented
+        mine = (self.shape, self.dtype, self.sharding)
+        return mine == (other.shape, other.dtype, other.sharding)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.sharding))
+
+    def __repr__(self) -> str:
+        lies = f", sharding={self.sharding!r}" if self.sharding is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype_name(self.dtype)}{lies})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _struct, (self.shape, self.dtype, self.sharding)
+
+
+def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> ShapeDtypeStruct:
+    return ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def typeof(x: Any) -> Any:
+    """Return all that is known of an array, or of a value that would become one, but its data.
+
+    Raises:
+        DtypeError: if it is no array, number or ShapeDtypeStruct; a list is a tree of such.
+
+    >>> typeof(np.ones((2, 3)))
+    float64[2,3]
+    """
+    if isinstance(x, (Array, Traced)):
+        return x.aval
+    if isinstance(x, ShapeDtypeStruct):
+        world = here()
+        lies = x.sharding is not None
+        return world.type_of(x.shape, x.dtype, x.sharding or home(world), lies)
+    if not (isinstance(x, (int, float, complex)) or hasattr(x, "__array__")):
+        raise DtypeError(
+            f"typeof: {shown(x)} of type {type(x).__name__} is not an array or a number."
+        )
+    kind: ArrayType = as_array(x)._type
+    return kind

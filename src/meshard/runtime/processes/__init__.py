@@ -1,0 +1,1 @@
+"""How processes are joined, compared, and watched while they wait."""

@@ -1,0 +1,457 @@
+"""Do all processes run the same operations? What each keeps of its own.
+
+In: the operations on arrays that span processes, as tokens. Out: one running hash per set of
+processes, which stamps every message, and an account of the recent steps, which tells who diverged
+when messages do not meet (`verdict`). What a process does with arrays of its own enters nothing.
+
+A stamp also says where among the steps of its set a message belongs, so that a process can tell a
+message of a step that it has left, which is dropped, from one of a step that it has yet to reach.
+Where the processes of a set have diverged, they begin a new epoch of it, with a hash of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType
+from typing import NamedTuple, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.world import config
+from meshard.runtime.callers import is_ours, line_of, stated_line
+from meshard.runtime.memory.forks import depth, refuse_in_child
+from meshard.runtime.processes.canonical import digest, shortened
+
+KEPT = 1024
+"""How many recent steps a process remembers."""
+_BRIEF = 32
+"""How many of them it tells while nothing is known to be wrong."""
+_MULTIPLIER = 0x5851F42D4C957F2D
+_MASK = (1 << 64) - 1
+
+Members = tuple[int, ...]
+Key = tuple[Members, int, int]
+"""A step: the set of processes, its number, and the hash of all up to it."""
+Stamp = tuple[int, int, int]
+"""What marks a message: the set of processes, the number of its step, and the hash up to it."""
+NOWHERE: Stamp = (0, 0, 0)
+"""The stamp of what is sent before any step."""
+_EPOCH = 40
+"""Bits of a step's number below its epoch."""
+
+
+class Place(Enum):
+    """Where a message belongs, as seen by the process that it has come to."""
+
+    NOW = "the step that this process is in"
+    OVER = "a step that it has left"
+    AHEAD = "a step that it has not reached"
+    APART = "a step that it ran differently"
+
+
+@final
+class Running:
+    """The steps of one set of processes, as one of them counts them.
+
+    Attributes:
+        members: the processes, in ascending order.
+        key: what stamps call them.
+        step: the number of the last operation that was run, the epoch in its upper bits.
+        hash: of all operations of this epoch, in order.
+        turn: when it was run, counted over all sets; 0 before the first.
+    """
+
+    __slots__ = ("hash", "key", "members", "step", "turn")
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.key = self.hash = digest(repr(members))
+        self.step = self.turn = 0
+
+    @property
+    def epoch(self) -> int:
+        """How often these processes have diverged and begun anew."""
+        return self.step >> _EPOCH
+
+    def begin(self, epoch: int) -> None:
+        """Begin a later epoch."""
+        self.step = epoch << _EPOCH
+        self.hash = digest(f"{self.members!r} {epoch}")
+
+
+@final
+class Token:
+    """One kind of operation on arrays that span some processes.
+
+    Attributes:
+        running: the steps of these processes.
+        number: what enters the running hash.
+        text: how messages call it.
+    """
+
+    __slots__ = ("number", "running", "text")
+
+    def __init__(self, running: Running, number: int, text: str) -> None:
+        self.running = running
+        self.number = number
+        self.text = text
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One step, as it is told to others.
+
+    Attributes:
+        members: the set of processes whose step it is.
+        step: its number, the epoch in its upper bits.
+        hash: of all steps up to it.
+        number: of the operation alone.
+        text: the operation.
+        line: file and line of the user's program.
+    """
+
+    members: Members
+    step: int
+    hash: int
+    number: int
+    text: str
+    line: str
+
+
+@final
+@dataclass(frozen=True)
+class Account:
+    """What a process tells of itself.
+
+    Attributes:
+        index: the process.
+        mode: its setting ``check``.
+        entries: its recent steps, the last one last.
+        before: how many steps it has run before those.
+        steps: for each set of processes that it belongs to, the number of their last step.
+        waits: the processes that it waits for.
+        ended: how it has ended; None while it runs.
+    """
+
+    index: int
+    mode: str
+    entries: tuple[Entry, ...]
+    before: int
+    steps: Mapping[Members, int]
+    waits: tuple[int, ...]
+    ended: str | None = None
+
+    @property
+    def last(self) -> Entry | None:
+        """The step that it is in, or that it ran last."""
+        return self.entries[-1] if self.entries else None
+
+
+Remembered = tuple[Token, int, int, CodeType | str, int]
+
+
+@final
+class Step(NamedTuple):
+    """One step, as it is remembered: what it costs least to take down.
+
+    Attributes:
+        token: the operation.
+        step: its number.
+        hash: of all steps up to it.
+        code: the function of the user's that ran it, or file and line.
+        place: where in that function.
+    """
+
+    token: Token
+    step: int
+    hash: int
+    code: CodeType | str
+    place: int
+
+    def entry(self) -> Entry:
+        """Return the step as it is told to others."""
+        token, line = self.token, self.code
+        if not isinstance(line, str):
+            line = f"{line.co_filename}:{line_of(line, self.place)}"
+        return Entry(token.running.members, self.step, self.hash, token.number, token.text, line)
+
+
+@final
+class Agreement:
+    """What one process keeps of the operations that it runs together with others.
+
+    Args:
+        index: this process.
+        count: how many processes there are.
+        meet: waits until all of some processes have come; used where each step is compared.
+    """
+
+    def __init__(self, index: int, count: int, meet: Callable[[Members], None]) -> None:
+        self.index = index
+        self.count = count
+        self._meet = meet
+        self._sets: dict[Members, Running] = {}
+        self._keys: dict[int, Running] = {}
+        self._turn = 0
+        self._with: list[tuple[Running, ...]] = [()] * count
+        self._ring: deque[Remembered] = deque(maxlen=KEPT)
+        self._ours: dict[str, bool] = {}
+        self._epoch = -1
+        self._mode = "hash"
+        self._born = depth()
+
+    @property
+    def mode(self) -> str:
+        """The setting ``check``: ``"off"``, ``"hash"`` or ``"full"``."""
+        if self._epoch != config.epoch:
+            self._mode, self._epoch = config.check, config.epoch
+        return self._mode
+
+    def members(self, shardings: Iterable[Sharding]) -> Members | None:
+        """Return the processes that shardings span; None if others have nothing to do with it."""
+        found = {d.process_index for s in shardings for d in s.device_order}
+        return tuple(sorted(found)) if len(found) > 1 and self.index in found else None
+
+    def token(self, members: Iterable[int], canon: str, text: str | None = None) -> Token | None:
+        """Return the token of an operation; None where nothing is to be checked.
+
+        Args:
+            members: the processes that run it.
+            canon: what must be the same on all of them, to the letter.
+            text: how messages call it.
+        """
+        ordered = tuple(sorted(set(members)))
+        if self.mode == "off" or len(ordered) < 2 or self.index not in ordered:
+            return None
+        number = digest(canon)
+        return Token(self._running(ordered), number, shortened(canon if text is None else text))
+
+    def _running(self, members: Members) -> Running:
+        """Return the steps of a set of processes that this one belongs to."""
+        running = self._sets.get(members)
+        if running is None:
+            running = self._sets[members] = Running(members)
+            self._keys[running.key] = running
+            for p in members:
+                self._with[p] = (*self._with[p], running)
+        return running
+
+    def enter(self, token: Token) -> None:
+        """Note that this process runs an operation now.
+
+        Raises:
+            AgreementError: if each step is compared, and another process runs another operation.
+            TransportError: in a forked child, which is not one of these processes.
+        """
+        refuse_in_child(self._born)
+        running = token.running
+        running.step = step = running.step + 1
+        running.turn = self._turn = self._turn + 1
+        running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK
+        frame, ours = sys._getframe(1), self._ours
+        stated = stated_line()
+        while stated is None:
+            known = ours.get(frame.f_code.co_filename)
+            if known is None:
+                known = is_ours(frame.f_globals.get("__name__", ""))
+                ours[frame.f_code.co_filename] = known
+            if not known or frame.f_back is None:
+                break
+            frame = frame.f_back
+        self._ring.append((token, step, found, stated or frame.f_code, frame.f_lasti))
+        if self._mode == "full":  # whoever made the token has looked at the setting
+            self._meet(running.members)
+
+    @property
+    def latest(self) -> Remembered | None:
+        """The step that this process is in, or ran last: what makes a `Step`."""
+        return self._ring[-1] if self._ring else None
+
+    def stamp(self, peer: int) -> Stamp:
+        """Return what marks the messages to and from a process at this place of the program.
+
+        That is the last step of those that both of them run.
+        """
+        shared = self._with[peer]
+        if not shared:
+            return NOWHERE
+        last = shared[0] if len(shared) == 1 else max(shared, key=_turn)
+        return (last.key, last.step, last.hash) if last.turn else NOWHERE
+
+    def place(self, peer: int, stamp: Stamp) -> Place:
+        """Return where a message of another process belongs."""
+        now = self.stamp(peer)
+        if stamp == now:
+            return Place.NOW
+        key, step, found = stamp
+        running = self._keys.get(key)
+        if running is None or step > running.step or not running.turn:
+            return Place.AHEAD
+        return Place.APART if step == running.step and found != running.hash else Place.OVER
+
+    def is_within(self, steps: Mapping[Members, int], stamp: Stamp) -> bool:
+        """Whether a message belongs to one of some steps, or to an earlier one."""
+        running = self._keys.get(stamp[0])
+        return running is not None and stamp[1] <= steps.get(running.members, -1)
+
+    def apart(self, stamp: Stamp) -> dict[Members, int]:
+        """Return the set of a stamp, and the epoch that it begins where its processes diverged."""
+        running = self._keys[stamp[0]]
+        return {running.members: running.epoch + 1}
+
+    def is_news(self, epochs: Mapping[Members, int]) -> bool:
+        """Whether some of these epochs have yet to be begun by this process."""
+        return any(
+            self.index in members and self._running(members).epoch < epoch
+            for members, epoch in epochs.items()
+        )
+
+    def begin(self, epochs: Mapping[Members, int]) -> None:
+        """Begin new epochs: what these sets of processes ran before is not compared any more."""
+        for members, epoch in epochs.items():
+            if self.index not in members:
+                continue
+            running = self._running(members)
+            if running.epoch < epoch:
+                running.begin(epoch)
+                kept = [item for item in self._ring if item[0].running is not running]
+                self._ring = deque(kept, maxlen=KEPT)
+
+    def account(
+        self, waits: Iterable[int] = (), *, whole: bool = False, ended: str | None = None
+    ) -> Account:
+        """Return what this process tells others of itself.
+
+        Args:
+            waits: the processes that it waits for.
+            whole: whether to tell all steps that it remembers, and not only the last ones.
+            ended: how its program has ended.
+        """
+        ring = list(self._ring)[0 if whole else -_BRIEF :]
+        entries = tuple([Step(*item).entry() for item in ring])
+        steps = {r.members: r.step for r in self._sets.values()}
+        before = self._count() - len(entries)
+        return Account(self.index, self.mode, entries, before, steps, tuple(waits), ended)
+
+    def _count(self) -> int:
+        """Return how many steps were run in the present epochs."""
+        return sum(counted(r.step) for r in self._sets.values())
+
+    def contradictions(self, other: Account) -> dict[Members, int]:
+        """Return the sets of processes of which another has run other operations than this one.
+
+        Returns:
+            The sets, and for each the epoch that it is to begin; empty while nothing shows that
+            they have diverged.
+        """
+        steps = {r.members: r.step for r in self._sets.values()}
+        mine = Account(self.index, self._mode, (), self._count() - len(self._ring), steps, ())
+        # Without lines, which take long to find, for this is asked of every letter.
+        ring = [(t.running.members, step, found) for t, step, found, _, _ in self._ring]
+        there = [(e.members, e.step, e.hash) for e in other.entries]
+        return {m: (steps.get(m, 0) >> _EPOCH) + 1 for m in _contradicted(mine, ring, other, there)}
+
+
+def _turn(running: Running) -> int:
+    return running.turn
+
+
+def counted(step: int) -> int:
+    """Return the number of a step within its epoch."""
+    return step & ((1 << _EPOCH) - 1)
+
+
+def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
+    """Return two sets of processes, of which one account has run more steps of the first.
+
+    And the other more of the second. Of two looks at one program, at whatever time and in whatever
+    process, one is the earlier, so that this is never so where both run the same operations.
+    """
+    ahead, behind = _ahead(one, other)
+    return (ahead[0], behind[0]) if ahead and behind else None
+
+
+def _ahead(one: Account, other: Account) -> tuple[list[Members], list[Members]]:
+    """Return the sets of which one account has run more steps, and those of which the other has."""
+    ahead: list[Members] = []
+    behind: list[Members] = []
+    for members in sorted({*one.steps, *other.steps}):
+        if one.index in members and other.index in members:
+            mine, theirs = one.steps.get(members, 0), other.steps.get(members, 0)
+            if mine != theirs and mine >> _EPOCH == theirs >> _EPOCH:
+                (ahead if mine > theirs else behind).append(members)
+    return ahead, behind
+
+
+def _contradicted(
+    one: Account, mine: Sequence[Key], other: Account, theirs: Sequence[Key]
+) -> set[Members]:
+    """Return the sets of processes that two accounts contradict each other about.
+
+    Args:
+        one: an account, without its entries.
+        mine: its entries.
+        other: another.
+        theirs: its entries.
+    """
+    ahead, behind = _ahead(one, other)
+    found = {*ahead, *behind} if ahead and behind else set()
+    shared = _comparable(one, other)
+    mine = [key for key in mine if key[0] in shared]
+    theirs = [key for key in theirs if key[0] in shared]
+    at = _parting(mine, theirs, from_start=not (one.before or other.before))
+    if at is not None:
+        # What either has run since they parted is in doubt, unless both have come out alike.
+        last_mine, last_theirs = ({m: (s, h) for m, s, h in keys} for keys in (mine, theirs))
+        for members, _, _ in (*mine[at[0] :], *theirs[at[1] :]):
+            if last_mine.get(members) != last_theirs.get(members):
+                found.add(members)
+    return found
+
+
+def _comparable(one: Account, other: Account) -> set[Members]:
+    """Return the sets that both processes belong to and know in the same epoch."""
+    return {
+        m
+        for m in (*one.steps, *other.steps)
+        if one.index in m
+        and other.index in m
+        and one.steps.get(m, 0) >> _EPOCH == other.steps.get(m, 0) >> _EPOCH
+    }
+
+
+def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
+    """Return the first step that differs, of those that two processes should both run; else None.
+
+    One process may be further than the other, and remember less; what both know of is in one order.
+    """
+    shared = _comparable(one, other)
+    mine = [e for e in one.entries if e.members in shared]
+    theirs = [e for e in other.entries if e.members in shared]
+    found = _parting(
+        [(e.members, e.step, e.hash) for e in mine],
+        [(e.members, e.step, e.hash) for e in theirs],
+        from_start=not (one.before or other.before),
+    )
+    return None if found is None else (mine[found[0]], theirs[found[1]])
+
+
+def _parting(
+    mine: Sequence[Key], theirs: Sequence[Key], from_start: bool
+) -> tuple[int, int] | None:
+    """Return where two sequences of steps differ first; None if they do not, as far as is known."""
+    i, j = 0, 0
+    if not from_start:
+        places = {(members, step): at for at, (members, step, _) in enumerate(theirs)}
+        i = next((at for at, (m, step, _) in enumerate(mine) if (m, step) in places), len(mine))
+        if i < len(mine):
+            j = places[mine[i][0], mine[i][1]]
+    while i < len(mine) and j < len(theirs):
+        if mine[i] != theirs[j]:
+            return i, j
+        i, j = i + 1, j + 1
+    return None

@@ -1,0 +1,110 @@
+"""Texts of operations: one that is the same in all processes that mean the same, one for messages.
+
+In: names, parameters, types of arrays. Out: texts, and 64 bits of one. Python's own hashes and
+addresses differ between processes, and enter nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import NamedSharding
+from meshard.runtime.types import ArrayType, dtype_name
+
+_LONGEST = 160
+
+
+def digest(text: str) -> int:
+    """Return 64 bits of a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def canonical(value: Any) -> str:
+    """Return a text of a parameter that is the same in all processes that mean the same."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        inner = [canonical(v) for v in value]
+        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(canonical, value)))}}}"
+    if isinstance(value, Mapping):
+        items = sorted(f"{canonical(k)}: {canonical(v)}" for k, v in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, slice):
+        return f"slice{canonical((value.start, value.stop, value.step))}"
+    if isinstance(value, np.dtype):
+        return dtype_name(value)
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if isinstance(value, np.ndarray):
+        bits = np.ascontiguousarray(value).tobytes()
+        return f"{dtype_name(value.dtype)}{list(value.shape)}#{digest(bits.hex()):x}"
+    if isinstance(value, ArrayType):
+        return described(value, exact=True)
+    if isinstance(value, Sharding):
+        return _lies(value, exact=True)
+    if isinstance(value, Layout):
+        return _layout(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        held = [canonical(getattr(value, f.name)) for f in fields(value)]
+        return f"{type(value).__qualname__}({', '.join(held)})"
+    if hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    if getattr(type(value), "__repr__", None) is object.__repr__:  # it would tell an address
+        return type(value).__qualname__
+    return repr(value)
+
+
+def described(kind: ArrayType, *, exact: bool = False) -> str:
+    """Return dtype, shape and sharding of an array; exactly, or as messages say it."""
+    told = kind.str_short()
+    if kind.guest:  # every process has one of its own
+        return told
+    return f"{told} {_lies(kind.sharding, exact=False)}" + (_layout(kind.layout) if exact else "")
+
+
+def laid_out(
+    shape: tuple[int, ...], dtype: np.dtype[Any] | None, sharding: Sharding, *, exact: bool
+) -> str:
+    """Return what is known of an array before it is made; None where its dtype is not."""
+    sizes = ",".join(map(str, shape))
+    told = f"{'' if dtype is None else dtype_name(dtype)}[{sizes}] {_lies(sharding, exact=exact)}"
+    return told + (_layout(sharding.layout(shape)) if exact else "")
+
+
+def _lies(sharding: Sharding, *, exact: bool) -> str:
+    """Return how a sharding is called."""
+    ids = [d.id for d in sharding.device_order]
+    if not isinstance(sharding, NamedSharding):
+        return f"on devices {ids}" if exact or len(ids) <= 8 else f"on {len(ids)} devices"
+    if not exact:
+        return repr(sharding.spec)
+    mesh = sharding.mesh
+    return f"{sharding.spec!r} uneven={sharding.uneven!r} on {dict(mesh.shape)} {ids}"
+
+
+def _layout(layout: Layout) -> str:
+    holders = [layout.holders(i) for i in range(layout.piece_count)]
+    boxes = None if layout.regular else [b.slices for b in layout.boxes]
+    return f" {layout.cuts} {holders} {boxes}"
+
+
+def shortened(text: str) -> str:
+    """Return a text that is short enough for a message."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+def call_text(name: str, params: Sequence[tuple[str, Any]]) -> str:
+    """Return how messages call an operation: its name, and the parameters that it has."""
+    told = ", ".join([f"{n}={canonical(v)}" for n, v in params if v is not None])
+    if len(told) > _LONGEST // 2:
+        told = f"{told[: _LONGEST // 2 - 4]} ..."
+    return f"`{name}`" + (f" ({told})" if told else "")

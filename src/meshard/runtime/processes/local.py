@@ -1,0 +1,46 @@
+"""The transport of a process that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from meshard.algebra.settings import Table
+from meshard.errors import TransportError
+from meshard.runtime.processes.transport import Lent, Taken
+from meshard.runtime.types import Block
+
+
+@final
+class LocalTransport:
+    """Nobody to talk to: any message is an error of ours."""
+
+    index = 0
+    count = 1
+    hosts: tuple[int, ...] | None = None
+    lookout = None
+
+    def __init__(self) -> None:
+        self.table = Table()
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        receives: Sequence[tuple[int, Sequence[Block]]],
+    ) -> None:
+        """Refuse messages; there are no peers."""
+        if sends or receives:
+            raise TransportError("This process is alone, and a plan asks it to send or receive.")
+
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Refuse to lend or take; there are no neighbours."""
+        if lent or taken:
+            raise TransportError("This process is alone, and a plan asks it to lend or take.")
+        return []
+
+    def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
+        """Return the one value."""
+        return [value]
+
+    def barrier(self, peers: Sequence[int]) -> None:
+        """Return at once."""

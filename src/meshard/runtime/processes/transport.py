@@ -1,0 +1,69 @@
+"""The door sideways: what the runtime asks of whatever joins processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshard.algebra.settings import Table
+from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.types import Block
+
+Lent = Sequence[tuple[Block, Sequence[int]]]
+"""Blocks that are complete, and the processes of this host that look at each."""
+Taken = Sequence[tuple[int, tuple[int, ...], np.dtype[Any]]]
+"""Blocks to look at: the process that has each, its shape and its dtype."""
+
+
+class Transport(Protocol):
+    """Moves planned boxes and small objects between the processes of one job.
+
+    All methods are called by one thread per process, in program order. Every wait has a deadline.
+
+    Attributes:
+        index: this process's number.
+        count: how many processes there are.
+        table: the sizes that decide how something is moved.
+        hosts: for each process the number of its host, where the processes of one host can look at
+            each other's memory; None where none can.
+    """
+
+    index: int
+    count: int
+    table: Table
+    hosts: tuple[int, ...] | None
+
+    @property
+    def lookout(self) -> Lookout | None:
+        """What this process knows of the others while it waits; None if it is alone."""
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Sequence[Block]]],
+        receives: Sequence[tuple[int, Sequence[Block]]],
+    ) -> None:
+        """Send blocks to peers, and fill writable blocks from peers.
+
+        For each pair of processes the blocks sent and received agree in number, shape and order,
+        since both ends derive them from the same plan. Blocks may be strided.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+
+    def share(self, lent: Lent, taken: Taken) -> list[Block]:
+        """Let neighbours look at complete blocks, and return those that they have, read-only.
+
+        For each pair of processes the blocks lent and taken agree in number, shape and order.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+
+    def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
+        """Return every peer's small object, in the order of ``peers``, this process included."""
+
+    def barrier(self, peers: Sequence[int]) -> None:
+        """Wait until all ``peers`` have come here."""

@@ -1,0 +1,490 @@
+"""Looking around while waiting: who has not come, and what does each process do?
+
+In: letters that processes send each other beside the messages that they wait for. Out: an error on
+every process that can still tell one, as soon as it is known who has diverged, ended or died, and
+at the latest when the deadline has passed.
+
+What is known of a failure is known of a step: a process that leaves a step before its end tells the
+others which one it was, and they give that step up, but none that comes later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, final
+
+from meshard.errors import AgreementError, TransportError
+from meshard.runtime.processes.agreement import (
+    Account,
+    Agreement,
+    Members,
+    Place,
+    Remembered,
+    Stamp,
+    Step,
+)
+from meshard.runtime.processes.divergence import doing, modes, numbered, verdict
+
+_PATIENCE = 0.4
+"""Seconds of a wait after which a process asks those that it waits for."""
+_SELDOM = 0.02
+"""Seconds between two looks at the letters."""
+_GRACE = 2.0
+"""Seconds that the others have to tell what they know, once something is wrong."""
+_SETTLED = 0.5
+"""Seconds after which no message of a process that has ended its program, or has left the step, can
+still be on its way."""
+_NOTICE = 30.0
+"""Seconds of a wait, or half the deadline, after which the user is told of it."""
+_TOLD = 4
+ENDED = "has ended its program"
+"""What a process says of itself that has come to the end of its program."""
+
+
+class Letters(Protocol):
+    """The side channel: small objects, sent and received without waiting."""
+
+    def post(self, peer: int, letter: object) -> None:
+        """Send a letter."""
+
+    def collect(self) -> list[Any]:
+        """Return the letters that have come since."""
+
+    def fate(self, peer: int) -> tuple[str, bool] | None:
+        """Return what is the matter with a process, seen from outside, and whether to give it up.
+
+        None if nothing is, or nothing can be seen.
+        """
+
+    def notice(self, text: str) -> None:
+        """Tell the user something while the wait goes on."""
+
+
+@final
+@dataclass(frozen=True)
+class Departure:
+    """What a process tells of a step that it has left before its end.
+
+    Attributes:
+        account: where it is.
+        steps: for each set of processes that it belongs to, the last step that it has left so.
+        lost: the processes that it waited for.
+        why: what has happened.
+    """
+
+    account: Account
+    steps: Mapping[Members, int]
+    lost: tuple[int, ...]
+    why: str
+
+
+@final
+class Lookout:
+    """What one process knows of the others while it waits.
+
+    Args:
+        agreement: what it keeps of its own steps.
+        letters: how to ask.
+        deadline: seconds that it waits.
+    """
+
+    def __init__(self, agreement: Agreement, letters: Letters, deadline: float) -> None:
+        self.agreement = agreement
+        self.deadline = deadline
+        self.stamp = agreement.stamp
+        self._letters = letters
+        self._heard: dict[int, Account] = {}
+        self._whole: dict[int, Account] = {}
+        self._ended: dict[int, float] = {}
+        self._met: dict[int, Remembered | None] = {}
+        self._left: dict[int, Departure] = {}
+        self._gone_on: dict[int, float] = {}
+        self._claiming: set[int] = set()
+        self._reported: set[int] = set()
+        self._unsure = False
+        self._end: str | None = None
+        self._epochs: dict[Members, int] = {}
+        self._noticed = False
+        self._missing: tuple[int, ...] = ()
+        self._here: tuple[Members, int] | None = None
+        self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
+
+    def check(self, peers: Sequence[int]) -> None:
+        """Refuse to go on where nobody could tell which operation a message belongs to.
+
+        Raises:
+            TransportError: if an operation has failed while operations were not compared.
+        """
+        if self._unsure and peers:
+            raise TransportError(
+                f"Process {self.agreement.index} cannot communicate with {numbered(peers)}: an "
+                "operation has failed before, and where the setting check (MESHARD_CHECK) is 'off' "
+                "its messages cannot be told from those of others. To go on after a failure, use "
+                "'hash'."
+            )
+
+    def begin(self) -> None:
+        """Note that a wait begins to last."""
+        now = time.monotonic()
+        self._begun = now
+        self._next_look = now + _SELDOM
+        self._next_ask = now + min(_PATIENCE, self.deadline / 4)
+        self._next_notice = now + min(_NOTICE, self.deadline / 2)
+        self._missing = ()
+        self._noticed = False
+        latest = self.agreement.latest
+        self._here = None if latest is None else (latest[0].running.members, latest[1])
+        self._gone_on = {}
+        for peer in (*self._heard, *self._left):
+            self._compare(peer, now)
+
+    def end(self) -> None:
+        """Note that nothing is waited for any more."""
+        self._missing = ()
+
+    def met(self, peers: Iterable[int]) -> None:
+        """Note that messages of processes have come: they have reached the step that this is."""
+        latest = self.agreement.latest
+        for peer in peers:
+            self._met[peer] = latest
+
+    def look(self, missing: Callable[[], Sequence[int]]) -> bool:
+        """Look around, if it is time to.
+
+        Args:
+            missing: says which processes have not come yet.
+
+        Returns:
+            Whether it was time to.
+
+        Raises:
+            AgreementError: if processes have diverged.
+            TransportError: if one that has not come has ended or died, or the deadline has passed.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _SELDOM
+        late = now - self._begun >= self.deadline
+        asks = late or now >= self._next_ask
+        if asks or not self._missing or self._ended or self._gone_on:
+            self._missing = tuple(missing())
+            if not self._missing:
+                return True
+        self._hear()
+        if self._epochs:
+            self._conclude()
+        if asks:
+            self._next_ask = now + max(_PATIENCE, min(_NOTICE, (now - self._begun) / 2))
+            self._ask(self._missing)
+        if late:
+            law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
+            self._give_up(f"has waited {self.deadline:g} s", law=law)
+        if any(self._is_lost(p, now) for p in self._missing) or (
+            asks and any(map(self._is_gone, self._missing))
+        ):
+            self._give_up("waits")
+        if now >= self._next_notice or (asks and not self._noticed and self._is_odd()):
+            self._next_notice, self._noticed = now + self.deadline, True
+            self._letters.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
+        return True
+
+    def saw(self, peer: int, stamp: Stamp) -> None:
+        """Note the stamp of a message that does not belong to this step, while one is waited for.
+
+        Raises:
+            AgreementError: if the process has run another operation in its place.
+        """
+        place = self.agreement.place(peer, stamp)
+        if place is Place.APART:
+            self.suspect((peer,), stamp)
+        elif place is Place.AHEAD and peer not in self._gone_on:
+            self._gone_on[peer] = time.monotonic() + _GRACE
+            self._ask((peer,))
+
+    def last_look(self, missing: Sequence[int]) -> None:
+        """Look around for the last time, where it is known that nothing more will come.
+
+        Raises:
+            AgreementError: if processes have diverged.
+            TransportError: if one that has not come has ended.
+        """
+        self._missing = tuple(missing)
+        self._hear()
+        if self._epochs:
+            self._conclude()
+        if any(p in self._ended or p in self._gone_on for p in missing):
+            self._give_up("waits")
+
+    def suspect(self, peers: Sequence[int], stamp: Stamp) -> None:
+        """Find out who has diverged, after a message of ``peers`` that was stamped otherwise.
+
+        Raises:
+            AgreementError: always, since two hashes of one step are a proof.
+        """
+        self._missing = tuple(peers)
+        self._raise_alarm(self.agreement.apart(stamp))
+        self._conclude()
+
+    def failed(self, missing: Sequence[int], why: str) -> NoReturn:
+        """Say that the messages with some processes have failed.
+
+        Raises:
+            AgreementError: if processes have diverged.
+            TransportError: else.
+        """
+        self._missing = tuple(missing)
+        self._hear()
+        try:
+            if self._epochs:
+                self._conclude()
+            self._give_up("waits", f"MPI reports: {why}.")
+        except TransportError as error:
+            self.leave(missing, error)
+            raise
+
+    def leave(self, missing: Sequence[int], error: BaseException) -> None:
+        """Tell the others that this process leaves its step before its end.
+
+        Args:
+            missing: the processes that it waited for.
+            error: what has happened.
+        """
+        self._missing = ()
+        self._unsure |= self.agreement.mode == "off"
+        if self._here is None:
+            return
+        if isinstance(error, TransportError):
+            why = f"gave up waiting for {numbered(missing)}"
+        else:
+            why = f"was ended by {type(error).__name__}"
+        before = self._left.get(self.agreement.index)
+        steps = {**(before.steps if before is not None else {}), self._here[0]: self._here[1]}
+        departure = Departure(self.agreement.account(), steps, tuple(missing), why)
+        self._left[self.agreement.index] = departure
+        self._tell_all(("left", departure))
+
+    def is_over(self, peer: int, stamp: Stamp) -> bool:
+        """Whether a message of a process belongs to a step that this one has left."""
+        left = self._left.get(self.agreement.index)
+        if self._unsure or (left is not None and self.agreement.is_within(left.steps, stamp)):
+            return True
+        return self.agreement.place(peer, stamp) is Place.OVER
+
+    def goodbye(self, account: Account | None = None) -> None:
+        """Tell all others that this process has ended its program, and its last steps."""
+        if account is None:
+            account = self.agreement.account(whole=True, ended=ENDED)
+        self._end = account.ended
+        self._tell_all(("bye", account))
+
+    def claim(self) -> None:
+        """Tell all others that this process is about to say what several have found."""
+        self._tell_all(("claims", self.agreement.index))
+
+    def report(self) -> None:
+        """Tell all others that this process ends because of what it has found to be wrong."""
+        self._tell_all(("reported", self.agreement.index))
+
+    def all_reported(self) -> bool:
+        """Whether all others that can have said what is wrong."""
+        self._hear()
+        known = self._reported | self._ended.keys()
+        return all(p in known or self._is_gone(p) for p in self._others())
+
+    def first_to_report(self) -> bool | None:
+        """Whether this process is the first of those that claim to; None while it is not known."""
+        self._hear()
+        before = range(self.agreement.index)
+        if any(p in self._claiming for p in before):
+            return False
+        return True if all(p in self._ended or self._is_gone(p) for p in before) else None
+
+    def all_ended(self) -> bool:
+        """Whether all others have ended their programs."""
+        self._hear()
+        return all(p in self._ended for p in self._others())
+
+    def any_ended(self) -> bool:
+        """Whether another has ended its program, without an error."""
+        return any(self._heard[p].ended == ENDED for p in self._ended)
+
+    def any_failed(self) -> bool:
+        """Whether another has died, or ends because of an error."""
+        self._hear()
+        failed = any(self._heard[p].ended != ENDED for p in self._ended)
+        return bool(failed or self._reported or any(map(self._is_gone, self._others())))
+
+    def any_died(self) -> bool:
+        """Whether another has died, and yet this process lives."""
+        return any(map(self._is_gone, self._others()))
+
+    def _others(self) -> list[int]:
+        return [p for p in range(self.agreement.count) if p != self.agreement.index]
+
+    def interrupted(self) -> str | None:
+        """Return where this process waits, for when it is ended from outside; None if it is not."""
+        if self._missing:
+            self._hear()
+        return self._sentence("waited") if self._missing else None
+
+    # letters
+
+    def _tell_all(self, letter: object) -> None:
+        for peer in range(self.agreement.count):
+            if peer != self.agreement.index:
+                self._letters.post(peer, letter)
+
+    def _ask(self, peers: Iterable[int]) -> None:
+        told = self.agreement.account(self._missing)
+        for peer in peers:
+            if peer not in self._ended:
+                self._letters.post(peer, ("ask", told))
+
+    def _hear(self) -> None:
+        now = time.monotonic()
+        for kind, letter in self._letters.collect():
+            if kind in ("claims", "reported"):
+                (self._claiming if kind == "claims" else self._reported).add(letter)
+                continue
+            if kind == "left":
+                account = letter.account
+                self._left[account.index] = letter
+            elif kind == "alarm":
+                account, epochs = letter
+                if self.agreement.is_news(epochs):
+                    self._raise_alarm(epochs)
+                elif not self._epochs:  # it waits for what this process knows
+                    mine = self.agreement.account(self._missing, whole=True)
+                    self._letters.post(account.index, ("told", mine))
+            else:
+                account = letter
+            if kind == "ask" and account.index not in self._ended:
+                mine = self.agreement.account(self._missing, ended=self._end)
+                self._letters.post(account.index, ("answer", mine))
+            elif kind in ("alarm", "told", "bye"):
+                self._whole[account.index] = account
+            if kind == "bye":
+                self._ended[account.index] = now
+            self._heard[account.index] = account
+            self._compare(account.index, now)
+            epochs = self.agreement.contradictions(account)
+            if self.agreement.is_news(epochs):
+                self._raise_alarm(epochs)
+
+    def _compare(self, peer: int, now: float) -> None:
+        """Note when a process turns out to have left the step that this one is in."""
+        if self._here is None:
+            return
+        members, step = self._here
+        account, left = self._heard.get(peer), self._left.get(peer)
+        gone: set[int] = set()
+        if account is not None and account.steps.get(members, 0) > step:
+            gone.add(peer)
+        if left is not None and left.steps.get(members, 0) >= step:
+            gone |= {peer, *(left.lost if left.steps[members] == step else ())}
+        for one in gone:
+            self._gone_on[one] = min(self._gone_on.get(one, now), now)
+
+    def _raise_alarm(self, epochs: Mapping[Members, int]) -> None:
+        """Tell all others everything; they do the same."""
+        new = {m: e for m, e in epochs.items() if self._epochs.get(m, 0) < e}
+        if not new:
+            return
+        if not self._epochs:  # what was told before another alarm is not about this one
+            self._whole = {p: a for p, a in self._whole.items() if p in self._ended}
+        self._epochs.update(new)
+        mine = self.agreement.account(self._missing, whole=True)
+        self._whole[mine.index] = mine
+        self._tell_all(("alarm", (mine, dict(self._epochs))))
+
+    def _conclude(self) -> NoReturn:
+        """Wait until all have told everything, or for the grace, and say who has diverged."""
+        until = time.monotonic() + _GRACE
+        while True:
+            self._hear()
+            silent = [p for p in range(self.agreement.count) if p not in self._whole]
+            if all(map(self._is_gone, silent)) or time.monotonic() > until:
+                break
+            time.sleep(1e-3)
+        told = verdict(self._whole) or (
+            f"{numbered(sorted({p for m in self._epochs for p in m}), capital=True)} have run "
+            "different operations, further back than they remember."
+        )
+        self.agreement.begin(self._epochs)
+        self._epochs.clear()
+        quiet = f" {numbered(silent, capital=True)} said nothing yet." if silent else ""
+        raise AgreementError(told + quiet)
+
+    # those who do not come
+
+    def _is_gone(self, peer: int) -> bool:
+        fate = self._letters.fate(peer)
+        return fate is not None and fate[1]
+
+    def _is_lost(self, peer: int, now: float) -> bool:
+        """Whether nothing of this step will come from a process that still runs, or has ended."""
+        settled = min(_SETTLED, self.deadline / 4)
+        since = min(self._ended.get(peer, now), self._gone_on.get(peer, now))
+        return now - since >= settled
+
+    def _is_odd(self) -> bool:
+        """Whether something can be seen to be the matter with one that has not come."""
+        return any(self._letters.fate(p) is not None for p in self._missing)
+
+    def _give_up(self, waited: str, why: str = "", law: str = "") -> NoReturn:
+        """Stop waiting.
+
+        Args:
+            waited: how long this process has waited.
+            why: the reason, if it is known.
+            law: what sets an end to the wait.
+        """
+        mine = self.agreement.account(self._missing)
+        found = why or modes({**self._heard, mine.index: mine})
+        if found is None and not any(p in self._gone_on or self._is_gone(p) for p in self._missing):
+            found = "Do all processes run the same operations?"
+        raise TransportError(" ".join(filter(None, (self._sentence(waited), found, law))))
+
+    def _sentence(self, waited: str) -> str:
+        """Return who waits for whom, where, and what is known of them and of others."""
+        mine = self.agreement.account()
+        where = "" if mine.last is None else f", in {doing(mine.last)}"
+        told = [f"Process {mine.index} {waited} for {numbered(self._missing)}{where}."]
+        told_of = {p for m in self._missing if m in self._gone_on for p in self._lost_by(m)}
+        peers = dict.fromkeys((*self._missing[:_TOLD], *sorted(told_of)[:_TOLD]))
+        others = [p for p in sorted(self._heard) if p not in peers][:_TOLD]
+        told += [self._known(p) for p in (*peers, *others) if p != mine.index]
+        return " ".join(told)
+
+    def _lost_by(self, peer: int) -> tuple[int, ...]:
+        """Return the processes that another one waited for in vain in this step."""
+        left = self._left.get(peer)
+        return left.lost if left is not None and self._has_left(left) else ()
+
+    def _has_left(self, left: Departure) -> bool:
+        return self._here is not None and left.steps.get(self._here[0], 0) >= self._here[1]
+
+    def _known(self, peer: int) -> str:
+        """Return what is known of a process."""
+        account, fate, met = self._heard.get(peer), self._letters.fate(peer), self._met.get(peer)
+        left = self._left.get(peer)
+        if left is not None and self._has_left(left):
+            return f"Process {peer} has left this step: it {left.why}."
+        if account is not None and account.ended is not None:
+            told = account.ended
+        elif fate is not None:
+            told = fate[0]
+        elif account is None:
+            told = "has not answered"
+        elif account.waits:
+            return f"Process {peer} waits for {numbered(account.waits)}, in {doing(account.last)}."
+        else:
+            told = "is running"
+        if account is not None and account.last is not None:
+            return f"Process {peer} {told}; it was last heard of in {doing(account.last)}."
+        if met is not None:
+            return f"Process {peer} {told}; it came as far as {doing(Step(*met).entry())}."
+        return f"Process {peer} {told}."

@@ -1,0 +1,1 @@
+"""What a running program is seen to do: what it moves, and when."""

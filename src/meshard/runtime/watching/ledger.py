@@ -1,0 +1,303 @@
+"""The ledger: what operations, reshards and collectives move between devices, and its budget.
+
+Whoever moves elements between devices says so beforehand with `communicated`, and only while a
+ledger is open (``if world.ledgers:``). The figures are those of all devices, from the plan, so that
+they are the same on every process. A budget is a ledger with a limit: it refuses what would
+exceed it before anything has moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import final
+
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, BudgetError
+from meshard.plan.move.wires import Wire
+from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
+from meshard.runtime.callers import user_line
+from meshard.runtime.world import RuntimeWorld, here
+
+_UNITS = {
+    unit + suffix: base**power
+    for base, suffix in ((1000, "b"), (1024, "ib"))
+    for power, unit in enumerate(("k", "m", "g", "t"), 1)
+} | {"b": 1, "": 1}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+@final
+class Ledger:
+    """The communications that happened while it was open, in order.
+
+    It is made by `ledger` and `budget`, and stays readable afterwards. Printed it is a table, with
+    one row for all communications of one line that are alike: how many there were, the most bytes
+    that one device receives in one of them, and the bytes of all of them on all devices.
+    """
+
+    def __init__(self, limit: int | None = None, per_device: int | None = None) -> None:
+        self.records: list[Record] = []
+        self._limit = limit
+        self._per_device = per_device
+        self._received: dict[int, int] = {}
+        self._total = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that devices received from others, summed over all devices."""
+        return self._total
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The most bytes that one device received from others."""
+        return max(self._received.values(), default=0)
+
+    @property
+    def received(self) -> dict[int, int]:
+        """For each device id the bytes that it received from others."""
+        return dict(self._received)
+
+    def by_line(self) -> dict[str, int]:
+        """Return for each line of the user's program the bytes that it moved, the most first."""
+        return bytes_by_line(self.records)
+
+    def to_json(self) -> str:
+        """Return totals and records as the text of a JSON object.
+
+        Its keys are ``total_bytes``, ``bytes_per_device``, ``received`` and ``records``; each
+        record has ``what``, ``kind``, ``axes``, ``array``, ``line``, ``total_bytes``,
+        ``bytes_per_device`` and ``received``.
+        """
+        value = {
+            "total_bytes": self.total_bytes,
+            "bytes_per_device": self.bytes_per_device,
+            "received": _by_device(self._received),
+            "records": [
+                {
+                    "what": r.what,
+                    "kind": r.kind,
+                    "axes": list(r.axes),
+                    "array": r.array,
+                    "line": r.line,
+                    "total_bytes": r.total_bytes,
+                    "bytes_per_device": r.bytes_per_device,
+                    "received": _by_device(r.received),
+                }
+                for r in self.records
+            ],
+        }
+        return json.dumps(value)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __str__(self) -> str:
+        if not self.records:
+            return "no communication"
+        count = len(self.records)
+        return (
+            f"{records_table(self.records)}\n{count:,} communication{'s' if count > 1 else ''}, "
+            f"{self.total_bytes:,} bytes over all devices, at most {self.bytes_per_device:,} on "
+            "one device"
+        )
+
+    def __repr__(self) -> str:
+        return f"Ledger({len(self.records)} communications, {self.total_bytes} bytes)"
+
+    def _check(self, coming: Sequence[Record]) -> None:
+        """Refuse communications that would exceed the limits."""
+        total, received = self._total, dict(self._received)
+        for record in coming:
+            total += record.total_bytes
+            for device, count in record.received.items():
+                received[device] = received.get(device, 0) + count
+            if self._limit is not None and total > self._limit:
+                raise BudgetError(
+                    self._refusal(
+                        f"{self._limit:,} bytes over all devices",
+                        total - record.total_bytes,
+                        record,
+                        f"{record.total_bytes:,} more",
+                    )
+                )
+            if self._per_device is None:
+                continue
+            device = max(received, key=lambda d: received[d])
+            if received[device] > self._per_device:
+                own = record.received.get(device, 0)
+                raise BudgetError(
+                    self._refusal(
+                        f"{self._per_device:,} bytes on each device",
+                        received[device] - own,
+                        record,
+                        f"{own:,} more to device {device}",
+                    )
+                )
+
+    def _refusal(self, limit: str, used: int, record: Record, more: str) -> str:
+        array = f" of {record.array}" if record.array else ""
+        axes = f" along {', '.join(map(repr, record.axes))}" if record.axes else ""
+        text = (
+            f"budget: the limit is {limit}, of which {used:,} are used, and {record.what} at "
+            f"{record.line} would move {more} ({record.kind}{array}{axes}). It was refused before "
+            "anything moved. Lay the operands out so that less moves, or raise the limit; "
+            "meshard.debug.ledger() shows every communication."
+        )
+        if not self.records:
+            return f"{text} Nothing has moved before it."
+        return f"{text} The lines that moved most:\n{lines_table(self.records)}"
+
+    def _add(self, record: Record) -> None:
+        self.records.append(record)
+        self._total += record.total_bytes
+        for device, count in record.received.items():
+            self._received[device] = self._received.get(device, 0) + count
+
+
+def _by_device(received: Mapping[int, int]) -> dict[str, int]:
+    return {str(device): received[device] for device in sorted(received)}
+
+
+@contextlib.contextmanager
+def ledger() -> Iterator[Ledger]:
+    """Record what operations, reshards and collectives move, within a ``with`` statement.
+
+    Bytes are those that each device must receive from other devices, as if each had a memory of
+    its own, also where devices of one process share blocks; what crosses to no other device is not
+    recorded. An uncommitted array on one device counts as present on all, since every process can
+    make it; so does a value that is placed from the host. The figures come from the plans for all
+    devices, and are the same on every process. All threads of this process are seen.
+
+    Returns:
+        The `Ledger`; ledgers may nest, and each sees all that happens inside it.
+
+    >>> import numpy as np, meshard
+    >>> with ledger() as log:
+    ...     x = meshard.device_put(np.arange(4), meshard.devices()[0])
+    >>> print(log)
+    no communication
+    """
+    with _open(Ledger()) as log:
+        yield log
+
+
+@contextlib.contextmanager
+def budget(
+    limit: int | str | None = None, *, per_device: int | str | None = None
+) -> Iterator[Ledger]:
+    """Refuse communication beyond a limit, within a ``with`` statement, before anything moves.
+
+    It counts as `ledger` does; budgets may nest, and all of them hold.
+
+    Args:
+        limit: the most bytes that devices may receive, all devices together, as a number or as in
+            ``"10 MB"``, ``"1.5 GiB"``, ``"64 KiB"``; 0 allows no communication.
+        per_device: the most bytes that any one device may receive.
+
+    Returns:
+        A `Ledger` of what was used.
+
+    Raises:
+        BudgetError: at the operation that would exceed a limit; what it reads is left as it was.
+        ArgumentError: if a size cannot be read, or neither is given.
+
+    >>> import numpy as np, meshard
+    >>> with budget("1 MB") as used:
+    ...     x = meshard.numpy.arange(4.0) + 1
+    >>> used.total_bytes
+    0
+    """
+    if limit is None and per_device is None:
+        raise ArgumentError(
+            "budget: no limit is given. Say how many bytes may move, as in budget('10 MB') or "
+            "budget(per_device='1 MB')."
+        )
+    with _open(Ledger(_size(limit, "limit"), _size(per_device, "per_device"))) as used:
+        yield used
+
+
+@contextlib.contextmanager
+def _open(log: Ledger) -> Iterator[Ledger]:
+    world = here()
+    world.ledgers = (*world.ledgers, log)
+    try:
+        yield log
+    finally:
+        world.ledgers = tuple(other for other in world.ledgers if other is not log)
+
+
+def _size(given: object, name: str) -> int | None:
+    """Return a number of bytes that is given as a number or a text."""
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given)
+        if found is not None and found[2].lower() in _UNITS:
+            return int(Fraction(found[1]) * _UNITS[found[2].lower()])
+    raise ArgumentError(
+        f"budget: {name} must be a number of bytes, such as 1000, or a text such as '10 MB', "
+        f"'1.5 GiB' or '64 KiB', but got {shown(given)} of type {type(given).__name__}."
+    )
+
+
+def communicated(
+    world: RuntimeWorld,
+    kind: str,
+    axes: Sequence[str],
+    received: Mapping[int, int] | Callable[[], Mapping[int, int]],
+    what: str,
+    *,
+    array: str = "",
+) -> None:
+    """Note one communication in all open ledgers, before it happens.
+
+    Callers check ``if world.ledgers:`` first, so that nothing is counted for nobody.
+
+    Args:
+        world: whose ledgers are open.
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``, ``"permute"``, ...
+        axes: the mesh axes that it goes along.
+        received: for each device id the bytes that it receives from other devices, of all
+            processes' devices; or a function that returns this. Where it is nothing, nothing is
+            noted.
+        what: the operation, as in ``"psum"``.
+        array: what moves, as in ``"float64[4,8]"``.
+
+    Raises:
+        BudgetError: if it exceeds an open budget; no ledger has noted it then.
+    """
+    figures = received() if callable(received) else received
+    _noted(world, [(what, kind, tuple(axes), array, figures)])
+
+
+def wired(world: RuntimeWorld, what: str, wires: Sequence[Wire]) -> None:
+    """Note the communications of one plan in all open ledgers, all of them or none.
+
+    Raises:
+        BudgetError: if they exceed an open budget.
+    """
+    _noted(world, [(what, w.kind, w.axes, w.array, w.received) for w in wires])
+
+
+def _noted(
+    world: RuntimeWorld, found: Sequence[tuple[str, str, tuple[str, ...], str, Mapping[int, int]]]
+) -> None:
+    crossing = [f for f in found if any(f[4].values())]
+    if not crossing:
+        return
+    line = user_line()
+    records = [Record(*f, line) for f in crossing]
+    for log in world.ledgers:
+        log._check(records)
+    for log in world.ledgers:
+        for record in records:
+            log._add(record)

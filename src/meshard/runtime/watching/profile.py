@@ -1,0 +1,300 @@
+"""Profiles: when each step, operation, move and kernel of a real run began and ended.
+
+In: what runs while a profile is open. Out: Chrome's trace format, which chrome://tracing and
+Perfetto draw, and a table of the most expensive lines. Who can be seen asks first (``if
+world.profiles:``), so that nothing is timed for nobody. A profile is among the open ledgers too,
+and so learns what its events move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from meshard.algebra.arguments import path_of
+from meshard.plan.figures.simulate import time_text
+from meshard.plan.file.files import write_text
+from meshard.plan.show.record import Record, aligned, labels
+from meshard.runtime.callers import user_line
+from meshard.runtime.watching.trace_file import Event, trace_text
+from meshard.runtime.world import RuntimeWorld, here
+
+_LINES = 20
+_VAGUE = ("kernel", "<lambda>")
+"""Names of functions that say less than the operation that they are kernels of."""
+
+
+@final
+class Profile:
+    """What happened while it was open, in this process.
+
+    It is made by `profile`, and stays readable afterwards. Printed it is a table of the lines that
+    took longest, each without what runs at other lines inside it.
+
+    Attributes:
+        process: the number of this process.
+    """
+
+    def __init__(self, process: int = 0, devices: Mapping[int, str] | None = None) -> None:
+        self.process = process
+        self._devices = dict(devices or {})
+        self._events: list[Event] = []
+        self._open: dict[int, list[Event]] = {}
+        self._threads: dict[int, tuple[int, str]] = {}
+        self._numbering = threading.Lock()
+        # Times of the monotonic clock, moved to where the clocks of processes agree.
+        self._offset = time.time_ns() - time.perf_counter_ns()
+        self._first = self._last = self._now()
+
+    def _now(self) -> int:
+        return time.perf_counter_ns() + self._offset
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events, in the order in which they ended."""
+        return tuple(self._events)
+
+    @property
+    def seconds(self) -> float:
+        """How long it was open."""
+        return (self._last - self._first) / 1e9
+
+    def by_line(self) -> dict[str, float]:
+        """Return for each line of the program the seconds that it took, the most first.
+
+        What runs at other lines inside it is theirs, and what kernels take is part of the line that
+        waits for them.
+        """
+        found: dict[str, float] = {}
+        for event in self._timed():
+            found[event.line] = found.get(event.line, 0.0) + event.own_seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def _timed(self) -> Iterator[Event]:
+        return (e for e in self._events if e.category != "kernel")
+
+    def to_json(self) -> str:
+        """Return all events in Chrome's trace format, as the text of a JSON object.
+
+        Processes are ``pid``. Of each process, threads are ``tid`` 0, 1, ...; device ``d`` is
+        ``tid`` 1000 + ``d``, and its lane shows the steps that ran for it, with the bytes that it
+        received from other devices. Times are in microseconds since the epoch.
+        """
+        return trace_text(self.process, self._threads.values(), self._devices, self._events)
+
+    def save(self, path: str | Path) -> Path:
+        """Write what `to_json` returns; where there are several processes, each its own file.
+
+        Returns:
+            Where it was written: of ``trace.json``, with several processes ``trace.0.json``,
+            ``trace.1.json``, ...; `join_profiles` makes one of them.
+
+        Raises:
+            OSError: if the file cannot be written; what was there before stays.
+        """
+        target = path_of(path, "Profile.save")
+        if self._several and target.name:
+            target = target.with_name(f"{target.stem}.{self.process}{target.suffix}")
+        write_text(target, self.to_json(), "Profile.save")
+        return target
+
+    _several = False
+
+    def __str__(self) -> str:
+        times = self.by_line()
+        if not times:
+            return f"nothing ran in {time_text(self.seconds)}"
+        names: dict[str, dict[str, float]] = {}
+        counts: dict[str, int] = {}
+        moved: dict[str, int] = {}
+        for event in self._timed():
+            own = names.setdefault(event.line, {})
+            own[event.name] = own.get(event.name, 0.0) + event.own_seconds
+            counts[event.line] = counts.get(event.line, 0) + 1
+            moved[event.line] = moved.get(event.line, 0) + event.total_bytes
+        told = labels([line for line in times if line])
+        rows = [("line", "what", "count", "time", "share", "bytes")]
+        for line in list(times)[:_LINES]:
+            rows.append(
+                (
+                    told.get(line, "-"),
+                    ", ".join(sorted(names[line], key=lambda n: -names[line][n])),
+                    f"{counts[line]:,}",
+                    time_text(times[line]),
+                    f"{100 * times[line] / max(self.seconds, 1e-9):.1f} %",
+                    f"{moved[line]:,}",
+                )
+            )
+        text = aligned(rows, 2)
+        rest = list(times)[_LINES:]
+        if rest:
+            more = sum(times[line] for line in rest)
+            text += f"\nand {len(rest):,} more lines, {time_text(more)}"
+        count = len(self._events)
+        return (
+            f"{text}\n{count:,} event{'s' * (count != 1)} in {time_text(self.seconds)}, "
+            f"{sum(moved.values()):,} bytes between devices"
+        )
+
+    def __repr__(self) -> str:
+        return f"Profile({len(self._events)} events, {time_text(self.seconds)})"
+
+    # what runs tells of itself
+
+    def _thread(self) -> int:
+        ident = threading.get_ident()
+        found = self._threads.get(ident)
+        if found is None:
+            with self._numbering:
+                name = threading.current_thread().name
+                found = self._threads.setdefault(ident, (len(self._threads), name))
+        return found[0]
+
+    def _begin(self, name: str, category: str, line: str) -> Event:
+        event = Event(name, category, line, self._thread(), self._now())
+        self._open.setdefault(event.thread, []).append(event)
+        return event
+
+    def _end(self, event: Event) -> None:
+        event.stop = self._now()
+        stack = self._open[event.thread]
+        stack.remove(event)
+        if stack:
+            stack[-1].inside += event.stop - event.start
+        self._events.append(event)
+
+    def _kernel(self, task: Callable[[], None]) -> Callable[[], None]:
+        """Return a task of the workers that tells when it runs, and for which event."""
+        outer = self._open.get(self._thread())
+        name, line = _task_name(task), outer[-1].line if outer else ""
+        if outer and name in _VAGUE:
+            name = outer[-1].name
+
+        def run() -> None:
+            event = Event(name, "kernel", line, self._thread(), self._now())
+            try:
+                task()
+            finally:
+                event.stop = self._now()
+                self._events.append(event)
+
+        return run
+
+    # as one of the open ledgers
+
+    def _check(self, coming: Sequence[Record]) -> None:
+        """Refuse nothing."""
+
+    def _add(self, record: Record) -> None:
+        stack = self._open.get(self._thread())
+        if stack:
+            stack[-1].records.append(record)
+            return
+        event = Event(record.what, "move", record.line, self._thread(), self._now())
+        event.records.append(record)
+        self._events.append(event)
+
+
+def _task_name(task: Any) -> str:
+    """Return what a task of the workers does: the kernel that it calls."""
+    name = "kernel"
+    while task is not None:
+        name = getattr(task, "__name__", name)
+        inner = getattr(task, "func", None)
+        if inner is not None and getattr(inner, "__name__", "_").startswith("_"):
+            # A private helper is told by the kernel that it is given.
+            inner = next((a for a in task.args if callable(a)), inner)
+        task = inner
+    return name.lstrip("_")
+
+
+@contextlib.contextmanager
+def profile(path: str | Path | None = None) -> Iterator[Profile]:
+    """Record what runs within a ``with`` statement, and when.
+
+    It sees the steps of jitted functions, eager operations, operations and collectives in
+    `shard_map` bodies, moves, with the bytes that devices receive, and the kernels that run on
+    worker threads. While none is open nothing is timed.
+
+    Args:
+        path: where to write a trace when the statement ends, also by an error: a JSON file for
+            chrome://tracing or https://ui.perfetto.dev. Where there are several processes each
+            writes its own, with its number before the suffix, and none waits for another;
+            `join_profiles` makes one trace of them. None to write nothing.
+
+    Returns:
+        The `Profile`. They may nest; each sees all that happens inside it, in this process.
+
+    Raises:
+        ArgumentError: if ``path`` is not a path.
+        OSError: if the file cannot be written; what was there before stays.
+
+    >>> import meshard.numpy as mnp
+    >>> with profile() as seen:
+    ...     x = mnp.arange(4.0) + 1
+    >>> [event.name for event in seen.events if event.category == "operation"]
+    ['add']
+    """
+    target = None if path is None else path_of(path, "profile")
+    world = here()
+    names = {d.id: f"{d.platform}:{d.id}" for d in world.local_devices}
+    found = Profile(world.process_index, names)
+    found._several = world.process_count > 1
+    found._thread()
+    world.profiles = (*world.profiles, found)
+    world.ledgers = (*world.ledgers, found)
+    watch = world.workers.watch
+    world.workers.watch = found._kernel if watch is None else _both(watch, found._kernel)
+    try:
+        yield found
+    finally:
+        found._last = found._now()
+        world.workers.watch = watch
+        world.profiles = tuple(p for p in world.profiles if p is not found)
+        world.ledgers = tuple(p for p in world.ledgers if p is not found)
+        if target is not None:
+            found.save(target)
+
+
+_Watch = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+def _both(outer: _Watch, inner: _Watch) -> _Watch:
+    return lambda task: outer(inner(task))
+
+
+@contextlib.contextmanager
+def timed(
+    world: RuntimeWorld, name: str, category: str, line: str | None = None
+) -> Iterator[Callable[..., Any]]:
+    """Tell all open profiles of what runs within a ``with`` statement.
+
+    Callers check ``if world.profiles:`` first.
+
+    Args:
+        world: whose profiles are open.
+        name: what runs.
+        category: of which kind it is, as in `Event`.
+        line: where it was written; None for the user's line at hand.
+
+    Returns:
+        A function to call with the shardings of what it gives; on their devices it ran.
+    """
+    where = user_line() if line is None else line
+    profiles = world.profiles
+    events = [p._begin(name, category, where) for p in profiles]
+
+    def ran_on(shardings: Iterable[Any]) -> None:
+        devices = tuple(dict.fromkeys(d.id for s in shardings for d in s.device_order))
+        for event in events:
+            event.devices = devices
+
+    try:
+        yield ran_on
+    finally:
+        for one, event in zip(profiles, events, strict=True):
+            one._end(event)

@@ -1,0 +1,183 @@
+"""Traces as files: what happened in a run, in the format of chrome://tracing and Perfetto.
+
+In: events with their times, threads and devices. Out: the text of a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from meshard.algebra.arguments import items_of, path_of
+from meshard.errors import ArgumentError
+from meshard.plan.figures.simulate import time_text
+from meshard.plan.file.files import write_text
+from meshard.plan.show.record import Record
+
+_DEVICES = 1000
+"""From which number on the lanes of devices are counted, behind those of threads."""
+
+
+@final
+class Event:
+    """One thing that happened, from beginning to end.
+
+    Attributes:
+        name: what: an operation, several that ran as one, a move, a kernel.
+        category: ``"step"`` of a jitted function, ``"operation"`` outside of one, ``"body"`` for
+            operations in bodies of `shard_map`, ``"move"`` or ``"kernel"``.
+        line: where in the program it was written, as ``file:line``.
+        thread: the number of the thread, 0 for the one that opened the profile.
+        start: when it began, in nanoseconds since the epoch.
+        stop: when it ended.
+        inside: nanoseconds of it that its inner events took.
+        records: what it moved between devices, without what its inner events moved.
+        devices: the ids of the devices that it ran for.
+    """
+
+    __slots__ = (
+        "category",
+        "devices",
+        "inside",
+        "line",
+        "name",
+        "records",
+        "start",
+        "stop",
+        "thread",
+    )
+
+    def __init__(self, name: str, category: str, line: str, thread: int, start: int) -> None:
+        self.name = name
+        self.category = category
+        self.line = line
+        self.thread = thread
+        self.start = self.stop = start
+        self.inside = 0
+        self.records: list[Record] = []
+        self.devices: tuple[int, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.stop - self.start) / 1e9
+
+    @property
+    def own_seconds(self) -> float:
+        """How long it took without its inner events."""
+        return (self.stop - self.start - self.inside) / 1e9
+
+    @property
+    def total_bytes(self) -> int:
+        """What devices received from others in it, without what inner events moved."""
+        return sum(r.total_bytes for r in self.records)
+
+    def __repr__(self) -> str:
+        return f"Event({self.name!r}, {self.category!r}, {time_text(self.seconds)})"
+
+
+def trace_text(
+    process: int,
+    threads: Iterable[tuple[int, str]],
+    devices: Mapping[int, str],
+    events: Sequence[Event],
+) -> str:
+    """Return a trace.
+
+    Args:
+        process: the number of the process.
+        threads: the number and the name of each thread.
+        devices: the name of each device that has a lane, by its id.
+        events: what happened.
+    """
+    found = list(_lanes(process, threads, devices, events))
+    for event in events:
+        found += _shown(process, devices, event)
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": found})
+
+
+def _lanes(
+    process: int,
+    threads: Iterable[tuple[int, str]],
+    devices: Mapping[int, str],
+    events: Sequence[Event],
+) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", process, 0, f"process {process}")
+    for number, name in sorted(threads):
+        yield _named("thread_name", process, number, name)
+    for device in sorted({d for e in events for d in e.devices} & set(devices)):
+        yield _named("thread_name", process, _DEVICES + device, devices[device])
+
+
+def _shown(process: int, devices: Mapping[int, str], event: Event) -> Iterator[dict[str, Any]]:
+    """Yield an event in the lane of its thread, and in that of each device."""
+    told: dict[str, Any] = {"line": event.line} if event.line else {}
+    more = dict(told)
+    if event.records:
+        more["total bytes"] = event.total_bytes
+        more["communications"] = [
+            {
+                "what": r.what,
+                "kind": r.kind,
+                "axes": list(r.axes),
+                "array": r.array,
+                "total bytes": r.total_bytes,
+                "bytes per device": r.bytes_per_device,
+            }
+            for r in event.records
+        ]
+    yield _complete(event, process, event.thread, more)
+    for device in event.devices:
+        if device in devices:
+            received = sum(r.received.get(device, 0) for r in event.records)
+            own = {"bytes received": received} if received else {}
+            yield _complete(event, process, _DEVICES + device, {**told, **own})
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _complete(event: Event, pid: int, tid: int, more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": event.category,
+        "pid": pid,
+        "tid": tid,
+        "ts": event.start / 1e3,
+        "dur": (event.stop - event.start) / 1e3,
+        "args": more,
+    }
+
+
+def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
+    """Write one trace of those that several processes wrote.
+
+    Args:
+        paths: the traces of the processes.
+        path: where to write the one.
+
+    Raises:
+        ArgumentError: if a file is not a trace, or a path not a path.
+        OSError: if a file cannot be read or written.
+    """
+    what = "join_profiles"
+    target = path_of(path, what)
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
+    events: list[Any] = []
+    for part in items_of(paths, what, "paths", "paths"):
+        text = path_of(part, what, "each of paths").read_bytes()
+        try:
+            value = json.loads(text)
+            events += value["traceEvents"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ArgumentError(
+                f"{what}: {part} is not a trace that meshard.debug.profile has written: it is not "
+                f"a JSON object with 'traceEvents' ({error})."
+            ) from error
+    joined = {"displayTimeUnit": "ms", "traceEvents": events}
+    write_text(target, json.dumps(joined), what)

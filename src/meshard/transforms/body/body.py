@@ -1,0 +1,475 @@
+"""The interpreter of `shard_map` bodies: each operation once, for all cells of its operands.
+
+In: an operation, and values of the body. Out: grids. What an operation does to one cell is decided
+as if it ran on one device, and kept per scope; then its kernel runs for each cell that is wanted:
+held by this process, and active where the code is under a condition. Where some axes of the mesh
+stay automatic a cell is an Array on those, and the operation is bound once more for each cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError, ConcretizationError
+from meshard.ops.engine.decide import Cell, KernelPlan, decide_kernel
+from meshard.ops.engine.decide_move import MovePlan, decide_move
+from meshard.ops.engine.eager import EAGER, as_block, is_straight, run_cells
+from meshard.ops.engine.infer import Ghost, inferred
+from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.plan.move.wires import Wire
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import Params
+from meshard.runtime.moving.execute import run_parts
+from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.types import ArrayType
+from meshard.runtime.watching.profile import timed
+from meshard.transforms.body.boundary import cell_type, entered
+from meshard.transforms.body.deferred import Pending
+from meshard.transforms.body.grid import Cells, Grid
+from meshard.transforms.body.noting import cell_types, noted, operation_wires
+from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
+from meshard.tuning import LARGE
+
+Runner = Callable[["Body", Sequence[Any]], Any]
+Kinds = Sequence[GridKind | type]
+Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
+
+
+_WEAK = (bool, int, float, complex)
+_MOST_PARTS = 64
+"""The sets of active cells for which an operation keeps what to run."""
+COLLECTIVES: dict[str, Decide] = {}
+"""Operations that are about the axes themselves; written while this floor is imported."""
+
+
+@final
+class Body:
+    """One run of a shard_map body.
+
+    Attributes:
+        scope: the axes that it runs along.
+        outer: the body around it, whose values it may use.
+        mask: the devices that run the code at hand; None while that is all.
+        typed: whether nothing is run at all, and only types are wanted.
+        recorder: who writes the operations down; None if nobody does.
+        notes: where collectives are told of that are only typed; None if nobody asks.
+    """
+
+    def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
+        self.scope = scope
+        self.outer = outer
+        self.typed: bool = typed or (outer is not None and outer.typed)
+        self.mask: Mask | None = None
+        self.recorder: Any = None
+        self.notes: list[Wire] | None = None
+        self.axis_sizes: Mapping[str, int] = scope.sizes
+        self._constants: dict[int, tuple[Any, Grid]] = {}
+        if outer is not None and outer.mask is not None:
+            old = outer.mask
+            grid = np.broadcast_to(_over(outer.scope, scope, old.grid), scope.here.shape)
+            self.mask = Mask(old.axes, old.varies, grid)
+        if typed:
+            self.mask = Mask((), frozenset(), np.zeros(scope.here.shape, bool))
+
+    def close(self) -> None:
+        """Let go of values from outside; they hold the body, which would keep them alive."""
+        self._constants.clear()
+
+    @contextlib.contextmanager
+    def under(self, mask: Mask | None) -> Iterator[None]:
+        """Run code for the devices of a mask only."""
+        before = self.mask
+        self.mask = mask
+        try:
+            yield
+        finally:
+            self.mask = before
+
+    def active(self, extent: Extent) -> tuple[int, ...] | None:
+        """Return the cells of a grid that are to be computed here; None if that is all."""
+        mask = self.mask
+        if mask is None:
+            return self.scope.local(extent)
+        found = mask.numbers.get(extent)
+        if found is None:
+            found = self.scope.within(mask.grid & self.scope.here, extent)
+            mask.numbers[extent] = found
+        return found
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Run one operation on all cells and return its result, or a tuple of results."""
+        key: list[Any] = [config.epoch, name, params]
+        values: list[Any] = []
+        for x in operands:
+            kind = type(x)
+            if kind in _WEAK:
+                key.append(kind)
+            elif isinstance(x, int):  # a Python number of a kind of its own
+                x = int(x)
+                key.append(int)
+            else:
+                if kind is not Grid or x.body is not self:
+                    x = self.lift(x)
+                key.append(x.kind)
+            values.append(x)
+        decisions = self.scope.decisions
+        found = decisions.get(tuple(key))
+        if found is None:
+            if values and not any(type(x) is Grid for x in values):
+                return self.run(name, (self.lift(values[0]), *values[1:]), params)
+            found = decisions[tuple(key)] = _decide(self.scope, name, key[3:], params)
+        if self.recorder is None:
+            if self.scope.world.profiles and not self.typed:
+                return self._timed(name, found, values)
+            return found(self, values)
+        result = found(self, values)
+        results = result if isinstance(result, tuple) else (result,)
+        self.recorder.write(name, params, values, results)
+        return result
+
+    def _timed(self, name: str, run: Runner, values: Sequence[Any]) -> Any:
+        """Run an operation while a profile is open."""
+        with timed(self.scope.world, name, "body") as ran_on:
+            ran_on([NamedSharding(self.scope.mesh, PartitionSpec())])
+            return run(self, values)
+
+    def lift(self, x: Any) -> Grid:
+        """Return a value from outside as one that is the same on every device."""
+        if type(x) is Grid and x.body is self:
+            return x
+        known = self._constants.get(id(x))
+        if known is not None:
+            return known[1]
+        return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
+
+    def _constant(self, x: Any) -> Grid:
+        if self.typed and (type(x) is Array or isinstance(x, Ghost)):
+            return self._typed_constant(x)
+        if type(x) is not Array:
+            raise ConcretizationError(
+                f"{x!r} belongs to another transformation than this shard_map body, and cannot be "
+                "used in it."
+            )
+        scope = self.scope
+        if scope.auto:
+            found = entered(self, [x], PartitionSpec())
+        else:
+            lies = x
+            if not x._type.layout.replicated or not x._type.local:
+                lies = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
+            kind = scope.kind(cell_type(scope, x.shape, x.dtype), (), frozenset())
+            found = Grid(self, kind, lies._live())
+            if lies is x:
+                return found
+        self._constants[id(x)] = (x, found)
+        return found
+
+    def _typed_constant(self, x: Any) -> Grid:
+        found = entered(self, [None], PartitionSpec(), like=x._type)
+        weak = getattr(x, "weak", None)
+        if weak is not None:
+            kind = found.kind
+            kind = self.scope.kind(kind.type, kind.extent, kind.varies, weak)
+            found = Grid(self, kind, found.cells)
+        if self.recorder is not None:
+            self.recorder.lifted(found, x)
+            self._constants[id(x)] = (x, found)
+        return found
+
+    def _adopted(self, x: Grid) -> Grid:
+        """Return a value of a body around this one, the same along the axes that this one adds."""
+        around = self.outer
+        while around is not None and around is not x.body:
+            around = around.outer
+        if around is None or self.outer is None:
+            raise ConcretizationError(
+                f"This {x.kind.str_short()} belongs to a shard_map body that has ended, or to one "
+                "that does not enclose this one. Return it from its body instead of keeping it."
+            )
+        x = self.outer.lift(x)
+        found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        if self.recorder is not None:
+            self.recorder.lifted(found, x)
+        self._constants[id(x)] = (x, found)
+        return found
+
+
+def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
+    """Return flags over an outer scope's axes so that they broadcast over an inner one's."""
+    shape = [scope.sizes[a] if a in outer.sizes else 1 for a in scope.manual]
+    return grid.reshape(shape)
+
+
+def _decide(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+    collective = COLLECTIVES.get(name)
+    if collective is not None:
+        return collective(scope, kinds, dict(params))
+    row = REGISTRY.get(name)
+    if row is None:
+        raise ArgumentError(f"There is no operation named {name!r}.")
+    grids = [k for k in kinds if isinstance(k, GridKind)]
+    if any(k.weak for k in grids):
+        return _weakly(scope, name, kinds, params)
+    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
+    varies = frozenset[str]().union(*(k.varies for k in grids))
+    plan: KernelPlan | MovePlan
+    if isinstance(row, MoveOp):
+        arrays = [k.type for k in grids]
+        plan = decide_move(scope.world, row, arrays, dict(params))
+        outputs: tuple[ArrayType, ...] = (plan.output,)
+    else:
+        plan = decide_kernel(scope.world, row, types, dict(params))
+        outputs = plan.outputs
+    if scope.auto:
+        return _each_array(scope, name, params, outputs, varies)
+    extent = scope.extent(a for k in grids for a in k.extent)
+    results = tuple(scope.kind(t, extent, varies) for t in outputs)
+    onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
+    if isinstance(plan, MovePlan):
+        return _moving(scope, plan, results[0], onto)
+    return _computing(scope, plan, results, onto)
+
+
+def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+    """Decide an operation on types alone, some of which are those of Python numbers.
+
+    Only where a loop is typed are there such, and no cell is computed there.
+    """
+    grids = [k for k in kinds if isinstance(k, GridKind)]
+    types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
+    varies = frozenset[str]().union(*(k.varies for k in grids))
+    extent = scope.extent(scope.manual if scope.auto else [a for k in grids for a in k.extent])
+    outputs = [
+        scope.kind(t, extent, varies, weak)
+        for t, weak in inferred(scope.world, name, types, params)
+    ]
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        made = [Grid(body, k, (None,) * scope.count(extent)) for k in outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
+
+
+def _moving(
+    scope: Scope, plan: MovePlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
+) -> Runner:
+    everything = tuple(range(scope.count(kind.extent)))
+    world, part, dtype = scope.world, plan.part, kind.dtype
+
+    def run(body: Body, values: Sequence[Grid]) -> Grid:
+        numbers = body.active(kind.extent)
+        wanted = everything if numbers is None else numbers
+        sets = [
+            [(x.cells[m[i]],) for x, m in zip(values, onto, strict=True) if m is not None]
+            for i in wanted
+        ]
+        found = [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
+        return Grid(body, kind, _scattered(found, numbers, len(everything)))
+
+    return run
+
+
+def _scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) -> Cells:
+    """Return the cells of a grid of which some were computed."""
+    if numbers is None:
+        return tuple(found)
+    cells = [None] * count
+    for number, cell in zip(numbers, found, strict=True):
+        cells[number] = cell
+    return tuple(cells)
+
+
+def _computing(
+    scope: Scope,
+    plan: KernelPlan,
+    kinds: tuple[GridKind, ...],
+    onto: Sequence[tuple[int, ...] | None],
+) -> Runner:
+    (alone,) = plan.cells
+    extent = kinds[0].extent
+    count = scope.count(extent)
+    cells = tuple(
+        Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
+    )
+    whole = _with_cells(plan, cells, bool(extent))
+    world, kernel = scope.world, plan.op.kernel
+    straight = _straight(whole, kinds[0], onto)
+    defers = _defers(whole)
+    parts: dict[tuple[int, ...], KernelPlan] = {}
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        numbers = body.active(extent)
+        if straight is not None and numbers is None:
+            return straight(body, values)
+        if defers and body.mask is None:
+            return _deferred(body, whole, kinds[0], onto, values, numbers)
+        own = whole
+        if numbers is not None:
+            known = parts.get(numbers)
+            if known is None:
+                if len(parts) > _MOST_PARTS:
+                    parts.clear()
+                known = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
+                parts[numbers] = known
+            own = known
+        given = [
+            x.cells if type(x) is Grid else (x if weak is None else weak.type(x))
+            for x, weak in zip(values, plan.weak, strict=True)
+        ]
+        found = run_cells(own, world, given, kernel)
+        grids = []
+        for k, kind in enumerate(kinds):
+            blocks = [as_block(results[k], plan.cast[k]) for results in found]
+            grids.append(Grid(body, kind, _scattered(blocks, numbers, count)))
+        return grids[0] if len(grids) == 1 else tuple(grids)
+
+    return run
+
+
+def _defers(plan: KernelPlan) -> bool:
+    """Whether an operation on large cells may be computed together with others, in pieces."""
+    return (
+        plan.nbytes >= LARGE
+        and plan.op.style == "ufunc"
+        and len(plan.outputs) == 1
+        and plan.own_dtype
+        and plan.cast == (None,)
+        and not plan.partial
+        and not plan.contiguous
+        and len(plan.outputs[0].shape) > 0
+        and plan.op.local is None
+    )
+
+
+def _deferred(
+    body: Body,
+    plan: KernelPlan,
+    kind: GridKind,
+    onto: Sequence[tuple[int, ...] | None],
+    values: Sequence[Any],
+    numbers: tuple[int, ...] | None,
+) -> Grid:
+    """Return the result of an operation that runs when it is looked at."""
+    args: list[Any] = []
+    for x, m, weak in zip(values, onto, plan.weak, strict=True):
+        if m is None:
+            args.append(x if weak is None else weak.type(x))
+            continue
+        pending = x.pending
+        if pending is not None and pending.joins(kind, numbers):
+            args.append(pending)
+        else:
+            cells = x.cells
+            args.append(tuple([cells[i] for i in m]))
+    count = len(plan.cells)
+    params = plan.cells[0].params
+    kernel = partial(plan.op.kernel, **params) if params else plan.op.kernel
+    operation = Pending(body.scope.world, kernel, args, kind, count, numbers)
+    grid = Grid(body, kind, operation)
+    operation.held_by(grid)
+    return grid
+
+
+def _with_cells(plan: KernelPlan, cells: tuple[Cell, ...], many: bool) -> KernelPlan:
+    """Return a plan of one cell as one of many, whose results all look alike."""
+    return replace(
+        plan,
+        cells=cells,
+        groups=(tuple(range(len(cells))),),
+        nbytes=plan.nbytes * len(cells),
+        single=plan.single and not many,
+    )
+
+
+def _straight(
+    plan: KernelPlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
+) -> Runner | None:
+    """Return the quick way for small cells that map one by one; None if it does not serve."""
+    natural = tuple(range(len(plan.cells)))
+    if not is_straight(plan) or any(m is not None and m != natural for m in onto):
+        return None
+    kernel = plan.op.kernel
+    scalars = tuple(m is None for m in onto)
+
+    def unary(body: Body, values: Sequence[Any]) -> Grid:
+        return Grid(body, kind, tuple(map(kernel, values[0].cells)))
+
+    def binary(body: Body, values: Sequence[Any]) -> Grid:
+        x, y = values
+        return Grid(body, kind, tuple(map(kernel, x.cells, y.cells)))
+
+    def scalar_right(body: Body, values: Sequence[Any]) -> Grid:
+        x, s = values
+        return Grid(body, kind, tuple([kernel(b, s) for b in x.cells]))
+
+    def scalar_left(body: Body, values: Sequence[Any]) -> Grid:
+        s, x = values
+        return Grid(body, kind, tuple([kernel(s, b) for b in x.cells]))
+
+    return {
+        (False,): unary,
+        (False, False): binary,
+        (False, True): scalar_right,
+        (True, False): scalar_left,
+    }[scalars]
+
+
+def _each_array(
+    scope: Scope,
+    name: str,
+    params: Params,
+    outputs: tuple[ArrayType, ...],
+    varies: frozenset[str],
+) -> Runner:
+    """Bind the operation for each cell, which is an Array on the automatic axes."""
+    extent = scope.extent(scope.manual)
+    kinds = tuple(scope.kind(t, extent, varies) for t in outputs)
+    count = scope.count(extent)
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        numbers = body.active(extent)
+        with _noting(body, name, values, params, numbers):
+            found = [
+                EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
+                for i in (range(count) if numbers is None else numbers)
+            ]
+        columns = (
+            [found] if len(kinds) == 1 else list(zip(*found, strict=True)) or [()] * len(kinds)
+        )
+        grids = tuple(
+            Grid(body, kind, _scattered(cells, numbers, count))
+            for kind, cells in zip(kinds, columns, strict=True)
+        )
+        return grids[0] if len(grids) == 1 else grids
+
+    return run
+
+
+def _noting(
+    body: Body,
+    name: str,
+    values: Sequence[Any],
+    params: Params,
+    numbers: Sequence[int] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Note what an operation moves, on all parts of the mesh that it is about."""
+    scope = body.scope
+    if not scope.world.ledgers:
+        return contextlib.nullcontext()
+    types = [
+        cell_types(scope, x.kind, x.cells) if type(x) is Grid else [type(x)] * len(scope.submeshes)
+        for x in values
+    ]
+    wanted = range(len(scope.submeshes)) if body.mask is None or numbers is None else numbers
+    parts = [operation_wires(scope, name, [t[i] for t in types], params) for i in wanted]
+    return noted(scope, name, parts)

@@ -1,0 +1,164 @@
+"""Elementwise operations on large cells, put off until somebody looks at what they give.
+
+Inside a body nothing can be seen of a value but through another operation, so that a run of
+elementwise operations may be computed in one go, piece by piece (`ops/fused/chain`). A value that
+the program still holds when a chain runs is stored along with the one that was asked for; one
+that is gone by then, as the parts of a formula are, never takes memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.ops.fused.chain import Chain, Work, laid_out, run_chain
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.body.scope import GridKind
+
+Cells = tuple[Any, ...]
+
+
+_MOST_STEPS = 48
+
+
+@final
+class Pending:
+    """An operation that has not run yet.
+
+    Args:
+        world: whose pages and workers will be used.
+        kernel: the operation, which takes ``out=``.
+        args: its operands: other pending ones, scalars, or cells in the order of the result's.
+        kind: the kind of the result.
+        count: the number of its cells.
+        numbers: the cells that are to be computed; None for all.
+    """
+
+    __slots__ = (
+        "_holder",
+        "args",
+        "cells",
+        "count",
+        "errors",
+        "kernel",
+        "kind",
+        "numbers",
+        "steps",
+        "world",
+    )
+
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        kernel: Callable[..., Any],
+        args: Sequence[Any],
+        kind: GridKind,
+        count: int,
+        numbers: tuple[int, ...] | None,
+    ) -> None:
+        self.count = count
+        self.world = world
+        self.kernel = kernel
+        self.kind = kind
+        self.numbers = numbers
+        self.errors = np.geterr()
+        self.cells: Cells | None = None
+        self._holder: Callable[[], Any] = _nobody
+        steps: int = 1 + sum(x.steps for x in args if type(x) is Pending)
+        if steps > _MOST_STEPS:
+            args = [x.run() if type(x) is Pending else x for x in args]
+            steps = 1
+        self.args = tuple(args)
+        self.steps: int = steps
+
+    def held_by(self, value: Any) -> None:
+        """Say which value shows the result; while it lives the result may be asked for."""
+        self._holder = weakref.ref(value)
+
+    def joins(self, kind: GridKind, numbers: tuple[int, ...] | None) -> bool:
+        """Whether an operation with a result of this kind may be computed in one go with it."""
+        return (
+            self.cells is None
+            and self.kind.shape == kind.shape
+            and self.kind.extent == kind.extent
+            and self.numbers == numbers
+            and self.errors == np.geterr()
+        )
+
+    def run(self) -> Cells:
+        """Return the cells of the result, computing them now if need be."""
+        if self.cells is None:
+            _compute(self)
+        assert self.cells is not None
+        return self.cells
+
+
+def _nobody() -> None:
+    return None
+
+
+def _compute(root: Pending) -> None:
+    nodes = _in_order(root)
+    wanted = [n for n in nodes if n is root or n._holder() is not None]
+    inputs: list[Any] = []
+    known: dict[int, int] = {}
+    for node in nodes:
+        for x in node.args:
+            if id(x) not in known and not (type(x) is Pending and x.cells is None):
+                known[id(x)] = len(inputs)
+                inputs.append(x.cells if type(x) is Pending else x)
+    chain = _chain(root, nodes, wanted, known, inputs)
+    count = root.count
+    numbers = range(count) if root.numbers is None else root.numbers
+    sets = [[x[i] if type(x) is tuple else x for x in inputs] for i in numbers]
+    with np.errstate(**root.errors):
+        found = run_chain(root.world, chain, sets)
+    for k, node in enumerate(wanted):
+        cells: list[Any] = [None] * count
+        for number, results in zip(numbers, found, strict=True):
+            cells[number] = results[k]
+        node.cells = tuple(cells)
+        node.args, node.steps = (), 0
+
+
+def _in_order(root: Pending) -> list[Pending]:
+    """Return the pending operations that one needs, each after its operands."""
+    order: dict[int, Pending] = {}
+    stack: list[tuple[Pending, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in order:
+            continue
+        if ready:
+            order[id(node)] = node
+            continue
+        stack.append((node, True))
+        stack += [(x, False) for x in node.args if type(x) is Pending and x.cells is None]
+    return list(order.values())
+
+
+def _chain(
+    root: Pending,
+    nodes: Sequence[Pending],
+    wanted: Sequence[Pending],
+    known: dict[int, int],
+    inputs: Sequence[Any],
+) -> Chain:
+    """Return the pending operations as a chain."""
+    shape = root.kind.shape
+    numbers = known | {id(node): len(inputs) + k for k, node in enumerate(nodes)}
+    work = [
+        Work(node.kernel, tuple([numbers[id(x)] for x in node.args]), (shape[1:], node.kind.dtype))
+        for node in nodes
+    ]
+    cut = [_has_rows(x, shape) for x in inputs]
+    return laid_out(work, cut, [numbers[id(n)] - len(inputs) for n in wanted], shape[0])
+
+
+def _has_rows(x: Any, shape: tuple[int, ...]) -> bool:
+    """Whether an input, cells or a scalar, has the rows of the result, and not one for all."""
+    cell: Any = next((c for c in x if c is not None), None) if type(x) is tuple else x
+    return np.ndim(cell) == len(shape) and cell.shape[0] == shape[0]

@@ -1,0 +1,103 @@
+"""`Grid`: the value that code inside `shard_map` works on."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, final
+
+import numpy as np
+
+from meshard.errors import ConcretizationError
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.memory.exported import exported
+from meshard.runtime.types import Block
+from meshard.transforms.body.deferred import Pending
+from meshard.transforms.body.scope import GridKind, Running
+
+Cells = tuple[Any, ...]
+"""Per cell a block, or an Array on the automatic axes; None where it is not held or computed."""
+
+
+_MOST_CELLS = 16
+_MOST_SHOWN = 256
+
+
+@final
+class Grid(Traced):
+    """A value inside a `shard_map` body: one cell for each device, as far as devices differ.
+
+    Its shape is the local shape. Printing it shows that, the axes over which it varies, and the
+    value of each cell that this process holds.
+    """
+
+    __slots__ = ("__weakref__", "_cells", "body", "kind")
+    body: Running
+
+    def __init__(self, body: Running, kind: GridKind, cells: Cells | Pending) -> None:
+        self._type = kind.type
+        self.body = body
+        self.kind = kind
+        self._cells = cells
+
+    @property
+    def cells(self) -> Cells:
+        """The cells, computed now if they were put off."""
+        found = self._cells
+        if type(found) is Pending:
+            found = self._cells = found.run()
+        return found
+
+    @property
+    def pending(self) -> Pending | None:
+        """The operation that has yet to compute the cells; None if they are there."""
+        found = self._cells
+        return found if type(found) is Pending else None
+
+    @property
+    def aval(self) -> GridKind:
+        """Local shape, dtype, and the axes over which the value varies (``vma``)."""
+        return self.kind
+
+    @property
+    def vma(self) -> frozenset[str]:
+        """The mesh axes over which the value may differ."""
+        return self.kind.varies
+
+    def _concrete(self, what: str) -> Block:
+        kind = self.kind
+        if kind.varies:
+            axes = ", ".join(repr(a) for a in kind.type_order(self.body.scope.manual))
+            raise ConcretizationError(
+                f"{what} needs one value, but this {kind.type.str_short()} inside shard_map varies "
+                f"over the mesh axes {axes}: each device has its own. Choose between values with "
+                "meshard.numpy.where or lax.cond, loop with lax.while_loop, or make it one value "
+                "first with a collective such as lax.psum or lax.pmax over those axes."
+            )
+        cell = self.cells[0]
+        if cell is None:
+            raise ConcretizationError(
+                f"{what}: this {kind.type.str_short()} has no value here, since none of this "
+                "process's devices runs this branch. Use lax.cond or lax.while_loop instead."
+            )
+        if type(cell) is Array:
+            return np.asarray(cell)
+        return exported(cell)
+
+    def __repr__(self) -> str:
+        kind, scope = self.kind, self.body.scope
+        held = [(i, c) for i, c in enumerate(self.cells) if c is not None]
+        lines = [kind.str_short()]
+        if kind.size > _MOST_SHOWN:
+            return lines[0]
+        for number, cell in islice(held, _MOST_CELLS):
+            text = np.array2string(np.asarray(cell), prefix="  ", threshold=_MOST_SHOWN)
+            if kind.extent:
+                place = ", ".join(map(str, scope.coordinate(kind.extent, number)))
+                lines.append(f"at ({', '.join(kind.extent)}) = ({place}):")
+            lines.append(f"  {text}")
+        if len(held) > _MOST_CELLS:
+            lines.append(f"and {len(held) - _MOST_CELLS} more")
+        return "\n".join(lines)
+
+    __str__ = __repr__

@@ -1,0 +1,196 @@
+"""The ledger where axes stay automatic: each process notes what happens on all parts of the mesh.
+
+A cell is an Array on one part there, and a process runs operations on the parts that it belongs to.
+What they move is counted for all parts from the types alone, noted once, and before anything moves;
+while they run nothing more is noted. So figures are those of all devices, and budgets refuse on all
+processes alike. Under a condition that differs between devices each process notes its own parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.ops.engine.decide import decide_kernel
+from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.plan.move.wires import Wire
+from meshard.runtime.doors import Params
+from meshard.runtime.moving.place import placed, wires_between
+from meshard.runtime.types import ArrayType
+from meshard.runtime.watching.ledger import wired
+from meshard.transforms.body.scope import GridKind, Scope
+
+
+@final
+@dataclass(frozen=True)
+class Told:
+    """A communication of a body of which only the types are known.
+
+    Attributes:
+        array: what moves on one device.
+        kind: what it is called.
+        axes: the axes that it goes along.
+        mesh: the devices.
+        count: counts the bytes that each device receives.
+        exact: whether it receives so many, and not at most so many, as values will say.
+    """
+
+    array: str
+    kind: str
+    axes: tuple[str, ...]
+    mesh: Mesh
+    count: Callable[[], Mapping[int, int]]
+    exact: bool = True
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        return self.count()
+
+
+@final
+@dataclass(frozen=True)
+class _Together:
+    """What the same step moves on several parts of the mesh, as one communication."""
+
+    parts: tuple[Wire, ...]
+
+    @property
+    def array(self) -> str:
+        """What moves on one part."""
+        return self.parts[0].array
+
+    @property
+    def kind(self) -> str:
+        """What it is called."""
+        return self.parts[0].kind
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that it goes along."""
+        return self.parts[0].axes
+
+    @cached_property
+    def received(self) -> Mapping[int, int]:
+        """The bytes that each device receives."""
+        found: dict[int, int] = {}
+        for part in self.parts:
+            for device, count in part.received.items():
+                found[device] = found.get(device, 0) + count
+        return found
+
+
+def joined(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
+    """Return the communications of all parts of the mesh, those of one step as one."""
+    if len({len(p) for p in parts}) == 1:
+        return [_Together(tuple(w)) for w in zip(*parts, strict=True)]
+    return [w for p in parts for w in p]
+
+
+@contextlib.contextmanager
+def noted(scope: Scope, what: str, parts: Sequence[Sequence[Wire]]) -> Iterator[None]:
+    """Note the communications of all parts of the mesh, and no more of them within.
+
+    Raises:
+        BudgetError: if they exceed an open budget.
+    """
+    world = scope.world
+    wired(world, what, joined(parts))
+    ledgers, world.ledgers = world.ledgers, ()
+    try:
+        yield
+    finally:
+        world.ledgers = ledgers
+
+
+def cell_types(scope: Scope, kind: GridKind, cells: Sequence[Any]) -> list[ArrayType]:
+    """Return the type of each cell, also of those that other processes hold."""
+    base: ArrayType = next((c._type for c in cells if c is not None), kind.type)
+    sharding = base.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names != scope.auto:
+        return [base if c is None else c._type for c in cells]
+    return [
+        scope.world.type_of(
+            base.shape,
+            base.dtype,
+            NamedSharding(m, sharding.spec, uneven=sharding.uneven),
+            base.committed,
+        )
+        if c is None
+        else c._type
+        for c, m in zip(cells, scope.submeshes, strict=True)
+    ]
+
+
+def operation_wires(
+    scope: Scope, name: str, types: Sequence[ArrayType | type], params: Params
+) -> Sequence[Wire]:
+    """Return what an operation on operands of these types moves."""
+    key = ("wires", name, tuple(types), params)
+    found: Sequence[Wire] | None = scope.decisions.get(key)
+    if found is None:
+        row, arrays = REGISTRY[name], [t for t in types if isinstance(t, ArrayType)]
+        if isinstance(row, MoveOp):
+            found = (decide_move(scope.world, row, arrays, dict(params)).wire,)
+        else:
+            found = decide_kernel(scope.world, row, types, dict(params)).wires
+        scope.decisions[key] = found
+    return found
+
+
+def laying_wires(
+    scope: Scope, kind: GridKind, cells: Sequence[Any], shardings: Sequence[Sharding]
+) -> list[Wire]:
+    """Return what `laid` moves to lay all cells out."""
+    types = cell_types(scope, kind, cells)
+    return joined(
+        [
+            wires_between(scope.world, t, scope.world.type_of(t.shape, t.dtype, s, True))
+            for t, s in zip(types, shardings, strict=True)
+        ]
+    )
+
+
+def laid(
+    scope: Scope,
+    kind: GridKind,
+    cells: Sequence[Any],
+    shardings: Sequence[Sharding],
+    what: str,
+    *,
+    everywhere: bool,
+) -> list[Any]:
+    """Return cells, each laid out on its own part of the mesh; None stays None.
+
+    Args:
+        scope: the axes.
+        kind: what is known of the cells.
+        cells: the cells, by coordinate of the manual axes.
+        shardings: how each is to lie.
+        what: how the ledger calls it.
+        everywhere: whether the cells that are None here are those of other processes.
+    """
+
+    def all_of_them() -> list[Any]:
+        return [
+            None if c is None else placed(c, s, what=what)
+            for c, s in zip(cells, shardings, strict=True)
+        ]
+
+    if not scope.world.ledgers:
+        return all_of_them()
+    types = cell_types(scope, kind, cells)
+    parts = [
+        wires_between(scope.world, t, scope.world.type_of(t.shape, t.dtype, s, True))
+        for t, s, c in zip(types, shardings, cells, strict=True)
+        if everywhere or c is not None
+    ]
+    with noted(scope, what, parts):
+        return all_of_them()

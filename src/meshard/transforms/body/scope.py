@@ -1,0 +1,275 @@
+"""Scopes: the mesh axes that a shard_map body runs along, and the grids of cells over them.
+
+A value in a body is a grid of cells. Two sets of axes are kept apart: those over which it *may*
+differ (`varies`, the type, which the check of ``out_specs`` looks at), and those along which cells
+really are stored (`extent`, always a subset; along all others one cell serves every device).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.layout import Layout
+from meshard.algebra.mesh import Mesh
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+
+Extent = tuple[str, ...]
+"""Mesh axes in mesh order; the cells of a grid over them are numbered in C order."""
+
+
+@final
+class GridKind:
+    """All that is known of a value in a body but its cells; interned per scope.
+
+    Attributes:
+        type: the type of one cell, on one device.
+        extent: the axes along which cells differ.
+        varies: the axes over which the value may differ.
+        weak: the type of Python number that it stands for where a loop is typed, not run.
+    """
+
+    __slots__ = ("extent", "type", "varies", "weak")
+
+    def __init__(
+        self,
+        type: ArrayType,
+        extent: Extent,
+        varies: frozenset[str],
+        weak: type[Any] | None = None,
+    ) -> None:
+        self.type = type
+        self.extent = extent
+        self.varies = varies
+        self.weak = weak
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The local shape."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self.type.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements of one cell."""
+        return self.type.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one cell."""
+        return self.type.nbytes
+
+    @property
+    def sharding(self) -> Sharding:
+        """How one cell lies."""
+        return self.type.sharding
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of one cell."""
+        return self.type.layout
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The pieces of one cell that this process holds."""
+        return self.type.local
+
+    @property
+    def committed(self) -> bool:
+        """Whether operations must follow the place of a cell."""
+        return self.type.committed
+
+    @property
+    def guest(self) -> bool:
+        """Whether a cell counts as being on every device."""
+        return self.type.guest
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak."""
+        return False
+
+    @property
+    def vma(self) -> frozenset[str]:
+        """The axes over which the value may differ, by the name that JAX gives it."""
+        return self.varies
+
+    def type_order(self, axes: Sequence[str]) -> list[str]:
+        """Return the axes over which the value varies in the order of ``axes``."""
+        return [a for a in axes if a in self.varies]
+
+    def str_short(self) -> str:
+        """Return dtype and local shape, and the axes over which the value varies."""
+        axes = ",".join(sorted(self.varies))
+        told = f"({axes})" if len(self.varies) > 1 else axes
+        return self.type.str_short() + (f"{{V:{told}}}" if axes else "")
+
+    def __repr__(self) -> str:
+        return self.str_short()
+
+
+@final
+class Mask:
+    """The devices that run the code at hand: a truth value per coordinate of the manual axes.
+
+    Attributes:
+        axes: the axes along which it really differs.
+        varies: the axes over which it may differ.
+        grid: bools over all manual axes; False where another process decides.
+    """
+
+    def __init__(self, axes: Extent, varies: frozenset[str], grid: Any) -> None:
+        self.axes = axes
+        self.varies = varies
+        self.grid = grid
+        self.numbers: dict[Extent, tuple[int, ...]] = {}
+
+
+@final
+class Scope:
+    """Some axes of a mesh, made manual, in one world.
+
+    Attributes:
+        world: the world.
+        mesh: the whole mesh.
+        manual: the axes that bodies run along, in mesh order.
+        auto: the other axes of the mesh.
+        sizes: the size of each manual axis.
+        here: for each coordinate of the manual axes whether this process has a device there.
+        decisions: what was decided for each operation on values of given kinds.
+    """
+
+    def __init__(self, world: RuntimeWorld, mesh: Mesh, manual: frozenset[str]) -> None:
+        self.world = world
+        self.mesh = mesh
+        self.manual: Extent = tuple(a for a in mesh.axis_names if a in manual)
+        self.auto: Extent = tuple(a for a in mesh.axis_names if a not in manual)
+        self.sizes = {a: mesh.shape[a] for a in self.manual}
+        me = world.process_index
+        own = np.array([d.process_index == me for d in mesh.flat_devices], bool)
+        own = own.reshape(mesh.axis_sizes)
+        places = [i for i, a in enumerate(mesh.axis_names) if a not in manual]
+        self.here = own.any(axis=tuple(places))
+        self.decisions: dict[Hashable, Any] = {}
+        self._kinds: dict[Hashable, GridKind] = {}
+        self._onto: dict[tuple[Extent, Extent], tuple[int, ...]] = {}
+        self._local: dict[Extent, tuple[int, ...] | None] = {}
+        self._submeshes: tuple[Mesh, ...] | None = None
+
+    def kind(
+        self,
+        type: ArrayType,
+        extent: Extent,
+        varies: frozenset[str],
+        weak: type[Any] | None = None,
+    ) -> GridKind:
+        """Return the one kind with these properties."""
+        key = (type, extent, varies, weak)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = GridKind(type, extent, varies, weak)
+        return found
+
+    def extent(self, axes: Iterable[str]) -> Extent:
+        """Return the axes that have more than one position, in mesh order."""
+        wanted = set(axes)
+        return tuple([a for a in self.manual if a in wanted and self.sizes[a] > 1])
+
+    def count(self, extent: Sequence[str]) -> int:
+        """Return the number of cells of a grid."""
+        return math.prod([self.sizes[a] for a in extent])
+
+    def coordinate(self, extent: Extent, number: int) -> tuple[int, ...]:
+        """Return the position of a cell along each axis of its grid."""
+        place = []
+        for axis in reversed(extent):
+            number, i = divmod(number, self.sizes[axis])
+            place.append(i)
+        return tuple(reversed(place))
+
+    def onto(self, source: Extent, target: Extent) -> tuple[int, ...]:
+        """Return for each cell of a grid the cell of another at the same coordinates.
+
+        Axes that only the source has are taken at position 0.
+        """
+        key = (source, target)
+        found = self._onto.get(key)
+        if found is None:
+            numbers = np.arange(self.count(source)).reshape([self.sizes[a] for a in source])
+            kept = numbers[tuple([slice(None) if a in target else 0 for a in source])]
+            shape = [self.sizes[a] if a in source else 1 for a in target]
+            whole = np.broadcast_to(kept.reshape(shape), [self.sizes[a] for a in target])
+            found = self._onto[key] = tuple(whole.ravel().tolist())
+        return found
+
+    def spread(self, flags: Any, extent: Extent) -> Any:
+        """Return flags, one per cell, as an array over all manual axes that broadcasts."""
+        return np.asarray(flags, bool).reshape(
+            [self.sizes[a] if a in extent else 1 for a in self.manual]
+        )
+
+    def within(self, grid: Any, extent: Extent) -> tuple[int, ...]:
+        """Return the cells of a grid that some flagged coordinate uses."""
+        rest = tuple(i for i, a in enumerate(self.manual) if a not in extent)
+        return tuple(np.flatnonzero(grid.any(axis=rest)).tolist())
+
+    def local(self, extent: Extent) -> tuple[int, ...] | None:
+        """Return the cells that this process holds; None if that is all."""
+        if extent not in self._local:
+            found = self.within(self.here, extent)
+            self._local[extent] = None if len(found) == self.count(extent) else found
+        return self._local[extent]
+
+    @property
+    def submeshes(self) -> tuple[Mesh, ...]:
+        """The mesh of the automatic axes at each coordinate of the manual ones."""
+        if self._submeshes is None:
+            names = self.mesh.axis_names
+            order = [names.index(a) for a in (*self.manual, *self.auto)]
+            devices = self.mesh.devices.transpose(order)
+            sizes = devices.shape[len(self.manual) :]
+            flat = devices.reshape(-1, *sizes)
+            self._submeshes = tuple(Mesh(flat[i], self.auto) for i in range(len(flat)))
+        return self._submeshes
+
+
+class Running(Protocol):
+    """What a value knows of the body that it belongs to.
+
+    Attributes:
+        scope: the axes that the body runs along.
+        mask: the devices that run the code at hand; None while that is all.
+        recorder: who writes the operations down; None if nobody does.
+    """
+
+    scope: Scope
+    mask: Mask | None
+    recorder: Any
+
+    @property
+    def outer(self) -> Running | None:
+        """The body around it; None if there is none."""
+
+
+def scope_of(world: RuntimeWorld, mesh: Mesh, manual: frozenset[str]) -> Scope:
+    """Return the one scope of these axes in a world."""
+    key = ("scope", mesh, manual)
+    found: Scope | None = world.decisions.get(key)
+    if found is None:
+        found = Scope(world, mesh, manual)
+        world.decided(key, found)
+    return found

@@ -1,0 +1,1 @@
+"""Operations between the devices of a `shard_map` body."""

@@ -1,0 +1,148 @@
+"""The arguments that collectives have in common: axis names, groups, dims, positions."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, AxisNameError, DtypeError
+from meshard.runtime.arguments import described
+from meshard.runtime.doors import innermost
+from meshard.runtime.types import KEY
+
+AxisName = str | Sequence[str]
+Groups = Sequence[Sequence[int]] | None
+
+
+def _items(given: Any) -> list[Any]:
+    """Return what a sequence holds; of what is none, that itself."""
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
+
+
+def whole_numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
+    """Return integers as Python's.
+
+    Raises:
+        ArgumentError: if it is no sequence of integers.
+    """
+    try:
+        return tuple([operator.index(i) for i in given])
+    except TypeError:
+        only = given[0] if type(given) is tuple and len(given) == 1 else given
+        raise ArgumentError(f"{what}: {name} takes integers, got {shown(only)}.") from None
+
+
+def pairs_of(given: Any, what: str) -> tuple[tuple[int, ...], ...]:
+    """Return pairs of integers as Python's.
+
+    Raises:
+        ArgumentError: if something else is given.
+    """
+    found = tuple([whole_numbers(p, what, "a pair of perm") for p in _items(given)])
+    wrong = [p for p in found if len(p) != 2]
+    if wrong:
+        raise ArgumentError(
+            f"{what}: perm is a list of pairs of a source and a destination, but holds {wrong[0]}."
+        )
+    return found
+
+
+def check_numbers(array: Any, what: str) -> None:
+    """Refuse what cannot be added or compared.
+
+    Raises:
+        DtypeError: for typed keys.
+    """
+    if array.dtype.kind == KEY.kind and array.dtype == KEY:
+        raise DtypeError(
+            f"{what}: typed random keys are not numbers. Gather or permute them, or draw numbers "
+            "with meshard.random first."
+        )
+
+
+def bound_axes(given: Any, what: str) -> tuple[str, ...]:
+    """Return axis names as a tuple; each must be bound here, and stand once.
+
+    Raises:
+        AxisNameError: if one is not bound.
+        ArgumentError: if one stands twice.
+    """
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, (tuple, list)):
+        raise AxisNameError(
+            f"{what}: axis_name must be a string or a tuple of strings, got {described(given)}."
+        )
+    interpreter = innermost()
+    bound = interpreter.axis_sizes if interpreter is not None else {}
+    for name in names:
+        if not isinstance(name, str) or name not in bound:
+            here = (
+                f"the axes bound here are {', '.join(map(repr, bound))}"
+                if bound
+                else "no axis is bound here, outside of shard_map"
+            )
+            raise AxisNameError(
+                f"{what}: unbound axis name: {shown(name)}; {here}. An axis is bound by the mesh "
+                "of the enclosing meshard.shard_map (and its axis_names=, where that is given)."
+            )
+        if list(names).count(name) > 1:
+            raise ArgumentError(f"{what}: the axis name {name!r} is repeated in {tuple(names)}.")
+    return tuple(names)
+
+
+def positions(axes: Sequence[str]) -> int:
+    """Return the number of positions along axes that are bound here."""
+    interpreter = innermost()
+    assert interpreter is not None
+    return math.prod([interpreter.axis_sizes[a] for a in axes])
+
+
+def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
+    """Return the parameter for groups of positions along an axis.
+
+    Raises:
+        ArgumentError: if they do not hold each position once, or differ in size and must not.
+    """
+    if groups is None:
+        return {}
+    listed = tuple([whole_numbers(g, what, "a group of axis_index_groups") for g in _items(groups)])
+    n = positions(axes)
+    if not all(listed) or sorted(i for g in listed for i in g) != list(range(n)):
+        raise ArgumentError(
+            f"{what}: axis_index_groups must cover all indices exactly once: 0 to {n - 1} of the "
+            f"axis {told(axes)}, got {[list(g) for g in listed]}."
+        )
+    if alike and len({len(g) for g in listed}) > 1:
+        raise ArgumentError(
+            f"{what}: axis_index_groups must all have one size, since the result's shape depends "
+            f"on it, got {[list(g) for g in listed]}."
+        )
+    return {"groups": listed}
+
+
+def told(axes: Sequence[str]) -> str:
+    """Return axes as a message calls them."""
+    return repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+
+
+def members(axes: Sequence[str], groups: dict[str, Any]) -> int:
+    """Return the size of a group, which is all positions where none are given."""
+    return len(groups["groups"][0]) if groups else positions(axes)
+
+
+def checked_dim(given: Any, ndim: int, what: str, name: str) -> int:
+    """Return a dim counted from 0.
+
+    Raises:
+        ArgumentError: if there is no such dim.
+    """
+    (dim,) = whole_numbers((given,), what, name)
+    if not -ndim <= dim < ndim:
+        raise ArgumentError(f"{what}: {name} {dim} is out of bounds for array of dimension {ndim}.")
+    return dim % ndim

@@ -1,0 +1,490 @@
+"""What collectives do to the cells of a grid, planned once per kind of grid.
+
+In: the mesh, the axes along which cells differ, a cell's shape, and the axes of the collective.
+Out: a plan from cells to cells. Seen from outside, a grid is one array with a leading dim for each
+axis of its extent, cut into single positions. So a gather, an all-to-all or a permutation is an
+ordinary reshard between two layouts of that array, where some dims of a cell are seen as two; and
+a sum is a reduction over leading dims. Nothing here knows which process runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Cuts, Layout
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import device_tensor
+from meshard.ops.engine.dtypes import accumulator
+from meshard.ops.engine.reduction import Reduction, combined, combined_across, plan_reduction
+from meshard.plan.move import wires as traffic
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Message, Part
+from meshard.runtime.moving.execute import run_part
+from meshard.runtime.world import RuntimeWorld
+
+Shape = tuple[int, ...]
+Axes = tuple[str, ...]
+Cells = Sequence[Any]
+Active = frozenset[int] | None
+"""The groups that take part, numbered by the axes that are not the collective's; None: all."""
+
+_SMALL = 1 << 16
+
+
+@final
+@dataclass(frozen=True)
+class Field:
+    """Where a collective happens.
+
+    Attributes:
+        world: whose transport is used.
+        mesh: the devices; axes that are not named in a plan only hold replicas.
+        extent: the axes along which cells differ, the slowest first.
+        shape: the shape of a cell.
+        dtype: the dtype of a cell.
+    """
+
+    world: RuntimeWorld
+    mesh: Mesh
+    extent: Axes
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    def count(self, axes: Sequence[str]) -> int:
+        """Return the number of positions along axes."""
+        return math.prod([self.mesh.shape[a] for a in axes])
+
+    @property
+    def processes(self) -> dict[int, int] | None:
+        """The process of each device id; None in a world that is alone."""
+        if self.world.process_count == 1:
+            return None
+        return {d.id: d.process_index for d in self.mesh.flat_devices}
+
+    def order(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """Return the cells in the order of other axes, a permutation of the extent."""
+        numbers = np.arange(self.count(self.extent))
+        numbers = numbers.reshape([self.mesh.shape[a] for a in self.extent])
+        return tuple(numbers.transpose([self.extent.index(a) for a in axes]).ravel().tolist())
+
+    def groups(self, axes: Sequence[str]) -> NDArray[np.int64]:
+        """Return the ids of the devices that communicate along axes, ``[group, member]``."""
+        names = self.mesh.axis_names
+        last = [names.index(a) for a in axes]
+        first = [i for i in range(len(names)) if i not in last]
+        ids = self.mesh.device_ids.transpose(first + last)
+        groups: NDArray[np.int64] = ids.reshape(-1, self.count(axes))
+        return groups
+
+    def numbers(self, axes: Sequence[str]) -> dict[int, int]:
+        """Return for each device id its position along axes, the first the slowest."""
+        names = self.mesh.axis_names
+        places = [names.index(a) for a in axes]
+        order = [*places, *(i for i in range(len(names)) if i not in places)]
+        ids = self.mesh.device_ids.transpose(order).reshape(self.count(axes), -1)
+        return {int(d): number for number, row in enumerate(ids) for d in row}
+
+    def layout(self, dims: Sequence[tuple[int, Axes]]) -> Layout:
+        """Return the layout of an array whose dims are cut into single positions along axes."""
+        shape = tuple([n for n, _ in dims])
+        cuts: list[Cuts] = [tuple(range(n + 1)) if axes else (0, n) for n, axes in dims]
+        tensor = device_tensor(self.mesh.device_ids, self.mesh.axis_names, [a for _, a in dims])
+        return Layout(shape, tuple(cuts), tensor)
+
+
+@final
+@dataclass(frozen=True)
+class Exchange:
+    """Cells are cut up, and others joined of the parts.
+
+    Attributes:
+        field: where.
+        order: the cell that is each piece of the source.
+        groups: the number of groups; the pieces of each stand together.
+        view: the shape of a cell as a piece of the source.
+        part: from pieces to pieces.
+        extent: the axes of the result's cells, the slowest first.
+        shape: the shape of a cell of the result.
+        kind: what the ledger calls it.
+        axes: the axes that it goes along.
+        received: the bytes that each device receives.
+        turned: for small cells, which are stacked and turned at once: the dims that a cell is
+            seen as, and the order of the dims of the stack (the cell's number is its first).
+    """
+
+    field: Field
+    order: tuple[int, ...]
+    groups: int
+    view: Shape
+    part: Part
+    extent: Axes
+    shape: Shape
+    kind: str
+    axes: Axes
+    received: Callable[[], Mapping[int, int]]
+    turned: tuple[Shape, Shape] | None = None
+
+    def run(self, cells: Cells, active: Active = None) -> list[Any]:
+        """Return the cells of the result; those that are not held or not active are None."""
+        if active is None and self._at_once:
+            return self._all_turned(cells)
+        field, part, routes = self.field, self.part, self._routes
+        if routes is not None and active is None:
+            return [cells[i] if i >= 0 else np.zeros(self.shape, field.dtype) for i in routes]
+        if active is not None:
+            ends = (len(self.order), len(part.recipes))
+            part = _masked(part, *(_of_groups(active, n // self.groups) for n in ends))
+        given = [cells[i] for i in self.order]
+        pieces = tuple([None if c is None else c.reshape(self.view) for c in given])
+        found = run_part(field.world, part, (pieces,), field.dtype, 0)
+        shape = self.shape
+        return [b if b is None or b.shape == shape else b.reshape(shape) for b in found]
+
+    @cached_property
+    def _at_once(self) -> bool:
+        field = self.field
+        nbytes = _nbytes(field) * len(self.order)
+        alone = field.world.process_count == 1
+        return self.turned is not None and alone and 0 < nbytes <= _SMALL
+
+    def _all_turned(self, cells: Cells) -> list[Any]:
+        assert self.turned is not None
+        sizes, dims = self.turned
+        stack = np.array([cells[i] for i in self.order]).reshape(self.groups, -1, *sizes)
+        turned = stack.transpose(0, *[1 + d for d in dims])
+        return list(turned.reshape(len(self.order), *self.shape))
+
+    @cached_property
+    def _routes(self) -> tuple[int, ...] | None:
+        """The cell that each result's cell is, -1 for zeros; None if cells are cut or sent."""
+        recipes, routes = self.part.recipes, []
+        if self.field.world.process_count > 1 or self.shape != self.field.shape:
+            return None
+        for recipe in recipes:
+            if recipe is None or (recipe.copies and recipe.alias is None):
+                return None
+            alias = recipe.alias
+            if alias is not None and alias.shape != self.view:
+                return None
+            routes.append(-1 if alias is None else self.order[alias.origin])
+        return tuple(routes)
+
+
+@final
+@dataclass(frozen=True)
+class Fold:
+    """Cells are combined along axes.
+
+    Attributes:
+        field: where.
+        axes: the axes.
+        combine: joins two cells, or all.
+        extent: the axes of the result's cells.
+        scatter: the dim of a cell, seen as two, of which each member keeps one position.
+        view: the shape of a cell, seen so.
+        shape: the shape of a cell of the result.
+        kind: what the ledger calls it.
+    """
+
+    field: Field
+    axes: Axes
+    combine: np.ufunc | Callable[[Sequence[tuple[Any, ...]]], tuple[Any, ...]]
+    extent: Axes
+    scatter: int | None
+    view: Shape
+    shape: Shape
+    kind: str
+
+    def received(self) -> Mapping[int, int]:
+        """Return the bytes that each device receives."""
+        nbytes = math.prod(self.field.shape) * self.field.dtype.itemsize
+        count = traffic.all_reduced if self.scatter is None else traffic.scattered
+        return count(self.field.groups(self.axes), nbytes)
+
+    @cached_property
+    def _rest(self) -> Axes:
+        return tuple(a for a in self.field.extent if a not in self.axes)
+
+    @cached_property
+    def _order(self) -> tuple[int, ...]:
+        return self.field.order((*self.axes, *self._rest))
+
+    @cached_property
+    def _reduction(self) -> Reduction:
+        field, rest = self.field, self._rest
+        sizes = tuple(field.mesh.shape[a] for a in rest)
+        placement = [Split((a,), tuple(range(n + 1))) for a, n in zip(rest, sizes, strict=True)]
+        placement += [Split((), (0, n)) for n in self.view]
+        return plan_reduction(
+            field.world,
+            field.mesh,
+            [self.axes],
+            tuple(placement),
+            (*sizes, *self.view),
+            (field.dtype,),
+            None if self.scatter is None else len(rest) + self.scatter,
+        )
+
+    def run(self, cells: Cells, active: Active = None) -> list[Any]:
+        """Return the cells of the result; those that are not held or not active are None."""
+        if self.field.world.process_count == 1 or not self.axes:
+            return self._here(cells, active)
+        return self._across(cells, active)
+
+    def _here(self, cells: Cells, active: Active) -> list[Any]:
+        field = self.field
+        members, groups = field.count(self.axes), field.count(self._rest)
+        pieces = [cells[i] for i in self._order]
+        found: list[Any] = []
+        for group in range(groups):
+            parts = pieces[group::groups]
+            kept = 1 if self.scatter is None else members
+            if parts[0] is None or (active is not None and group not in active):
+                found += [None] * kept
+            elif self.scatter is None:
+                found.append(self._joined(parts))
+            else:  # each member sees its part of one sum
+                total = self._joined(parts).reshape(self.view)
+                for member in range(members):
+                    at = (*[slice(None)] * self.scatter, member, ...)  # no scalar for 0-d
+                    found.append(total[at].reshape(self.shape))
+        return found
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        (total,) = combined(self.field.world, self.combine, [(p,) for p in parts])
+        return np.asarray(total)
+
+    def _across(self, cells: Cells, active: Active) -> list[Any]:
+        reduction, rest = self._reduction, self._rest
+        ones, groups = (1,) * len(rest), self.field.count(rest)
+        own = {
+            piece: (cells[number].reshape((*ones, *self.view)),)
+            for piece, number in enumerate(self._order)
+            if cells[number] is not None and (active is None or piece % groups in active)
+        }
+        if active is not None:
+            reduction = _masked_reduction(reduction, active, groups)
+        last = reduction.gather if reduction.place is None else reduction.place
+        found = combined_across(self.field.world, reduction, own, len(last.recipes), self.combine)
+        return [b[0].reshape(self.shape) if b else None for b in found]
+
+
+def _of_groups(active: frozenset[int], each: int) -> frozenset[int]:
+    """Return the pieces of some groups, of which each has as many, one after the other."""
+    return frozenset(g * each + i for g in active for i in range(each))
+
+
+def _masked(part: Part, source: frozenset[int], destination: frozenset[int]) -> Part:
+    """Return what is left of a part where only some pieces take part, on both ends alike."""
+    recipes = tuple([r if i in destination else None for i, r in enumerate(part.recipes)])
+    sends = [
+        Message(m.peer, tuple([c for c in m.copies if c.origin in source])) for m in part.sends
+    ]
+    receives = [
+        Message(m.peer, tuple([c for c in m.copies if c.piece in destination]))
+        for m in part.receives
+    ]
+    return Part(
+        recipes,
+        tuple([m for m in sends if m.copies]),
+        tuple([m for m in receives if m.copies]),
+    )
+
+
+def _masked_reduction(reduction: Reduction, active: frozenset[int], groups: int) -> Reduction:
+    """Return a reduction of which only some groups take part."""
+    gather, place = reduction.gather, reduction.place
+    partial = frozenset(m * groups + g for m in range(reduction.cells) for g in active)
+    shares = _of_groups(active, len(gather.recipes) // groups)
+    return replace(
+        reduction,
+        gather=_masked(gather, partial, shares),
+        place=None if place is None else _masked(place, shares, active),
+    )
+
+
+def _exchange(
+    field: Field,
+    axes: Axes,
+    view: Shape,
+    source: Sequence[tuple[int, Axes]],
+    destination: Sequence[tuple[int, Axes]],
+    shape: Shape,
+    kind: str,
+    received: Callable[[], Mapping[int, int]],
+    maps: tuple[DimMap, ...] | None = None,
+    turned: tuple[Shape, Shape] | None = None,
+) -> Exchange:
+    """Plan an exchange between two layouts whose dims, after the leading ones, are listed."""
+    rest = tuple(a for a in field.extent if a not in axes)
+    lead = [(field.mesh.shape[a], (a,)) for a in rest]
+    if maps is not None:
+        maps = (*(DimMap.identity(n) for n, _ in lead), *maps)
+    part = assemble(
+        field.layout([*lead, *destination]),
+        [Source(field.layout([*lead, *source]), maps)],
+        field.processes,
+        field.world.process_index,
+        field.world.sharing,
+    )
+    kept = any(own for _, own in destination)
+    return Exchange(
+        field,
+        field.order((*rest, *axes)),
+        field.count(rest),
+        (*(1,) * len(rest), *view),
+        part,
+        (*rest, *axes) if kept else rest,
+        shape,
+        kind,
+        axes,
+        received,
+        turned,
+    )
+
+
+def _nbytes(field: Field) -> int:
+    return math.prod(field.shape) * field.dtype.itemsize
+
+
+def plan_gather(field: Field, axes: Axes, dim: int, tiled: bool) -> Exchange:
+    """Plan the gathering of all cells along axes, stacked as a new dim or joined along one."""
+    shape, n = field.shape, field.count(axes)
+    local = [(s, ()) for s in shape]
+    result = (*shape[:dim], n, *shape[dim:])
+    if tiled:
+        result = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
+    return _exchange(
+        field,
+        axes,
+        (*shape[:dim], 1, *shape[dim:]),
+        [*local[:dim], (n, axes), *local[dim:]],
+        [*local[:dim], (n, ()), *local[dim:]],
+        result,
+        "all-gather",
+        lambda: traffic.gathered(field.groups(axes), _nbytes(field)),
+    )
+
+
+def plan_all_to_all(field: Field, axes: Axes, split: int, concat: int, tiled: bool) -> Exchange:
+    """Plan that each cell is cut along one dim, and the parts of all joined along another."""
+    shape, n = field.shape, field.count(axes)
+    view: list[int] = []
+    source: list[tuple[int, Axes]] = []
+    destination: list[tuple[int, Axes]] = []
+    sizes: list[int] = []
+    order: list[int] = []
+    receiver = 0
+
+    def add(size: int, before: Axes = (), after: Axes = (), seen: int | None = None) -> None:
+        if seen is None:
+            sizes.append(size)
+        order.append(len(sizes) if seen is None else 0)
+        view.append(size if seen is None else seen)
+        source.append((size, before))
+        destination.append((size, after))
+
+    others = 0
+    for dim, size in enumerate(shape):
+        # Without tiling the dim that is cut goes away, and the new one is counted without it.
+        if (dim if tiled else others) == concat and (tiled or dim != split):
+            add(n, before=axes, seen=1)
+        if dim == split:
+            add(n, after=axes)
+            receiver = order.pop()
+            if tiled:
+                add(size // n)
+        else:
+            add(size)
+            others += 1
+    if not tiled and concat == others:
+        add(n, before=axes, seen=1)
+    kept = [s for d, s in enumerate(shape) if d != split]
+    result = [*kept[:concat], n, *kept[concat:]]
+    if tiled:
+        result = list(shape)
+        result[split] //= n
+        result[concat] *= n
+    return _exchange(
+        field,
+        axes,
+        tuple(view),
+        source,
+        destination,
+        tuple(result),
+        "all-to-all",
+        lambda: traffic.exchanged(field.groups(axes), _nbytes(field)),
+        turned=(tuple(sizes), (receiver, *order)),
+    )
+
+
+def plan_permute(field: Field, axes: Axes, sources: Sequence[int | None]) -> Exchange:
+    """Plan that each position along axes gets the cell of another, or zeros."""
+    n, local = field.count(axes), [(s, ()) for s in field.shape]
+    pieces = [(at, 1, origin, 1) for at, origin in enumerate(sources) if origin is not None]
+    maps = (DimMap(n, n, pieces), *(DimMap.identity(s) for s in field.shape))
+
+    def received() -> dict[int, int]:
+        moving = [at for at, origin in enumerate(sources) if origin not in (None, at)]
+        return {int(d): _nbytes(field) for g in field.groups(axes) for d in g[moving]}
+
+    dims: list[tuple[int, Axes]] = [(n, axes), *local]
+    view = (1, *field.shape)
+    return _exchange(field, axes, view, dims, dims, field.shape, "permute", received, maps)
+
+
+def plan_source(field: Field, axes: Axes, source: int) -> Exchange:
+    """Plan that all positions along axes get the cell of one."""
+    n, local = field.count(axes), [(s, ()) for s in field.shape]
+    maps = (DimMap.take(n, [source]), *(DimMap.identity(s) for s in field.shape))
+
+    def received() -> dict[int, int]:
+        others = [at for at in range(n) if at != source]
+        return {int(d): _nbytes(field) for g in field.groups(axes) for d in g[others]}
+
+    return _exchange(
+        field,
+        axes,
+        (1, *field.shape),
+        [(n, axes), *local],
+        [(1, ()), *local],
+        field.shape,
+        "broadcast",
+        received,
+        maps,
+    )
+
+
+def _added(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the sum of floats shorter than 32 bits: added in float32, and rounded once."""
+    first = parts[0][0]
+    total = first.astype(np.float32)
+    for (part,) in parts[1:]:
+        np.add(total, part, out=total)
+    return (np.asarray(total).astype(first.dtype),)
+
+
+def plan_fold(
+    field: Field, axes: Axes, combine: np.ufunc, scatter: int | None = None, tiled: bool = False
+) -> Fold:
+    """Plan that cells are combined along axes, and each member keeps all, or one part of a dim."""
+    how = _added if combine is np.add and accumulator(field.dtype) != field.dtype else combine
+    rest = tuple(a for a in field.extent if a not in axes)
+    shape = view = field.shape
+    if scatter is None:
+        return Fold(field, axes, how, rest, None, view, shape, "all-reduce")
+    n = field.count(axes)
+    own = shape[scatter] // n
+    view = (*shape[:scatter], n, *(own,) * tiled, *shape[scatter + 1 :])
+    shape = (*shape[:scatter], *(own,) * tiled, *shape[scatter + 1 :])
+    extent = (*rest, *axes)
+    return Fold(field, axes, how, extent, scatter, view, shape, "reduce-scatter")

@@ -1,0 +1,492 @@
+"""Collectives as operations of a body: from a grid and some axes to a grid.
+
+Each collective is a row: what it does to the type of a value (over which axes the result varies),
+and the plan for its cells (`exchanges`). Around the plan lie the things that all have in common:
+the mask of the code at hand, groups within an axis, and axes that stay automatic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.layout import Layout
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError
+from meshard.runtime.array.array import Array
+from meshard.runtime.processes.canonical import call_text
+from meshard.runtime.types import ArrayType
+from meshard.runtime.watching.ledger import communicated
+from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
+from meshard.transforms.body.boundary import cell_type
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.noting import Told, laid, laying_wires
+from meshard.transforms.body.scope import Extent, GridKind, Scope
+from meshard.transforms.collectives.exchanges import (
+    Active,
+    Axes,
+    Exchange,
+    Field,
+    Fold,
+    plan_all_to_all,
+    plan_fold,
+    plan_gather,
+    plan_permute,
+    plan_source,
+)
+from meshard.transforms.jit.sharing import collective
+
+Groups = tuple[tuple[int, ...], ...] | None
+Plan = Callable[[Field, Axes], Exchange | Fold]
+
+
+@final
+class Wire:
+    """What one collective moves on all devices; counted when it is first asked for.
+
+    Args:
+        plans: its plans, with the axes that number the groups of each.
+    """
+
+    def __init__(self, plans: Sequence[tuple[Exchange | Fold, Axes]]) -> None:
+        self._plans = plans
+        self.kind = plans[0][0].kind
+
+    @cached_property
+    def _received(self) -> Mapping[int, tuple[int, int]]:
+        """By device its group and the bytes that it receives."""
+        found: dict[int, tuple[int, int]] = {}
+        for plan, rest in self._plans:
+            groups = plan.field.numbers(rest)
+            for device, count in plan.received().items():
+                before = found.get(device, (0, 0))[1]
+                found[device] = groups[device], before + count
+        return found
+
+    def of(self, active: Active) -> Mapping[int, int]:
+        """Return the bytes that each device receives where only some groups take part.
+
+        Of groups that none of this process's devices is in, none counts as taking part.
+        """
+        return {
+            device: count
+            for device, (group, count) in self._received.items()
+            if active is None or group in active
+        }
+
+
+@final
+@dataclass(frozen=True)
+class _Planned:
+    """A collective on blocks.
+
+    Attributes:
+        extent: the axes of the result's cells.
+        shape: the shape of a cell of the result.
+        parts: for each group the plan, its cells, and the result's cells that its own are.
+        count: the number of the result's cells.
+        rest: the axes that number the plans' groups.
+    """
+
+    extent: Axes
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Exchange | Fold, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+    count: int
+    rest: Axes
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether one plan takes the cells as they come, and gives them so."""
+        (_, inputs, outputs), *more = self.parts
+        natural = tuple((i,) for i in range(len(outputs)))
+        return not more and inputs == tuple(range(len(inputs))) and outputs == natural
+
+    def run(self, cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
+        """Return the cells of the result."""
+        if self.in_order:
+            return tuple(self.parts[0][0].run(cells, active))
+        found: list[Any] = [None] * self.count
+        for plan, inputs, outputs in self.parts:
+            for cell, places in zip(
+                plan.run([cells[i] for i in inputs], active), outputs, strict=True
+            ):
+                for place in places:
+                    found[place] = cell
+        return tuple(found)
+
+
+def _planned(
+    field: Field, axes: Axes, groups: Groups, plan: Plan, order: Sequence[str]
+) -> _Planned:
+    """Plan a collective on the cells of a field; its result's extent is in the given order."""
+    rest = tuple(a for a in field.extent if a not in axes)
+    sizes = field.mesh.shape
+    if groups is None:
+        made = plan(field, axes)
+        extent = tuple(a for a in order if a in made.extent)
+        numbers = np.arange(field.count(made.extent)).reshape([sizes[a] for a in made.extent])
+        places = np.argsort(
+            numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
+        )
+        cells = tuple(range(field.count(field.extent)))
+        outputs = tuple((int(p),) for p in places)
+        return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
+    # The positions along the axes, seen as one axis, fall into groups that know nothing of each
+    # other: each is a collective over the whole axis of a smaller mesh.
+    others = tuple(a for a in field.mesh.axis_names if a not in axes)
+    names = field.mesh.axis_names
+    devices = field.mesh.devices.transpose([names.index(a) for a in (*others, *axes)])
+    devices = devices.reshape(*devices.shape[: len(others)], -1)
+    full = field.order((*rest, *axes))
+    table = np.array(full).reshape(field.count(rest), -1)
+    extent = tuple(a for a in order if a in (*rest, *axes))
+    back = np.arange(len(full)).reshape([sizes[a] for a in extent])
+    back = back.transpose([extent.index(a) for a in (*rest, *axes)]).reshape(table.shape)
+    parts = []
+    shape: tuple[int, ...] = ()
+    for group in groups:
+        mesh = Mesh(devices.take(group, axis=-1), (*others, "members of a group"))
+        own = ("members of a group",) if len(group) > 1 else ()
+        made = plan(Field(field.world, mesh, (*rest, *own), field.shape, field.dtype), own)
+        inputs = table[:, list(group)].ravel()
+        kept = back[:, list(group)]
+        if own and made.extent[-1:] == own:
+            kept = kept.reshape(-1, 1)
+        parts.append((made, tuple(inputs.tolist()), tuple(map(tuple, kept.tolist()))))
+        shape = made.shape
+    return _Planned(extent, shape, tuple(parts), len(full), rest)
+
+
+def _row(
+    name: str,
+    plan: Callable[[Mapping[str, Any]], Plan],
+    *,
+    varies: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
+    folds: bool = False,
+    scales: bool = False,
+    whole: Callable[[Mapping[str, Any]], Sequence[int]] = lambda params: (),
+    dims: Callable[[list[Any], Mapping[str, Any]], list[Any]] = lambda dims, params: dims,
+) -> None:
+    """Add a collective.
+
+    Args:
+        name: what `bind` is given.
+        plan: from the parameters to the plan of its cells.
+        varies: from the operand's varying axes and the collective's to the result's.
+        folds: whether axes along which nothing differs need no communication.
+        scales: whether such an axis multiplies the result by its size.
+        whole: the dims that must not be split over automatic axes.
+        dims: from an entry per dim of a cell to an entry per dim of the result's.
+    """
+
+    def decide(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+        (kind,) = kinds
+        assert isinstance(kind, GridKind)
+        axes: Axes = params["axes"]
+        groups: Groups = params.get("groups")
+        real = tuple(a for a in axes if scope.sizes[a] > 1)
+        if folds and groups is None:
+            real = tuple(a for a in real if a in kind.extent)
+        factor = math.prod(scope.sizes[a] for a in axes if a not in real) if scales else 1
+        if groups is not None:
+            factor = 1
+        now = varies(kind.varies, frozenset(axes)) if groups is None else kind.varies
+        make = plan(params)
+        dtype = kind.dtype
+        plans: dict[Extent, Any] = {}
+        array = kind.type.str_short()
+        call = f"{call_text(name, tuple(params.items()))} of {kind.str_short()}"
+
+        def planned(over: Extent) -> Any:
+            extent = scope.extent((*kind.extent, *real, *over))
+            if not scope.auto:
+                field = Field(scope.world, scope.mesh, extent, kind.shape, dtype)
+                made = _planned(field, real, groups, make, scope.manual)
+                out = scope.kind(cell_type(scope, made.shape, dtype), made.extent, now)
+                return extent, [made], out, None, ()
+            return _planned_arrays(
+                name, scope, kind, extent, real, groups, make, now, whole(params), dims, params
+            )
+
+        def run(body: Body, values: Sequence[Grid]) -> Grid:
+            (x,) = values
+            mask, world = body.mask, scope.world
+            if mask is not None:
+                check_mask(name, axes, body)
+            over = () if mask is None else mask.axes
+            if over not in plans:
+                made = planned(over)
+                plans[over] = *made, Wire([(p[0], m.rest) for m in made[1] for p in m.parts])
+            extent, pieces, out, inner, lies, wire = plans[over]
+            held = x.cells
+            cells = [held[i] for i in scope.onto(kind.extent, extent)]
+            active: Active = None
+            if mask is not None:
+                active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
+            if body.notes is not None:
+                body.notes += laying_wires(scope, kind, cells, lies) if lies else ()
+                told = partial(wire.of, None)
+                body.notes.append(Told(array, wire.kind, axes, scope.mesh, told))
+            if world.ledgers and (active is None or active):
+                communicated(world, wire.kind, axes, wire.of(active), name, array=array)
+            collective(scope, call, pieces[0].rest, active)
+            found = (inner or pieces[0].run)(cells, active)
+            if factor != 1:
+                found = _scaled(found, factor)
+            return Grid(body, out, found)
+
+        return run
+
+    COLLECTIVES[name] = decide
+
+
+def active_groups(scope: Scope, grid: Any, rest: Axes) -> list[int]:
+    """Return the groups with an active device, numbered in the order of axes."""
+    names = [a for a in scope.manual if a in rest]
+    flags = np.zeros(scope.count(names), bool)
+    flags[list(scope.within(np.broadcast_to(grid, scope.here.shape), tuple(names)))] = True
+    flags = flags.reshape([scope.sizes[a] for a in names])
+    found: list[int] = np.flatnonzero(flags.transpose([names.index(a) for a in rest])).tolist()
+    return found
+
+
+def check_mask(name: str, axes: Axes, body: Body) -> None:
+    """Refuse a collective where some of its devices may not come.
+
+    Raises:
+        ArgumentError: if the code runs under a condition that varies over one of its axes.
+    """
+    mask = body.mask
+    assert mask is not None
+    crossing = [a for a in axes if a in mask.varies]
+    if crossing:
+        named = ", ".join(map(repr, crossing))
+        raise ArgumentError(
+            f"{name} over {_named(axes)} is inside code that runs under a condition which varies "
+            f"over the mesh axis {named}: some of the devices that should take part would not get "
+            "here. Move the collective out of the cond, switch or while_loop, or make the "
+            f"condition the same along {named}, for example with lax.pmax(condition, ...)."
+        )
+
+
+def _named(axes: Axes) -> str:
+    return repr(axes[0]) if len(axes) == 1 else repr(axes)
+
+
+def _scaled(cells: Sequence[Any], factor: int) -> tuple[Any, ...]:
+    return tuple(
+        [
+            None if c is None else (c * factor if type(c) is Array else _times(c, factor))
+            for c in cells
+        ]
+    )
+
+
+def _times(block: Any, factor: int) -> Any:
+    return np.asarray(np.multiply(block, block.dtype.type(factor)), block.dtype)
+
+
+# axes that stay automatic
+
+
+def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
+    """Return for each piece of cells that lie alike the devices that hold it, by manual axes."""
+    by_id = {d.id: d for d in scope.mesh.flat_devices}
+    found = []
+    for piece in range(layouts[0].piece_count):
+        held = np.array([[by_id[i] for i in own.holders(piece)] for own in layouts], object)
+        sizes = [scope.sizes[a] for a in scope.manual]
+        found.append(Mesh(held.reshape(*sizes, -1), (*scope.manual, "replicas of a piece")))
+    return found
+
+
+def _planned_arrays(
+    name: str,
+    scope: Scope,
+    kind: GridKind,
+    extent: Extent,
+    axes: Axes,
+    groups: Groups,
+    make: Plan,
+    varies: frozenset[str],
+    whole: Sequence[int],
+    dims: Callable[[list[Any], Mapping[str, Any]], list[Any]],
+    params: Mapping[str, Any],
+) -> Any:
+    """Plan a collective on cells that are Arrays: piece by piece of the automatic axes."""
+    world, submeshes = scope.world, scope.submeshes
+    sharding = kind.type.sharding
+    own: list[tuple[str, ...]] = [()] * kind.ndim
+    if (
+        isinstance(sharding, NamedSharding)
+        and sharding.mesh == submeshes[0]
+        and sharding.uneven is None
+    ):
+        own = list(sharding.spec.axes(kind.ndim))
+    for dim in whole:
+        own[dim] = ()
+    spec = PartitionSpec(*own)
+    inputs = [
+        world.type_of(kind.shape, kind.dtype, NamedSharding(m, spec), True) for m in submeshes
+    ]
+    after = PartitionSpec(*dims([*own], params))
+    layouts = [t.layout for t in inputs]
+    pieces = [
+        _planned(
+            Field(world, mesh, extent, layouts[0].box(number).shape, kind.dtype),
+            axes,
+            groups,
+            make,
+            scope.manual,
+        )
+        for number, mesh in enumerate(piece_meshes(scope, layouts))
+    ]
+    shape = tuple(
+        n * math.prod(scope.mesh.shape[a] for a in dim)
+        for n, dim in zip(pieces[0].shape, after.axes(len(pieces[0].shape)), strict=True)
+    )
+    outputs: list[ArrayType] = [
+        world.type_of(shape, kind.dtype, NamedSharding(m, after), True) for m in submeshes
+    ]
+    full = scope.extent(scope.manual)
+    out = scope.kind(outputs[0], full, varies)
+
+    shardings = [t.sharding for t in inputs]
+
+    def run(cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
+        arrays = laid(scope, kind, cells, shardings, name, everywhere=active is None)
+        given = [None if x is None else x._live() for x in arrays]
+        found = []
+        for number, piece in enumerate(pieces):
+            blocks = [None if b is None else b[number] for b in given]
+            results = piece.run(blocks, active)
+            found.append([results[i] for i in scope.onto(piece.extent, full)])
+        return tuple(
+            [
+                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
+                for i, t in enumerate(outputs)
+            ]
+        )
+
+    return extent, pieces, out, run, shardings
+
+
+# the collectives
+
+
+def _without(before: frozenset[str], axes: frozenset[str]) -> frozenset[str]:
+    return before - axes
+
+
+def _with(before: frozenset[str], axes: frozenset[str]) -> frozenset[str]:
+    return before | axes
+
+
+def _folding(combine: np.ufunc) -> Callable[[Mapping[str, Any]], Plan]:
+    return lambda params: partial(plan_fold, combine=combine)
+
+
+_row("psum", _folding(np.add), varies=_without, folds=True, scales=True)
+_row("pmax", _folding(np.maximum), varies=_without, folds=True)
+_row("pmin", _folding(np.minimum), varies=_without, folds=True)
+_row(
+    "psum_scatter",
+    lambda params: partial(plan_fold, combine=np.add, scatter=params["dim"], tiled=params["tiled"]),
+    varies=_with,
+    whole=lambda params: [params["dim"]],
+    dims=lambda dims, params: [
+        e for d, e in enumerate(dims) if params["tiled"] or d != params["dim"]
+    ],
+)
+
+
+def _gathering(params: Mapping[str, Any]) -> Plan:
+    return partial(plan_gather, dim=params["dim"], tiled=params["tiled"])
+
+
+def _gathered_dims(dims: list[Any], params: Mapping[str, Any]) -> list[Any]:
+    at = params["dim"]
+    return dims if params["tiled"] else [*dims[:at], (), *dims[at:]]
+
+
+for _name, _varies in (("all_gather", _with), ("all_gather_invariant", _without)):
+    _row(
+        _name,
+        _gathering,
+        varies=_varies,
+        whole=lambda params: [params["dim"]] if params["tiled"] else [],
+        dims=_gathered_dims,
+    )
+
+
+def _exchanged_dims(dims: list[Any], params: Mapping[str, Any]) -> list[Any]:
+    if params["tiled"]:
+        return dims
+    kept = [e for d, e in enumerate(dims) if d != params["split"]]
+    return [*kept[: params["concat"]], (), *kept[params["concat"] :]]
+
+
+_row(
+    "all_to_all",
+    lambda params: partial(
+        plan_all_to_all,
+        split=params["split"],
+        concat=params["concat"],
+        tiled=params["tiled"],
+    ),
+    varies=_with,
+    whole=lambda params: (
+        [params["split"], params["concat"]] if params["tiled"] else [params["split"]]
+    ),
+    dims=_exchanged_dims,
+)
+_row(
+    "ppermute",
+    lambda params: partial(plan_permute, sources=params["sources"]),
+    varies=_with,
+)
+_row("pbroadcast", lambda params: partial(plan_source, source=params["source"]), varies=_without)
+
+
+def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+    axes: Axes = params["axes"]
+    real = [a for a in axes if scope.sizes[a] > 1]
+    extent = scope.extent(scope.manual if scope.auto else real)
+    numbers = np.arange(math.prod(scope.sizes[a] for a in real), dtype=np.int32)
+    numbers = numbers.reshape([scope.sizes[a] for a in real])
+    named = scope.extent(real)
+    flat = numbers.transpose([real.index(a) for a in named]).ravel()
+    blocks = [np.asarray(flat[i]) for i in scope.onto(named, extent)]
+    varies = frozenset(axes)
+    world, dtype = scope.world, np.dtype(np.int32)
+    if not scope.auto:
+        kind = scope.kind(cell_type(scope, (), dtype), extent, varies)
+        cells: tuple[Any, ...] = tuple(blocks)
+    else:
+        types = [
+            world.type_of((), dtype, NamedSharding(m, PartitionSpec()), True)
+            for m in scope.submeshes
+        ]
+        kind = scope.kind(types[0], extent, varies)
+        cells = tuple(Array(t, (b,)) for t, b in zip(types, blocks, strict=True))
+    return lambda body, values: Grid(body, kind, cells)
+
+
+COLLECTIVES["axis_index"] = _axis_index
+
+
+def _pcast(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+    (kind,) = kinds
+    assert isinstance(kind, GridKind)
+    now = scope.kind(kind.type, kind.extent, kind.varies | frozenset(params["axes"]))
+    return lambda body, values: Grid(body, now, values[0].cells)
+
+
+COLLECTIVES["pcast"] = _pcast

@@ -1,0 +1,1 @@
+"""What a lowered program does and moves, told before it runs."""

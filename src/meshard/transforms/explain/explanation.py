@@ -1,0 +1,404 @@
+"""Explanations: what a program does step by step, and what it moves; read as a table, JSON, a page.
+
+In: figures, found before anything runs (`explaining`). Out: text.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from meshard.algebra.arguments import path_of
+from meshard.plan.captions import amount_text, size_text
+from meshard.plan.figures.simulate import time_text
+from meshard.plan.file.files import write_text
+from meshard.plan.show.record import aligned
+from meshard.transforms.explain.explanation_html import Bar, page, timeline_html
+from meshard.transforms.lowering.reasons import Notice
+from meshard.transforms.program.program import short_line
+
+_WIDTH = 120
+_INDENT = "\u2003"
+_ROWS = 80
+_NAMES = 3
+_WARNINGS = 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What one step moves at a time.
+
+    Attributes:
+        kind: ``"all-reduce"``, ``"all-gather"``, ...; ``"move"`` where elements change places.
+        axes: the mesh axes that it goes along.
+        array: what moves, as in ``"float64[4,8]"``.
+        received: for each device id the bytes that it receives from others.
+        exact: whether it is so much, and not at most so much, as values will say.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    array: str
+    received: dict[int, int]
+    exact: bool = True
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes received, summed over the devices."""
+        return sum(self.received.values())
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The most bytes that one device receives."""
+        return max(self.received.values(), default=0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExplainedStep:
+    """One step of a program: one operation, or several that run as one.
+
+    Attributes:
+        number: its place in the program, from 1 on.
+        name: the operation, or several joined by ``+``.
+        line: where in the program it is written, as ``file:line``.
+        depth: how many loops, branches and bodies it stands in.
+        part: the part of the innermost of these that it belongs to, as in ``"body"``.
+        turns: how often it runs; None if values decide.
+        counted: how often it counts in totals. Where values decide, a loop's step counts once, and
+            of the branches of a condition the one that moves most.
+        local: what one device has of the result, as in ``"float64[2,8]"``.
+        before: how each operand that is an array lies.
+        after: how each result lies.
+        communications: what it moves each time.
+        seconds: how long that takes on the topology, each time.
+        live_bytes: the memory in use while it runs, on the device that uses most.
+    """
+
+    number: int
+    name: str
+    line: str
+    depth: int
+    part: str
+    turns: int | None
+    counted: int
+    local: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    communications: tuple[Communication, ...]
+    seconds: float
+    live_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that devices receive from others each time, summed over the devices."""
+        return sum(c.total_bytes for c in self.communications)
+
+    @property
+    def received(self) -> dict[int, int]:
+        """For each device id the bytes that it receives from others each time."""
+        return _summed((c.received, 1) for c in self.communications)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The most bytes that one device receives each time."""
+        return max(self.received.values(), default=0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures are what happens, and not the most that may."""
+        return all(c.exact for c in self.communications)
+
+
+def _summed(parts: Any) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for received, times in parts:
+        for device, count in received.items():
+            found[device] = found.get(device, 0) + times * count
+    return dict(sorted(found.items()))
+
+
+@final
+@dataclass(frozen=True)
+class Explanation:
+    """What a program does, what it moves, why, and how long that takes: before it runs.
+
+    `meshard.explain` makes it. Printed it is a table with a row for each step, totals, and a
+    sentence for each value that was split and is made whole or split otherwise.
+
+    Attributes:
+        name: the function.
+        topology: the topology's name that times are estimated on.
+        devices: the ids of the devices.
+        steps: the steps, in order; those of loops, branches and bodies follow the step they are in.
+        warnings: a `Notice` wherever something that is split over an axis becomes whole along it,
+            or split otherwise, with the reason and what to do; those that nobody asked for first.
+        argument_bytes: the bytes of arguments and captured arrays on the device that has most.
+        peak_bytes: the most memory in use on one device at any time.
+
+    Bytes are counted as `meshard.debug.ledger` counts them while the program runs: each device has
+    a memory of its own. Times are those of communication alone, one step after another, by the
+    model of `meshard.resharding.simulate`; computing takes no time in them.
+    """
+
+    name: str
+    topology: str
+    devices: tuple[int, ...]
+    steps: tuple[ExplainedStep, ...]
+    warnings: tuple[Notice, ...]
+    argument_bytes: int
+    peak_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that devices receive from others, all turns of loops together."""
+        return sum(s.counted * s.total_bytes for s in self.steps)
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """For each device id the bytes that it receives from others."""
+        nothing = (dict.fromkeys(self.devices, 0), 1)
+        return _summed([nothing, *((s.received, s.counted) for s in self.steps)])
+
+    @property
+    def bytes_per_device(self) -> int:
+        """The most bytes that one device receives from others."""
+        return max(self.received.values(), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """How long all communication takes on the topology."""
+        return sum(s.counted * s.seconds for s in self.steps)
+
+    @property
+    def exact(self) -> bool:
+        """Whether totals are what happens: no loop or branch depends on values."""
+        return all((s.exact and s.turns is not None) or not s.communications for s in self.steps)
+
+    def by_line(self) -> dict[str, int]:
+        """Return for each line of the program the bytes that it moves, the most first."""
+        found: dict[str, int] = {}
+        for s in self.steps:
+            if s.communications and s.counted:
+                found[s.line] = found.get(s.line, 0) + s.counted * s.total_bytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def to_json(self) -> str:
+        """Return everything as the text of a JSON object.
+
+        Its keys are ``name``, ``topology``, ``devices``, ``total_bytes``, ``bytes_per_device``,
+        ``received``, ``seconds``, ``exact``, ``argument_bytes``, ``peak_bytes``, ``steps`` and
+        ``warnings``; steps and warnings have the keys of `ExplainedStep` and `Notice`.
+        """
+        value = {
+            "name": self.name,
+            "topology": self.topology,
+            "devices": list(self.devices),
+            "total_bytes": self.total_bytes,
+            "bytes_per_device": self.bytes_per_device,
+            "received": _by_text(self.received),
+            "seconds": self.seconds,
+            "exact": self.exact,
+            "argument_bytes": self.argument_bytes,
+            "peak_bytes": self.peak_bytes,
+            "steps": [_step_value(s) for s in self.steps],
+            "warnings": [
+                {
+                    "text": str(w),
+                    **{k: _plain(getattr(w, k)) for k in Notice.__dataclass_fields__},
+                }
+                for w in self.warnings
+            ],
+        }
+        return json.dumps(value)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return a page with a timeline for each device, the steps and the warnings.
+
+        Args:
+            path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
+        """
+        target = None if path is None else path_of(path, "Explanation.to_html")
+        text = page(self._headline, self._repr_html_())
+        if target is not None:
+            write_text(target, text, "Explanation.to_html")
+        return text
+
+    def _repr_html_(self) -> str:
+        told = [*map(_sentence, self.warnings)]
+        return timeline_html(
+            self._headline,
+            self._totals(),
+            told,
+            self.devices,
+            list(self._bars()),
+            _head(self._loops),
+            [[c.replace("  ", _INDENT) for c in _cells(s, self._loops)] for s in self.steps],
+            self._texts,
+        )
+
+    def _bars(self) -> Iterator[Bar]:
+        for s in self.steps:
+            kinds = ", ".join(dict.fromkeys(c.kind for c in s.communications))
+            axes = ", ".join(dict.fromkeys(a for c in s.communications for a in c.axes))
+            yield Bar(
+                s.number,
+                f"{s.name} at {short_line(s.line)}",
+                f"{kinds} over {axes}" if axes else kinds,
+                s.counted,
+                s.counted * s.seconds,
+                {d: n * s.counted for d, n in s.received.items()},
+            )
+
+    # text
+
+    @property
+    def _headline(self) -> str:
+        count = len(self.steps)
+        return (
+            f"{self.name}: {count:,} step{'s' * (count != 1)} on {len(self.devices)} "
+            f"device{'s' * (len(self.devices) != 1)}"
+        )
+
+    @property
+    def _loops(self) -> bool:
+        return any(s.turns != 1 for s in self.steps)
+
+    @property
+    def _texts(self) -> int:
+        return 5
+
+    def _totals(self) -> list[tuple[str, str]]:
+        most = "" if all(s.exact for s in self.steps) else "≤ "
+        decided = any(s.turns is None for s in self.steps)
+        more = " (values decide; loops and branches are counted once)" * decided
+        return [
+            ("bytes moved", f"{most}{amount_text(self.total_bytes)}{more}"),
+            ("most received by a device", amount_text(self.bytes_per_device)),
+            ("time of communication", f"{time_text(self.seconds)} on {self.topology!r}"),
+            (
+                "peak memory of a device",
+                f"{size_text(self.peak_bytes)}, of which {size_text(self.argument_bytes)} are "
+                "arguments",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        head = _head(self._loops)
+        rows = [_cells(s, self._loops) for s in self._shown]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) > _WIDTH:  # pages and JSON have all of it
+            head = head[:-1]
+            rows = [_cells(s, self._loops, size_text)[:-1] for s in self._shown]
+        lines = [self._headline]
+        if rows:
+            table = aligned([head, *rows], self._texts, _WIDTH)
+            lines += [line.rstrip() for line in table.split("\n")]
+        rest = len(self.steps) - len(rows)
+        if rest:
+            lines.append(f"and {rest:,} more steps, which move nothing")
+        wide = max(len(name) for name, _ in self._totals())
+        lines += ["", *(f"{name:<{wide}}  {value}" for name, value in self._totals())]
+        if self.warnings:
+            told = map(_sentence, self.warnings[:_WARNINGS])
+            lines += ["", *(textwrap.fill(t, _WIDTH, subsequent_indent="  ") for t in told)]
+        if len(self.warnings) > _WARNINGS:
+            lines.append(f"and {len(self.warnings) - _WARNINGS:,} more")
+        return "\n".join(lines)
+
+    @property
+    def _shown(self) -> Sequence[ExplainedStep]:
+        if len(self.steps) <= _ROWS:
+            return self.steps
+        return [s for s in self.steps if s.communications]
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.name!r}, {len(self.steps)} steps, {self.total_bytes} bytes, "
+            f"{len(self.warnings)} warnings)"
+        )
+
+
+def _sentence(notice: Notice) -> str:
+    return f"{'note' if notice.asked else 'warning'}: {notice}"
+
+
+def _head(loops: bool) -> tuple[str, ...]:
+    first = ("line", "step", "on one device", "lies", "moves")
+    return (*first, *["turns"] * loops, "per device", "total", "time", "memory")
+
+
+def _cells(
+    s: ExplainedStep, loops: bool, amount: Callable[[int], str] = amount_text
+) -> tuple[str, ...]:
+    most = "" if s.exact else "≤ "
+    turns = "?" if s.turns is None else f"{s.turns:,}"
+    kinds = list(dict.fromkeys((c.kind, c.axes) for c in s.communications))
+    moves = ", ".join(f"{kind} {','.join(axes)}".rstrip() for kind, axes in kinds)
+    amounts = ("", "", "")
+    if s.communications:
+        amounts = (
+            f"{most}{amount(s.bytes_per_device)}",
+            f"{most}{amount(s.total_bytes)}",
+            time_text(s.seconds),
+        )
+    before, after = ", ".join(dict.fromkeys(s.before)), ", ".join(dict.fromkeys(s.after))
+    lies = _brief(after if before in (after, "") else f"{before} -> {after}")
+    return (
+        short_line(s.line) or "-",
+        f"{s.number} {'  ' * s.depth}{_short(s.name)}",
+        s.local,
+        lies,
+        moves or "-",
+        *[turns] * loops,
+        *amounts,
+        size_text(s.live_bytes),
+    )
+
+
+def _short(name: str) -> str:
+    """Return the name of a step, of many operations the first and the last."""
+    names = name.split("+")
+    return name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
+
+
+def _brief(lies: str) -> str:
+    """Return how values lie without quotes, as in ``P(i, -)``."""
+    return lies.replace("'", "").replace("None", "-")
+
+
+def _by_text(received: dict[int, int]) -> dict[str, int]:
+    return {str(d): n for d, n in received.items()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _step_value(s: ExplainedStep) -> dict[str, Any]:
+    found = {k: _plain(getattr(s, k)) for k in ExplainedStep.__dataclass_fields__}
+    found |= {
+        "total_bytes": s.total_bytes,
+        "bytes_per_device": s.bytes_per_device,
+        "received": _by_text(s.received),
+        "exact": s.exact,
+        "communications": [
+            {
+                "kind": c.kind,
+                "axes": list(c.axes),
+                "array": c.array,
+                "received": _by_text(c.received),
+                "exact": c.exact,
+                "total_bytes": c.total_bytes,
+                "bytes_per_device": c.bytes_per_device,
+            }
+            for c in s.communications
+        ],
+    }
+    return found

@@ -1,0 +1,1 @@
+"""Conditions, loops and scans."""

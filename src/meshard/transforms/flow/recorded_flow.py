@@ -1,0 +1,299 @@
+"""Control flow in a function that is being traced: its parts become programs of their own.
+
+In: the functions of a loop or condition and its first values. Out: values without data, and one
+call written down. The user's functions are called for the recording; where types must be found
+first, they are called without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.ops.engine.infer import WEAK, Ghost
+from meshard.runtime import trees
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import here
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import ghost, local_type
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
+from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
+from meshard.transforms.program.program import Call, Program, evaluate
+from meshard.transforms.tracing.abstract import types_only
+from meshard.transforms.tracing.recorder import Recorder
+from meshard.transforms.tracing.tracing import anywhere, recording, sub_program
+
+
+def strong(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
+    """Return a value as an array of the trace at hand: a Python number becomes one."""
+    recorder = recording()
+    assert recorder is not None
+    wanted = dtype or (as_array(x).dtype if type(x) in WEAK else x.dtype)
+    if isinstance(x, Grid):
+        if x.kind.weak is None:
+            return x if x.dtype == wanted else x.astype(wanted)
+        body = innermost()
+        assert isinstance(body, Body)
+        local = local_type(body.scope, (), wanted)
+        made = ghost(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
+        recorder.write(ArrayCall.name, (), [x], [made], ArrayCall(wanted))
+        return made
+    if isinstance(x, Ghost) and x.weak is not None:
+        kind = here().type_of((), wanted, x._type.sharding, False)
+        return recorder.result(ArrayCall.name, (), [x], [(kind, None)], ArrayCall(wanted))[0]
+    found = as_array(x)
+    return found if found.dtype == wanted else found.astype(wanted)
+
+
+def _lifted(x: Any) -> Any:
+    body = innermost()
+    return body.lift(x) if isinstance(body, Body) else x
+
+
+def _written(
+    recorder: Recorder, call: Call, operands: Sequence[Any], like: Sequence[Any]
+) -> list[Any]:
+    """Write a call down whose results are of the types of some values."""
+    body = innermost()
+    if isinstance(body, Body):
+        made = [ghost(body, x.kind) for x in like]
+        recorder.write(call.name, (), operands, made, call)
+        return made
+    types: list[tuple[ArrayType, None]] = [(anywhere(here(), x), None) for x in like]
+    return list(recorder.result(call.name, (), operands, types, call))
+
+
+def _strong_carry(carry: Carry) -> Carry:
+    """Return a settled carry without numbers."""
+    return carry.replaced([strong(_lifted(x)) for x in carry.leaves])
+
+
+def _turn(carry: Carry, step: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    """Return a function from leaves to the leaves after a turn."""
+
+    def turn(*leaves: Any) -> list[Any]:
+        found = carry.replaced(list(leaves)).after(step).leaves
+        return [strong(_lifted(x)) for x in found]
+
+    return turn
+
+
+def recorded_while(
+    carry: Carry,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    loop: Callable[..., Any],
+) -> Any:
+    """Write a while loop down and return its last carry.
+
+    Args:
+        carry: the first carry.
+        cond_fun: from the carry's tree to the condition, checked.
+        body_fun: from the carry's tree to the next.
+        loop: what runs such a loop.
+    """
+    recorder = recording()
+    assert recorder is not None
+    carry = _strong_carry(settled(carry, body_fun, lambda v: _lifted(cond_fun(v))))
+    cond, first = sub_program(
+        "cond",
+        lambda *leaves: [_lifted(cond_fun(carry.replaced(list(leaves)).value))],
+        carry.leaves,
+    )
+    varies = frozenset[str]()
+    aval = getattr(cond.outputs[0], "aval", None)
+    if carry.body is not None and aval is not None:
+        varies = aval.vma
+    body, second = sub_program("body", _turn(carry, body_fun), carry.leaves, varies)
+    call = WhileCall(loop, cond, body)
+    found = _written(recorder, call, [*first, *second, *carry.leaves], carry.leaves)
+    return carry.replaced(found).value
+
+
+def recorded_for(
+    lower: Any,
+    upper: Any,
+    carry: Carry,
+    body_fun: Callable[[Any, Any], Any],
+    loop: Callable[..., Any],
+) -> Any:
+    """Write a counted loop down and return its last carry; its integer is a Python number."""
+    recorder = recording()
+    assert recorder is not None
+    number = _number(carry.body)
+    carry = _strong_carry(settled(carry, lambda value: body_fun(number, value)))
+    body, captured = sub_program(
+        "body",
+        lambda i, *leaves: _turn(carry, lambda value: body_fun(i, value))(*leaves),
+        [number, *carry.leaves],
+    )
+    call = ForCall(loop, body)
+    found = _written(recorder, call, [lower, upper, *captured, *carry.leaves], carry.leaves)
+    return carry.replaced(found).value
+
+
+def _number(body: Body | None) -> Any:
+    """Return an integer without value, which is a Python number."""
+    dtype = np.dtype(np.int64)
+    if body is not None:
+        scope = body.scope
+        return ghost(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
+    return Ghost(anywhere(here(), np.zeros((), dtype)), int)
+
+
+def recorded_scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Carry,
+    arrays: Sequence[Any],
+    shape: Any,
+    count: int,
+    reverse: bool,
+    sample: Callable[[Any], Any],
+    loop: Callable[..., Any],
+) -> tuple[Any, Any]:
+    """Write a scan down and return its last carry and its stacked results.
+
+    Args:
+        f: from the carry's tree and that of one position to the next carry and the results.
+        carry: the first carry.
+        arrays: the arrays' leaves.
+        shape: the arrays' tree.
+        count: the number of positions.
+        reverse: whether to begin with the last.
+        sample: one position of an array, without data.
+        loop: what runs a scan.
+    """
+    recorder = recording()
+    assert recorder is not None
+    samples = [sample(x) for x in arrays]
+    carry = _strong_carry(
+        settled(carry, lambda value: f(value, trees.unflatten(shape, samples))[0])
+    )
+    kept: list[Any] = []
+
+    def turn(*leaves: Any) -> list[Any]:
+        own, x = leaves[: len(carry.leaves)], leaves[len(carry.leaves) :]
+        results: list[Any] = []
+
+        def step(value: Any) -> Any:
+            pair = f(value, trees.unflatten(shape, x))
+            results.append(pair[1])
+            return pair[0]
+
+        after = _turn(carry, step)(*own)
+        found, structure = trees.flatten(results[-1])
+        kept.append(structure)
+        rows = arrays_of(found, "scan: the results of a position")
+        return [*after, *[strong(_lifted(y)) for y in rows]]
+
+    body, captured = sub_program("body", turn, [*carry.leaves, *samples])
+    call = ScanCall(loop, body, len(carry.leaves), count, reverse)
+    like = [
+        *carry.leaves,
+        *[_stacked(v, count, carry.body) for v in body.outputs[len(carry.leaves) :]],
+    ]
+    operands = [*captured, *carry.leaves, *arrays]
+    found = _written(recorder, call, operands, like)
+    results = trees.unflatten(kept[-1], found[len(carry.leaves) :])
+    return carry.replaced(found[: len(carry.leaves)]).value, results
+
+
+def _stacked(atom: Any, count: int, body: Body | None) -> Any:
+    """Return a value without data of the type of a position's results, stacked."""
+    aval = atom.aval
+    shape = (count, *aval.shape)
+    if body is not None:
+        local = local_type(body.scope, shape, aval.dtype)
+        return ghost(body, body.scope.kind(local, aval.extent, aval.varies))
+    world = here()
+    return Ghost(world.type_of(shape, aval.dtype, aval.sharding, False))
+
+
+def recorded_switch(
+    what: str,
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    args: tuple[Any, ...],
+    names: Sequence[str],
+    choose: Callable[..., Any],
+    typed: Callable[[list[Callable[..., Any]]], Any],
+) -> Any:
+    """Write a choice down and return its result.
+
+    Args:
+        what: the function that was called.
+        index: the number of the branch, without value.
+        branches: the functions.
+        args: what each is called with.
+        names: what messages call the branches.
+        choose: what runs such a choice on flat arguments.
+        typed: runs the choice for its types alone, in a body.
+    """
+    recorder = recording()
+    assert recorder is not None
+    leaves, shape = trees.flatten(args)
+    # What is no array is the same in all branches, and numbers stay numbers.
+    places = [i for i, x in enumerate(leaves) if isinstance(_lifted(x), (Ghost, Grid))]
+    given = [_lifted(leaves[i]) for i in places]
+    body = innermost()
+    varies = index.kind.varies if isinstance(index, Grid) else frozenset[str]()
+    structures: list[Any] = []
+
+    def flat(branch: Callable[..., Any]) -> Callable[..., list[Any]]:
+        def call(*values: Any) -> list[Any]:
+            own = list(leaves)
+            for place, value in zip(places, values, strict=True):
+                own[place] = value
+            found, structure = trees.flatten(branch(*trees.unflatten(shape, own)))
+            structures.append(structure)
+            return [
+                x if type(x) in WEAK else _lifted(x) for x in arrays_of(found, f"{what}: a result")
+            ]
+
+        return call
+
+    parts = [
+        sub_program(name, flat(branch), given, varies)
+        for name, branch in zip(names, branches, strict=True)
+    ]
+
+    def replay(number: int) -> Callable[..., Any]:
+        program, captured = parts[number]
+
+        def call(*values: Any) -> Any:
+            return trees.unflatten(structures[number], evaluate(program, captured, values))
+
+        return call
+
+    replays = [replay(i) for i in range(len(parts))]
+    with types_only(body if isinstance(body, Body) else None):
+        if isinstance(body, Body):
+            like = typed([lambda *_, r=r: r(*given) for r in replays])
+        else:
+            like = outputs_alike(what, names, [r(*given) for r in replays])[0]
+    wanted, structure = trees.flatten(like)
+    dtypes = [x.dtype for x in wanted]
+
+    def alike_again(number: int) -> tuple[Program, list[Any]]:
+        own, captured = parts[number]
+        if all(
+            getattr(a, "weak", int) is None and a.aval.dtype == d  # type: ignore[union-attr]
+            for a, d in zip(own.outputs, dtypes, strict=True)
+        ):
+            return own, captured
+
+        def convert(*values: Any) -> list[Any]:
+            found = evaluate(own, captured, values)
+            return [strong(_lifted(x), d) for x, d in zip(found, dtypes, strict=True)]
+
+        return sub_program(names[number], convert, given, varies)
+
+    final = [alike_again(i) for i in range(len(parts))]
+    call = SwitchCall(choose, tuple([p for p, _ in final]), what)
+    operands = [index, *[x for _, captured in final for x in captured], *given]
+    return trees.unflatten(structure, _written(recorder, call, operands, wanted))

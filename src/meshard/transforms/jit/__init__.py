@@ -1,0 +1,1 @@
+"""`jit`: functions that are traced once, lowered once per types, and then run."""

@@ -1,0 +1,311 @@
+"""`jit`: functions that are traced once, lowered onto shardings, and then run without Python.
+
+In: a function, and where its arguments and results are to lie. Out: a function that finds for each
+call the program that was made for such arguments, and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.arguments import flag_of, refusal
+from meshard.algebra.mesh import ambient_mesh
+from meshard.algebra.world import config
+from meshard.errors import ArgumentError
+from meshard.ops.engine.eager import EAGER
+from meshard.runtime import trees
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced as TracedValue
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import home
+from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.transforms.constraint import with_sharding_constraint
+from meshard.transforms.jit.nested import is_traced_here, result_of
+from meshard.transforms.jit.programs import Programs
+from meshard.transforms.jit.stages import Entry, Lowered, Traced
+from meshard.transforms.jit_arguments import Arguments
+from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
+from meshard.transforms.tracing.signature import (
+    Trace,
+    accepted,
+    results_of,
+    said_sharding,
+    trace_of,
+)
+
+_NUMBERS = (int, float, complex)
+
+
+def jit(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+) -> Any:
+    """Return a function that traces ``f`` once for each kind of arguments, and then runs the trace.
+
+    The first call with arguments of given shapes, dtypes and tree runs ``f`` on values without
+    data, which writes its operations down. The program is simplified and lowered onto how the
+    arguments lie: each operation's way is decided once, elementwise operations between
+    communications run as one, and later calls go straight to the kernels.
+
+    Args:
+        f: a function of trees of arrays. Without it a decorator is returned.
+        in_shardings: for the arguments, by position, where they must lie: a sharding, a `P` where
+            a mesh is set, None where they may lie as they do, or a tree of these that is a prefix
+            of the tuple of arguments. What is not committed is placed so.
+        out_shardings: likewise for the results; None where they lie as the computation leaves them.
+        static_argnums: positions of arguments that are not arrays, and part of the program; they
+            must be hashable, and each value has a program of its own.
+        static_argnames: names of such arguments.
+        donate_argnums: positions of arguments whose memory is given up to the results; they are
+            deleted by the call.
+        donate_argnames: names of such arguments.
+        keep_unused: whether arguments that the function does not use are looked at, such as for
+            having been deleted.
+        inline: accepted as in JAX; inside another jit a function is always part of that program.
+
+    Returns:
+        The function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``.
+
+    Raises:
+        ArgumentError: if ``f`` is no function, or a name or position is none of its arguments. The
+            function that is returned raises
+
+            * `ConcretizationError` where Python looks at a value, as ``if x > 0:`` does;
+            * `ShardingError` if an argument is committed to another sharding than ``in_shardings``;
+            * `IndivisibleError` if a dim does not divide into its shards;
+            * `IncompatibleDevicesError` if arguments are committed to different devices;
+            * `ArgumentError` if a static argument is not hashable, or another no array.
+
+    Source: the semantics are those of ``jax.jit``, which is ``pjit``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> @meshard.jit
+    ... def step(x):
+    ...     return mnp.tanh(x * 2 + 1)
+    >>> step(mnp.zeros(2)).shape
+    (2,)
+    """
+    options = {
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+    }
+    if f is None:
+        return functools.partial(Jitted, **options)
+    return Jitted(f, **options)
+
+
+pjit = jit
+
+
+@final
+class Jitted:
+    """What `jit` returns."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
+        static_argnums: Any = None,
+        static_argnames: Any = None,
+        donate_argnums: Any = None,
+        donate_argnames: Any = None,
+        keep_unused: bool = False,
+    ) -> None:
+        if not callable(f):
+            raise ArgumentError(refusal("jit", "f", "a function", f))
+        flag_of(keep_unused, "jit", "keep_unused")
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._name = getattr(f, "__name__", None) or type(f).__name__
+        what = f"jit of {self._name!r}"
+        self._arguments = Arguments(
+            f, what, static_argnums, static_argnames, donate_argnums, donate_argnames
+        )
+        self._what = what
+        self._in = list(in_shardings) if isinstance(in_shardings, list) else in_shardings
+        if type(self._in) is list:
+            self._in = tuple(self._in)
+        self._out = out_shardings
+        self._keep_unused = keep_unused
+        self._plain = not self._arguments.any_static
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jit of {self._f!r}>"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the program for such arguments, which is made if there is none yet."""
+        interpreter = innermost()
+        if interpreter is not None and interpreter is not EAGER:
+            return self._inside(args, kwargs)
+        world = here()
+        statics = None
+        if not self._plain:
+            args, kwargs, statics = self._arguments.parted(args, kwargs)
+        given: Any = (args, kwargs)
+        leaves, tree = trees.flatten(given)
+        key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
+        for number, x in enumerate(leaves):
+            kind: Any = type(x)
+            if kind is Array:
+                key.append(x._type)
+            elif kind in _NUMBERS:
+                key.append(kind)
+            else:
+                x = leaves[number] = accepted(self._arguments, statics, tree, number, x, self._what)
+                key.append(x._type)
+        programs = world.programs.get(self)
+        if programs is None:
+            programs = world.programs.setdefault(self, Programs())
+        signature = tuple(key)
+        entry = programs.entries.get(signature)
+        if entry is None:
+            kinds = key[5:]
+            entry = programs.entry(
+                signature,
+                lambda: Entry(world, self._trace(world, args, kwargs, statics, tree, kinds), kinds),
+            )
+        return entry(world, leaves)
+
+    def _trace(
+        self,
+        world: RuntimeWorld,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        statics: Any,
+        tree: Any,
+        kinds: Sequence[Any],
+    ) -> Trace:
+        avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
+        key = tree, statics, ambient_mesh(), config.epoch, home(world), avals
+        known: Programs = world.programs.setdefault(self, Programs())
+        return known.trace(
+            key,
+            lambda: trace_of(
+                world,
+                self._f,
+                self._name,
+                self._arguments,
+                args,
+                kwargs,
+                statics,
+                kinds,
+                self._in,
+                self._out,
+                self._keep_unused,
+            ),
+        )
+
+    def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Be part of the function at hand, which is being transformed."""
+        rest, named, statics = self._arguments.parted(args, kwargs)
+        if self._in is not None:
+            rest = self._constrained(rest, self._in, "in_shardings")
+        leaves, tree = trees.flatten((rest, named))
+        if is_traced_here(leaves):
+            found = self._copied(leaves, tree, statics)
+        else:
+            every, names = self._arguments.joined(rest, named, statics)
+            found = self._f(*every, **names)
+        return found if self._out is None else self._constrained(found, self._out, "out_shardings")
+
+    def _copied(self, leaves: list[Any], tree: Any, statics: Any) -> Any:
+        """Return the results as values of the program at hand, tracing at most once."""
+        world, arguments, what = here(), self._arguments, self._what
+        for number, x in enumerate(leaves):
+            if type(x) not in _NUMBERS and not isinstance(x, (Array, TracedValue)):
+                leaves[number] = accepted(arguments, statics, tree, number, x, what)
+
+        def flat(*values: Any) -> Any:
+            own, named = trees.unflatten(tree, values)
+            every, names = arguments.joined(own, named, statics)
+            return results_of(what, self._f(*every, **names))
+
+        told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
+        key = tree, statics, ambient_mesh(), config.epoch, home(world)
+        programs = world.programs.setdefault(self, Programs())
+        return result_of(programs, key, self._name, (self._f, flat), leaves, told)
+
+    def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
+        """Return a tree of values that lie as a tree of shardings says."""
+        what = f"{self._what}: {name}"
+        every = prefix_leaves(shardings, tree, self._what, name)
+        leaves, structure = trees.flatten_with_none(tree)
+        placed: list[Any] = []
+        for x, given in zip(leaves, every, strict=True):
+            target = None if x is None else said_sharding(given, what)
+            if target is not None:
+                target.layout(np.shape(x))  # a constraint would take uneven shards
+                x = with_sharding_constraint(x, target)
+            placed.append(x)
+        return trees.unflatten(structure, placed)
+
+    # ahead of time
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
+        """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
+        world = here()
+        rest, named, statics = self._arguments.parted(args, kwargs)
+        leaves, tree = trees.flatten((rest, named))
+        kinds: list[Any] = []
+        for number, x in enumerate(leaves):
+            if type(x) in _NUMBERS:
+                kinds.append(type(x))
+            elif isinstance(x, ShapeDtypeStruct):
+                kinds.append(typeof(x))
+            else:
+                made = accepted(self._arguments, statics, tree, number, x, self._what)
+                kinds.append(made._type)
+        return Traced(world, self._trace(world, rest, named, statics, tree, kinds), kinds)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Return the program for such arguments, lowered onto how they lie."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return the shapes and dtypes of the results, without computing them."""
+        rest, named, statics = self._arguments.parted(args, kwargs)
+
+        def f(*a: Any, **k: Any) -> Any:
+            every, names = self._arguments.joined(a, k, statics)
+            return self._f(*every, **names)
+
+        return eval_shape_of(f, *rest, **named)
+
+    def clear_cache(self) -> None:
+        """Forget all programs."""
+        here().programs.pop(self, None)
+
+    def _cache_size(self) -> int:
+        programs = here().programs.get(self)
+        return 0 if programs is None else len(programs.entries)
+
+    def __reduce__(self) -> str:
+        # As functions are: by name, where the module has the jitted function under it.
+        name: str = getattr(self, "__qualname__", self._name)
+        return name

@@ -1,0 +1,63 @@
+"""The programs of one jitted function in one world: kept by signature, and not without bound.
+
+In: signatures. Out: what was made for them before. The oldest are forgotten where there are too
+many, as for a function that is called with a new shape each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, final
+
+from meshard.transforms.jit.stages import Entry
+from meshard.transforms.tracing.signature import Trace
+
+_MOST = 2048
+"""How many signatures one function has programs for; a program takes some tens of kilobytes."""
+
+Made = TypeVar("Made")
+
+
+@final
+class Programs:
+    """What was traced and lowered.
+
+    Attributes:
+        entries: for each signature with how arguments lie, what a call runs.
+        traces: for each signature without it, the trace.
+        nested: for each signature inside other functions, the trace.
+    """
+
+    __slots__ = ("_making", "entries", "nested", "traces")
+
+    def __init__(self) -> None:
+        self.entries: dict[Any, Entry] = {}
+        self.traces: dict[Any, Trace] = {}
+        self.nested: dict[Any, Any] = {}
+        # Two threads that call a function for the first time trace it once. A function that calls
+        # itself with arrays gets here again.
+        self._making = threading.RLock()
+
+    def entry(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
+        """Return what a call of this signature runs, made if there is none yet."""
+        return self._kept(self.entries, key, make)
+
+    def trace(self, key: Hashable, make: Callable[[], Trace]) -> Trace:
+        """Return the trace of this signature, made if there is none yet."""
+        return self._kept(self.traces, key, make)
+
+    def _kept(self, known: dict[Any, Made], key: Hashable, make: Callable[[], Made]) -> Made:
+        with self._making:
+            found = known.get(key)
+            if found is None:
+                found = make()
+                self.keep(known, key, found)
+            return found
+
+    def keep(self, known: dict[Any, Made], key: Hashable, made: Made) -> None:
+        """Keep what was made of a signature, and forget the oldest where there are too many."""
+        with self._making:
+            while len(known) >= _MOST:
+                del known[next(iter(known))]
+            known[key] = made

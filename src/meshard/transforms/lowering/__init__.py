@@ -1,0 +1,1 @@
+"""From programs to executables: steps over arrays of known types."""

@@ -1,0 +1,525 @@
+"""Lowering: from a program and the types of what it reads to steps that can run.
+
+In: a `Program`, and how its operands lie. Out: a `Executable` program: each operation decided as it
+would be by itself, elementwise ones and reductions of rows joined into segments, loops and branches
+lowered to where their carries lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.sharding import NamedSharding
+from meshard.errors import ArgumentError
+from meshard.ops.engine.decide import KernelPlan, decide_kernel
+from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.eager import runner
+from meshard.ops.engine.row import REGISTRY, MoveOp, Op
+from meshard.ops.fused.piecewise import piecewise
+from meshard.ops.fused.segment import Segment
+from meshard.plan.move.wires import Wire
+from meshard.runtime.moving.place import as_array, wires_between
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.body.constrained import settled
+from meshard.transforms.lowering.costs import crossing, turns
+from meshard.transforms.lowering.executable import Executable, Run, Step
+from meshard.transforms.lowering.lowered_calls import lowered_call
+from meshard.transforms.lowering.lowered_steps import (
+    as_number_array,
+    bring,
+    converted,
+    create,
+    first_of,
+)
+from meshard.transforms.lowering.wishes import wishes
+from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
+from meshard.transforms.program.program import (
+    Atom,
+    Eqn,
+    Kind,
+    Listed,
+    Literal,
+    Program,
+    Var,
+    crossing_text,
+    lies,
+)
+from meshard.transforms.program.simplify import told_apart
+from meshard.transforms.tracing.tracing import anywhere
+
+
+def lower(
+    world: RuntimeWorld,
+    program: Program,
+    given: Sequence[Kind],
+    results: Sequence[Kind | Sharding | None] | None = None,
+    donated: Sequence[int] = (),
+    place: Sharding | None = None,
+) -> Executable:
+    """Return a program as steps on arrays of known types.
+
+    Args:
+        world: whose devices are used.
+        program: the program.
+        given: the types of what it captures, then of its arguments.
+        results: for each result how it is to lie, or its whole type; None where it may lie as it
+            comes.
+        donated: the numbers of the operands whose blocks may be written over.
+        place: where results go that depend on nothing committed; None where they may stay.
+    """
+    decisions: _Decisions = {}
+    follow = _Lowering(world, program, given, donated, decisions)
+    best = follow.lowered(results, place)
+    if not follow.may_gain:
+        return best
+    least = _moved(best)
+    wanted = wishes(program, follow.kinds, results)
+    for wish in (wanted, {}) if least else (wanted,):
+        if wish or least:
+            other = _Lowering(world, program, given, donated, decisions, wish).lowered(
+                results, place
+            )
+            cost = _moved(other)
+            # What is split costs less work than what every device computes.
+            if cost < least or (cost == least and wish):
+                best, least = other, cost
+    return best
+
+
+def _moved(executable: Executable) -> int:
+    """Return the bytes that a program moves at least, all devices together."""
+    return sum(times * crossing(step) for step, times in turns(executable))
+
+
+_Decisions = dict[Any, KernelPlan]
+
+
+@final
+class _Group:
+    """Operations that become one step."""
+
+    def __init__(self, run: Run | None, segment: Segment | None = None) -> None:
+        self.run = run
+        self.segment = segment
+        self.eqns: list[Eqn] = []
+        self.name = ""
+        self.line = ""
+        self.inputs: list[Atom] = []
+        self.outputs: list[Var] = []
+        self.wires: tuple[Wire, ...] = ()
+        self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
+
+
+@final
+class _Lowering:
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        program: Program,
+        given: Sequence[Kind],
+        donated: Sequence[int],
+        decisions: _Decisions,
+        wanted: Mapping[Var, NamedSharding] | None = None,
+    ) -> None:
+        self.world = world
+        self.may_gain = False
+        self._wanted = wanted
+        self._decisions = decisions
+        self.program = program
+        self.given = tuple(given)
+        self.kinds: dict[Var, Kind] = {}
+        variables = (*program.captured, *program.inputs)
+        for var, kind in zip(variables, given, strict=True):
+            self.kinds[var] = kind
+        self._donated = {variables[i] for i in donated}
+        self._groups: list[_Group] = []
+        self._level: dict[Var, int] = {}
+        self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+
+    def kind(self, atom: Atom) -> Kind:
+        """Return what an operand is."""
+        return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
+
+    def lowered(
+        self, results: Sequence[Kind | Sharding | None] | None, place: Sharding | None
+    ) -> Executable:
+        """Return the program as steps."""
+        for eqn in self.program.eqns:
+            if eqn.call is None:
+                self._row(eqn)
+            elif isinstance(eqn.call, ConstraintCall):
+                self._constraint(eqn, eqn.call)
+            elif isinstance(eqn.call, ArrayCall):
+                self._number(eqn, eqn.call)
+            elif isinstance(eqn.call, MakeCall):
+                self._make(eqn, eqn.call, results)
+            else:
+                self._call(eqn)
+        outputs = list(self.program.outputs)
+        for number, wanted in enumerate(results or ()):
+            goal = self._goal(outputs[number], wanted, place)
+            outputs[number] = self._result(outputs[number], goal)
+        return self._joined(outputs)
+
+    # operations
+
+    def _row(self, eqn: Eqn) -> None:
+        world, kinds = self.world, [self.kind(x) for x in eqn.inputs]
+        row = REGISTRY.get(eqn.name)
+        if row is None:
+            raise ArgumentError(f"There is no operation named {eqn.name!r}.")
+        made = [False] * len(kinds)
+        params = dict(eqn.params)
+        if isinstance(row, MoveOp):
+            made = [not isinstance(k, ArrayType) for k in kinds]
+        elif not any(isinstance(k, ArrayType) for k in kinds):
+            made[0] = True
+        kinds = [
+            self._array_of(x, k) if m else k
+            for x, k, m in zip(eqn.inputs, kinds, made, strict=True)
+        ]
+        if isinstance(row, MoveOp):
+            move = decide_move(world, row, [k for k in kinds if isinstance(k, ArrayType)], params)
+            self._single(eqn, runner(move), (move.output,), (move.wire,), made)
+            return
+        try:
+            plan = self._decided(eqn, row, kinds)
+        except Exception:
+            # Where only an array will do, a number is one.
+            if all(isinstance(k, ArrayType) for k in kinds):
+                raise
+            made = [m or not isinstance(k, ArrayType) for k, m in zip(kinds, made, strict=True)]
+            kinds = [self._array_of(x, k) for x, k in zip(eqn.inputs, kinds, strict=True)]
+            plan = self._decided(eqn, row, kinds)
+        if any(plan.moves):
+            moved, plan = self._with_moves(eqn, row, kinds, plan)
+            eqn = moved
+            kinds = [
+                self.kind(x) if isinstance(x, Var) else k
+                for x, k in zip(eqn.inputs, kinds, strict=True)
+            ]
+        weak = any(v.weak is not None for v in eqn.outputs)
+        if not weak and not any(made) and self._fused(eqn, plan, kinds):
+            return
+        self._single(eqn, runner(plan), plan.outputs, plan.wires, made)
+
+    def _decided(self, eqn: Eqn, row: Op, kinds: Sequence[Kind]) -> KernelPlan:
+        """Return what an operation does: of the ways that are open the one that moves least."""
+        best = self._way(eqn, row, kinds)
+        if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
+            self.may_gain = True
+        if self._wanted is None:
+            return best
+        wanted = [self._wanted.get(v) for v in eqn.outputs]
+        wished = any(w is not None for w in wanted)
+        ways: list[tuple[Sequence[NamedSharding | None], int | None]] = []
+        if wished:
+            ways.append((wanted, None))
+        if best.wires:
+            arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
+            if len(arrays) > 1:
+                ways += [((), i) for i in arrays]
+                ways += [(wanted, i) for i in arrays] if wished else []
+        least = self._bytes(best, wanted)
+        for wish, leading in ways:
+            plan = self._way(eqn, row, kinds, wish, leading)
+            cost = self._bytes(plan, wanted)
+            # What is split costs less work than what every device computes.
+            if cost < least or (cost == least and wish):
+                best, least = plan, cost
+        return best
+
+    def _way(
+        self,
+        eqn: Eqn,
+        row: Op,
+        kinds: Sequence[Kind],
+        wanted: Sequence[Sharding | None] = (),
+        leading: int | None = None,
+    ) -> KernelPlan:
+        """Return one way to run an operation, worked out once for all that are alike."""
+        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(wanted), leading
+        found = self._decisions.get(key)
+        if found is None:
+            found = decide_kernel(self.world, row, kinds, dict(eqn.params), wanted, leading)
+            self._decisions[key] = found
+        return found
+
+    def _with_moves(
+        self, eqn: Eqn, row: Op, kinds: Sequence[Kind], plan: KernelPlan
+    ) -> tuple[Eqn, KernelPlan]:
+        """Move operands in steps of their own, so that what is left can be part of a segment."""
+        inputs, after = list(eqn.inputs), list(kinds)
+        for k, target in enumerate(plan.operands):
+            x = inputs[k]
+            if plan.moves[k] is not None and isinstance(x, Var) and target is not None:
+                inputs[k], after[k] = self._once(eqn, x, target), target
+        wanted = [o.sharding if plan.scatter is not None else None for o in plan.outputs]
+        now = self._way(eqn, row, after, wanted)
+        if any(now.moves) or now.outputs != plan.outputs:
+            return eqn, plan
+        return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
+
+    def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
+        """Return an operand that lies otherwise, moved there once."""
+        key = x, target
+        if key not in self._elsewhere:
+            output = self._elsewhere[key] = Var(x.aval)
+            call = ConstraintCall(target.sharding)
+            self._placed(
+                Eqn(call.name, (), (x,), (output,), eqn.line, call), x, output, target, eqn.name
+            )
+        return self._elsewhere[key]
+
+    def _bytes(self, plan: KernelPlan, wanted: Sequence[NamedSharding | None]) -> int:
+        """Return the bytes that an operation moves, and its results' way to where they go."""
+        wires = list(plan.wires)
+        for kind, wish in zip(plan.outputs, wanted, strict=True):
+            if wish is not None and wish != kind.sharding:
+                target = self.world.type_of(kind.shape, kind.dtype, wish, True)
+                if not kind.guest and target.layout != kind.layout:
+                    wires += wires_between(self.world, kind, target)
+        return sum(sum(w.received.values()) for w in wires)
+
+    def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
+        if isinstance(kind, ArrayType):
+            return kind
+        number = atom.value if isinstance(atom, Literal) else kind(0)
+        return anywhere(self.world, as_array(number))
+
+    def _single(
+        self,
+        eqn: Eqn,
+        run: Callable[..., Any],
+        outputs: Sequence[ArrayType],
+        wires: Sequence[Wire],
+        made: Sequence[bool],
+    ) -> None:
+        """Add a step of one operation, some of whose operands are made arrays first."""
+        weak = [v.weak for v in eqn.outputs]
+        if any(made) or any(w is not None for w in weak):
+            run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
+        group = _Group(run)
+        group.wires = tuple(wires)
+        self._add(group, eqn, outputs)
+
+    def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
+        group.eqns.append(eqn)
+        group.name, group.line = eqn.name, eqn.line
+        group.inputs, group.outputs = list(eqn.inputs), list(eqn.outputs)
+        for var, kind in zip(eqn.outputs, outputs, strict=True):
+            self._set(var, kind, len(self._groups))
+        self._groups.append(group)
+
+    def _set(self, var: Var, kind: Kind, level: int) -> None:
+        self.kinds[var] = kind if var.weak is None else var.weak
+        self._level[var] = level
+
+    def _fused(self, eqn: Eqn, plan: KernelPlan, kinds: Sequence[Kind]) -> bool:
+        """Add an operation to a segment, if it can be part of one."""
+        part = piecewise(plan, kinds, dict(eqn.params))
+        if part is None:
+            return False
+        first = max((self._level.get(x, -1) for x in eqn.inputs if isinstance(x, Var)), default=-1)
+        names = [x if isinstance(x, Var) else None for x in eqn.inputs]
+        numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
+        for level in range(max(first, 0), len(self._groups)):
+            group = self._groups[level]
+            if group.segment is None or not group.segment.accepts(part, names):
+                continue
+            if level == first and any(
+                self._level.get(x) == level and x not in group.segment.gives
+                for x in names
+                if x is not None
+            ):
+                continue
+            break
+        else:
+            level = len(self._groups)
+            group = _Group(None, Segment(part))
+            self._groups.append(group)
+        assert group.segment is not None
+        group.segment.add(part, names, numbers, eqn.outputs[0])
+        group.eqns.append(eqn)
+        group.line = group.line or eqn.line
+        self._set(eqn.outputs[0], part.output, level)
+        return True
+
+    def _constraint(self, eqn: Eqn, call: ConstraintCall) -> None:
+        (x,) = eqn.inputs
+        self._placed(eqn, x, eqn.outputs[0], self._lying(x, call.sharding))
+
+    def _lying(self, atom: Atom, sharding: Sharding) -> ArrayType:
+        kind = self._array_of(atom, self.kind(atom))
+        return self.world.type_of(kind.shape, kind.dtype, settled(sharding, kind), True)
+
+    def _placed(
+        self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
+    ) -> None:
+        source = self.kind(x)
+        group = _Group(partial(bring, kind, what))
+        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
+            group.wires = wires_between(self.world, source, kind)
+        self._add(group, eqn, (kind,))
+        group.name = "reshard" if what != eqn.name else what
+
+    def _number(self, eqn: Eqn, call: ArrayCall) -> None:
+        (x,) = eqn.inputs
+        kind = self._array_of(x, self.kind(x))
+        kind = self.world.type_of(kind.shape, call.dtype, kind.sharding, kind.committed)
+        group = _Group(partial(as_number_array, call.dtype))
+        self._add(group, eqn, (kind,))
+
+    def _make(
+        self, eqn: Eqn, call: MakeCall, results: Sequence[Kind | Sharding | None] | None
+    ) -> None:
+        kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
+        kind = call.beside(kinds)
+        (output,) = eqn.outputs
+        wish = None if call.asked or self._wanted is None else self._wanted.get(output)
+        self.may_gain = self.may_gain or not call.asked
+        returned = zip(self.program.outputs, results or repeat(None), strict=False)
+        # What is returned as it comes lies as it would outside.
+        if wish is not None and all(w is not None for x, w in returned if x is output):
+            devices = set(wish.device_order)
+            if all(set(s.device_order) == devices for s in self._committed()):
+                kind = self.world.type_of(kind.shape, kind.dtype, wish, True)
+        self._add(_Group(partial(create, call, kind)), eqn, (kind,))
+
+    def _committed(self) -> Iterator[Sharding]:
+        """Yield where values lie that other values must meet."""
+        for kind in self.given:
+            if isinstance(kind, ArrayType) and kind.committed:
+                yield kind.sharding
+        for eqn in self.program.eqns:
+            if isinstance(eqn.call, ConstraintCall):
+                yield eqn.call.sharding
+
+    def _call(self, eqn: Eqn) -> None:
+        kinds = [self.kind(x) for x in eqn.inputs]
+        found = lowered_call(self.world, eqn, kinds, lower)
+        group = _Group(found.run)
+        group.parts = found.parts
+        self._add(group, eqn, found.outputs)
+
+    def _goal(
+        self, atom: Atom, wanted: Kind | Sharding | None, place: Sharding | None
+    ) -> Kind | Sharding | None:
+        """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
+        kind = self.kind(atom)
+        free = kind.guest if isinstance(kind, ArrayType) else True
+        return place if wanted is None and free else wanted
+
+    def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:
+        """Return a result that lies as it is wanted."""
+        if wanted is None or isinstance(wanted, type):
+            return atom
+        kind = wanted if isinstance(wanted, ArrayType) else self._lying(atom, wanted)
+        if self.kind(atom) is kind:
+            return atom
+        output = Var(atom.aval if isinstance(atom, Var) else kind)
+        line = self._groups[self._level[atom]].line if atom in self._level else ""
+        call = ConstraintCall(kind.sharding)
+        self._placed(Eqn(call.name, (), (atom,), (output,), line, call), atom, output, kind)
+        return output
+
+    # slots
+
+    def _joined(self, outputs: Sequence[Atom]) -> Executable:
+        """Give every variable a slot and return the steps."""
+        slots: dict[Var, int] = {}
+        for var in (*self.program.captured, *self.program.inputs):
+            slots[var] = len(slots)
+        # The same value may be given twice.
+        count = len(self.given)
+        numbers: dict[int, Any] = {}
+        literals: dict[tuple[type, str], int] = {}
+
+        def slot(atom: Atom) -> int:
+            nonlocal count
+            if isinstance(atom, Literal):
+                key = type(atom.value), repr(atom.value)
+                if key not in literals:
+                    literals[key] = count
+                    numbers[count] = atom.value
+                    count += 1
+                return literals[key]
+            if atom not in slots:
+                slots[atom] = count
+                count += 1
+            return slots[atom]
+
+        last: dict[Var, int] = {}
+        reads: list[list[Atom]] = []
+        for level, group in enumerate(self._groups):
+            own = group.segment.reads if group.segment is not None else group.inputs
+            reads.append(own)
+            for x in own:
+                if isinstance(x, Var):
+                    last[x] = level
+        returned = {x for x in outputs if isinstance(x, Var)}
+        last |= {x: len(self._groups) for x in returned}
+        steps = []
+        for level, (group, own) in enumerate(zip(self._groups, reads, strict=True)):
+            if group.segment is not None:
+                wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
+                ending = [x for x in self._donated if last.get(x) == level]
+                many = group.segment.finished(wanted, ending)
+                run: Run = many if len(wanted) != 1 else partial(first_of, many)
+                group.outputs = wanted
+                group.name = "+".join([e.name for e in group.eqns])
+            else:
+                assert group.run is not None
+                run = group.run
+            dead = [x for x in own if isinstance(x, Var) and last[x] == level]
+            dead += [x for x in group.outputs if last.get(x, -1) < level]
+            steps.append(
+                Step(
+                    group.name,
+                    group.line,
+                    tuple([self.kind(x) for x in own]),
+                    tuple([self.kinds[x] for x in group.outputs]),
+                    tuple(map(slot, own)),
+                    tuple(map(slot, group.outputs)),
+                    tuple(dict.fromkeys(map(slot, dead))),
+                    run,
+                    group.wires,
+                    tuple(group.eqns),
+                    group.parts,
+                )
+            )
+        results = [slot(x) for x in outputs]
+        kinds = [self.kind(x) for x in outputs]
+        name = self.program.name
+        return Executable(
+            name,
+            self.given,
+            kinds,
+            steps,
+            numbers,
+            count,
+            results,
+            partial(self._listed, outputs),
+            self.kinds,
+        )
+
+    def _listed(self, outputs: Sequence[Atom]) -> Listed:
+        """Return what runs as a program to be printed."""
+        own = self.program
+        eqns = [eqn for group in self._groups for eqn in group.eqns]
+        notes, parts = {}, {}
+        for group in self._groups:
+            notes[id(group.eqns[-1])] = crossing_text(group.wires)
+            if group.parts:
+                parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]
+        return Listed(
+            Program(own.captured, own.inputs, tuple(eqns), tuple(outputs), own.name),
+            {v: lies(k) for v, k in self.kinds.items()},
+            notes,
+            parts,
+        )

@@ -1,0 +1,351 @@
+"""Loops, branches and `shard_map` bodies of a lowered program.
+
+In: a call, and the types of its operands. Out: what runs it, with the programs in it lowered to
+where their values lie in every turn, so that nothing is decided while a loop runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import MeshardError
+from meshard.ops.engine.infer import Ghost
+from meshard.ops.fused.compilers import chosen
+from meshard.runtime.array.array import Array
+from meshard.runtime.callers import at_line
+from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.lowering.executable import Executable, Run, brought
+from meshard.transforms.lowering.regions import with_regions
+from meshard.transforms.program.calls import (
+    ForCall,
+    ScanCall,
+    ShardMapCall,
+    SwitchCall,
+    WhileCall,
+    WholeCall,
+)
+from meshard.transforms.program.program import Eqn, Kind, Literal, Program
+from meshard.transforms.tracing.abstract import types_only
+from meshard.transforms.tracing.tracing import anywhere, traced
+
+_TURNS = 4
+"""How often a carry may come to lie otherwise before it is brought back in every turn."""
+
+Lower = Callable[..., Executable]
+Part = tuple[str, Executable, int | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A call, ready to run."""
+
+    run: Run
+    outputs: tuple[Kind, ...]
+    parts: tuple[Part, ...] = ()
+
+
+def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> Found:
+    """Return a call of a program as something that can run.
+
+    Args:
+        world: whose devices are used.
+        eqn: the operation with the call.
+        kinds: what its operands are.
+        lower: lowers a program.
+    """
+    call: Any = eqn.call
+    if isinstance(call, WhileCall):
+        return _while(world, call, kinds, lower)
+    if isinstance(call, ForCall):
+        return _for(world, call, kinds, lower, eqn)
+    if isinstance(call, ScanCall):
+        return _scan(world, call, kinds, lower)
+    if isinstance(call, SwitchCall):
+        return _switch(world, call, kinds, lower)
+    if isinstance(call, ShardMapCall):
+        return _mapped(world, call, kinds)
+    if isinstance(call, WholeCall):
+        return _whole(world, eqn, call, kinds, lower)
+    raise MeshardError(f"{eqn.name} at {eqn.line} is a call that jit does not know.")
+
+
+def _arrays(world: RuntimeWorld, kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the types of a carry, in which numbers are arrays."""
+    return [k if isinstance(k, ArrayType) else anywhere(world, as_array(k(0))) for k in kinds]
+
+
+def _brought_all(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
+    return [
+        brought(world, x if type(x) is Array else as_array(x), k)
+        for x, k in zip(values, kinds, strict=True)
+    ]
+
+
+def _settled(
+    world: RuntimeWorld,
+    body: Program,
+    before: Sequence[Kind],
+    carry: Sequence[Kind],
+    after: Sequence[Kind],
+    lower: Lower,
+) -> tuple[Executable, list[Kind]]:
+    """Return a loop's body, lowered so that its carry lies alike in every turn.
+
+    Args:
+        world: whose devices are used.
+        body: from what it captures, the carry and more to the carry and more.
+        before: the types of what comes before the carry.
+        carry: how the carry lies at first.
+        after: the types of what comes after it.
+        lower: lowers a program.
+    """
+    now = _arrays(world, carry)
+    for _ in range(_TURNS):
+        found = lower(world, body, [*before, *now, *after])
+        then = list(found.outputs[: len(now)])
+        if then == now:
+            return found.repeated(len(body.captured)), now
+        now = _arrays(world, then)
+    rest = [None] * (len(body.outputs) - len(now))
+    found = lower(world, body, [*before, *now, *after], [*now, *rest])
+    return found.repeated(len(body.captured)), now
+
+
+def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+    first, second, init = call.parted(list(kinds))
+    body, carry = _settled(world, call.body, second, init, (), lower)
+    cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
+    cuts = len(first), len(first) + len(second)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        one, two = operands[: cuts[0]], operands[cuts[0] : cuts[1]]
+        state = _brought_all(world, operands[cuts[1] :], carry)
+        goes_on, turn = cond.looped(world), body.looped(world)
+        while bool(goes_on([*one, *state])[0]):
+            state = turn([*two, *state])
+        return _returned(state)
+
+    return Found(run, tuple(carry), (("cond", cond, None), ("body", body, None)))
+
+
+def _returned(values: list[Any]) -> Any:
+    """Return what a step gives: one value, or several."""
+    return values[0] if len(values) == 1 else values
+
+
+def _for(
+    world: RuntimeWorld, call: ForCall, kinds: Sequence[Kind], lower: Lower, eqn: Eqn
+) -> Found:
+    _, captured, init = call.parted(list(kinds))
+    body, carry = _settled(world, call.body, [*captured, int], init, (), lower)
+    cut = 2 + len(captured)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        lower, upper = int(operands[0]), int(operands[1])
+        own = operands[2:cut]
+        state = _brought_all(world, operands[cut:], carry)
+        turn = body.looped(world)
+        for i in range(lower, upper):
+            state = turn([*own, i, *state])
+        return _returned(state)
+
+    bounds = [x.value for x in eqn.inputs[:2] if isinstance(x, Literal)]
+    turns = max(0, int(bounds[1].real) - int(bounds[0].real)) if len(bounds) == 2 else None
+    return Found(run, tuple(carry), (("body", body, turns),))
+
+
+def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+    captured, init, arrays = call.parted(list(kinds))
+    rows = [_row_kind(world, k) for k in _arrays(world, arrays)]
+    body, carry = _settled(world, call.body, captured, init, rows, lower)
+    results = [_array_type(k) for k in _arrays(world, body.outputs[call.carried :])]
+    stacked = [_stacked_kind(world, k, call.length) for k in results]
+    cut, count = len(captured), call.length
+    turns = range(count - 1, -1, -1) if call.reverse else range(count)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        own, rest = operands[:cut], operands[cut + call.carried :]
+        state = _brought_all(world, operands[cut : cut + call.carried], carry)
+        xs = [x if type(x) is Array else as_array(x) for x in rest]
+        columns: list[list[Any]] = [[None] * count for _ in results]
+        turn = body.looped(world)
+        given = [(x, k, _in_place(x._type.layout, k.layout)) for x, k in zip(xs, rows, strict=True)]
+        for i in turns:
+            row = [_row(world, x, i, k, in_place) for x, k, in_place in given]
+            found = turn([*own, *state, *row])
+            state = found[: call.carried]
+            for column, y in zip(columns, found[call.carried :], strict=True):
+                column[i] = y
+        joined = [
+            _stacked(world, column, kind, whole)
+            for column, kind, whole in zip(columns, results, stacked, strict=True)
+        ]
+        return _returned([*state, *joined])
+
+    return Found(run, (*carry, *stacked), (("body", body, count),))
+
+
+def _array_type(kind: Kind) -> ArrayType:
+    assert isinstance(kind, ArrayType)
+    return kind
+
+
+def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
+    """Return the type of one position: where the array lies, whole along the axes of its dim 0."""
+    kind = _array_type(kind)
+    sharding: Any = kind.sharding
+    if isinstance(sharding, NamedSharding):
+        spec = PartitionSpec(*sharding.spec[1:])
+        uneven: Any = sharding.uneven
+        uneven = tuple(uneven[1:]) if isinstance(uneven, tuple) else uneven
+        sharding = NamedSharding(
+            sharding.mesh, spec, memory_kind=sharding.memory_kind, uneven=uneven or None
+        )
+    elif not isinstance(sharding, SingleDeviceSharding):
+        shape, world_shape = kind.shape[1:], kind.shape
+        found = _typed(world, lambda x: x[0], [kind])[0] if world_shape[0] else None
+        assert found is None or found.shape == shape
+        return found or anywhere(world, as_array(np.zeros(shape, kind.dtype)))
+    return world.type_of(kind.shape[1:], kind.dtype, sharding, kind.committed)
+
+
+def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
+    """Return the types of a function's results, from its arguments' types."""
+    given = [
+        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
+        for k in kinds
+    ]
+    with types_only(None):
+        found = f(*given)
+    return [x._type for x in (found if isinstance(found, list) else [found])]
+
+
+@lru_cache(maxsize=256)
+def _in_place(whole: Layout, row: Layout) -> bool:
+    """Whether all rows of each block of an array are the blocks of the array's rows."""
+    return whole.piece_count == row.piece_count and all(
+        a.starts == (0, *b.starts)
+        and a.stops == (whole.shape[0], *b.stops)
+        and whole.holders(i) == row.holders(i)
+        for i, (a, b) in enumerate(zip(whole.boxes, row.boxes, strict=True))
+    )
+
+
+def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool) -> Array:
+    """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
+    if in_place:
+        return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
+    found: Array = brought(world, x[i], kind)
+    return found
+
+
+def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType:
+    """Return the type of so many arrays behind one another along a new first dim."""
+    sharding: Any = kind.sharding
+    if isinstance(sharding, NamedSharding):
+        uneven: Any = sharding.uneven
+        uneven = (None, *uneven) if isinstance(uneven, tuple) else uneven
+        sharding = NamedSharding(
+            sharding.mesh,
+            PartitionSpec(None, *sharding.spec) if len(sharding.spec) else PartitionSpec(),
+            memory_kind=sharding.memory_kind,
+            uneven=uneven,
+        )
+    elif not isinstance(sharding, SingleDeviceSharding):
+        first = sharding.device_order[0]
+        sharding = SingleDeviceSharding(first)
+    return world.type_of((count, *kind.shape), kind.dtype, sharding, kind.committed)
+
+
+def _stacked(
+    world: RuntimeWorld, column: Sequence[Any], kind: ArrayType, whole: ArrayType
+) -> Array:
+    """Return arrays of one type behind one another along a new first dim."""
+    if whole.layout.piece_count != kind.layout.piece_count:
+        column = [placed(y, whole.sharding) for y in column]
+        kind = world.type_of(kind.shape, kind.dtype, whole.sharding, True)
+    blocks: list[Block | None] = [None] * whole.layout.piece_count
+    for piece in whole.local:
+        blocks[piece] = world.pages.empty(whole.layout.box(piece).shape, whole.dtype)
+    for i, y in enumerate(column):
+        for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
+            target = blocks[piece]
+            if block is not None and target is not None:
+                target[i] = block
+    return Array(whole, tuple(blocks))
+
+
+def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+    _, captured, args = call.parted(list(kinds))
+    first = lower(world, call.branches[0], [*captured[0], *args])
+    outputs = _arrays(world, first.outputs)
+    branches = [
+        lower(world, b, [*own, *args], outputs)
+        for b, own in zip(call.branches, captured, strict=True)
+    ]
+    names = [b.name for b in call.branches]
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        index, *own, args = call.parted(operands)
+        number = min(max(int(index), 0), len(branches) - 1)
+        found = branches[number].run(world, [*own[0][number], *args])
+        return _returned(_brought_all(world, found, outputs))
+
+    parts = tuple([(n, b, None) for n, b in zip(names, branches, strict=True)])
+    return Found(run, tuple(outputs), parts)
+
+
+def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Found:
+    compiler = chosen()
+    if compiler is not None:
+        call = replace(call, body=with_regions(call.body, compiler))
+    outputs = _typed(world, lambda *operands: call.run(operands), kinds)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        return _returned(call.run(operands))
+
+    return Found(run, tuple(outputs))
+
+
+def _whole(
+    world: RuntimeWorld, eqn: Eqn, call: WholeCall, kinds: Sequence[Kind], lower: Lower
+) -> Found:
+    """Lower a function that is called when the program runs, or gone through now."""
+    given = [_array_type(k) for k in _arrays(world, kinds)]
+    if not call.values:
+        with at_line(eqn.line):
+            program, captured, _ = traced(
+                call.name,
+                lambda *operands: (call.run(operands), None),
+                [(k, None) for k in given],
+                [f"an operand of {call.name}"] * len(given),
+                placed=True,
+            )
+        own = lower(world, program, [*(x._type for x in captured), *given])
+        passed = [i for i, s in enumerate(own.results) if s < len(captured) + len(given)]
+
+        def follow(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+            arrays = [x if type(x) is Array else as_array(x) for x in operands]
+            results = own.run(world, [*captured, *arrays])
+            for number in passed:  # a result is an array of its own
+                results[number] = Array(results[number]._type, results[number]._live())
+            return _returned(results)
+
+        return Found(follow, own.outputs, ((call.name, own, 1),))
+    outputs = _typed(world, lambda *operands: call.run(operands), given)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        return _returned(_brought_all(world, call.run(operands), outputs))
+
+    return Found(run, tuple(outputs))

@@ -1,0 +1,51 @@
+"""What single steps of a lowered program run, besides the runners of operations.
+
+In: the operands of a step, behind what was known when it was lowered. Out: its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.lowering.executable import brought
+from meshard.transforms.program.calls import MakeCall
+
+
+def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return the one result of what gives a list."""
+    return many(world, operands)[0]
+
+
+def bring(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return the operand as it is to lie; ``what`` is how ledgers call the move."""
+    x = operands[0]
+    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind, what)
+
+
+def create(call: MakeCall, kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Make an array."""
+    return call.make(kind, *[x if hasattr(x, "_type") else as_array(x) for x in operands])
+
+
+def as_number_array(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return a Python number as an array."""
+    return as_array(operands[0], dtype)
+
+
+def converted(
+    run: Callable[..., Any],
+    made: tuple[bool, ...],
+    weak: tuple[bool, ...],
+    world: RuntimeWorld,
+    operands: Sequence[Any],
+) -> Any:
+    """Run an operation on Python numbers made arrays; a weak result becomes a number."""
+    given = tuple([as_array(x) if m else x for x, m in zip(operands, made, strict=True)])
+    found = run(world, given)
+    if len(weak) == 1:
+        return found.item() if weak[0] else found
+    return [x.item() if w else x for x, w in zip(found, weak, strict=True)]

@@ -1,0 +1,344 @@
+"""Calls: operations of a program that hold programs themselves, or say where a value lies.
+
+Each can be run under any interpreter, by the function of the public surface that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.types import ArrayType
+from meshard.transforms.body.constrained import CONSTRAINT, constrained, settled
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.program.program import Program, evaluate
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ConstraintCall:
+    """One operand, laid out as a sharding says.
+
+    Attributes:
+        sharding: the sharding.
+        what: the function that asked for it.
+    """
+
+    sharding: Sharding
+    what: str = CONSTRAINT
+    name = "sharding_constraint"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """The sharding."""
+        return (("sharding", self.sharding),)
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the operand laid out so."""
+        (x,) = operands
+        if type(x) is Grid:
+            return [constrained(x.body, x, self.sharding)]
+        now = x if isinstance(x, Traced) else as_array(x)
+        place = self.sharding if isinstance(x, Traced) else settled(self.sharding, now._type)
+        return [placed(now, place, what=CONSTRAINT)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayCall:
+    """One operand, a Python number, as an array."""
+
+    dtype: np.dtype[Any]
+    name = "asarray"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """The dtype."""
+        return (("dtype", self.dtype.name),)
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the number as an array."""
+        return [as_array(operands[0], self.dtype)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A function of arrays, and what else it is called with.
+
+    Attributes:
+        name: what listings call it.
+        function: the function.
+        params: what it is called with by name.
+        several: whether it returns a list.
+        values: whether it looks at values; else only at how its operands lie.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    params: Mapping[str, Any]
+    several: bool
+    values: bool
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """What else it is called with."""
+        return tuple(self.params.items())
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the results."""
+        given = [as_array(x) for x in operands]
+        later = getattr(innermost(), "by_values" if self.values else "by_layout", None)
+        if later is not None:
+            found = later(self.name, self.function, given, self.params)
+        else:
+            found = self.function(*given, **self.params)
+        return list(found) if self.several else [found]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MakeCall:
+    """An array that is made piece by piece, of nothing or of a key.
+
+    Attributes:
+        name: what listings call it.
+        kind: its type, as it lies if nobody wants it otherwise.
+        make: from a type like it, however that lies, and the operands to the array.
+        asked: whether its sharding was asked for.
+        place: from the first operand's type to its own, where that follows it.
+    """
+
+    name: str
+    kind: ArrayType
+    make: Callable[..., Any]
+    asked: bool
+    place: Callable[[ArrayType], ArrayType] | None
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def beside(self, kinds: Sequence[ArrayType]) -> ArrayType:
+        """Return its type, given its operands'."""
+        return self.place(kinds[0]) if kinds and self.place is not None else self.kind
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the array."""
+        given = [as_array(x) for x in operands]
+        later = getattr(innermost(), "making", None)
+        if later is not None:
+            return [later(self.name, self.kind, self.make, given, self.asked, self.place)]
+        kind = self.beside([x._type for x in given])
+        typed = getattr(innermost(), "without_data", None)
+        return [typed(kind) if typed is not None else self.make(kind, *given)]
+
+
+def _parted(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    """Return operands in runs of given lengths, and what is left."""
+    cuts = [*accumulate(counts, initial=0), len(operands)]
+    return [list(operands[a:b]) for a, b in pairwise(cuts)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WhileCall:
+    """A loop. Operands: what the condition captures, what the body captures, the first carry."""
+
+    loop: Callable[..., Any]
+    cond: Program
+    body: Program
+    name = "while_loop"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The condition and the body."""
+        return (("cond", self.cond), ("body", self.body))
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """Return the operands in three lists."""
+        return _parted(operands, (len(self.cond.captured), len(self.body.captured)))
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the last carry."""
+        first, second, init = self.parted(operands)
+        found: list[Any] = self.loop(
+            lambda carry: evaluate(self.cond, first, carry)[0],
+            lambda carry: evaluate(self.body, second, carry),
+            init,
+        )
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ForCall:
+    """A counted loop. Operands: both bounds, what the body captures, the first carry."""
+
+    loop: Callable[..., Any]
+    body: Program
+    name = "fori_loop"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The body, from the integer and the carry."""
+        return (("body", self.body),)
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """Return the operands in three lists: bounds, captured, carry."""
+        return _parted(operands, (2, len(self.body.captured)))
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the last carry."""
+        (lower, upper), captured, init = self.parted(operands)
+        found: list[Any] = self.loop(
+            lower, upper, lambda i, carry: evaluate(self.body, captured, [i, *carry]), init
+        )
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScanCall:
+    """A scan. Operands: what the body captures, the first carry, the arrays."""
+
+    loop: Callable[..., Any]
+    body: Program
+    carried: int
+    length: int
+    reverse: bool
+    name = "scan"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The body, from the carry and one position of the arrays to carry and results."""
+        return (("body", self.body),)
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """The number of positions, and the direction."""
+        return (("length", self.length), *((("reverse", True),) if self.reverse else ()))
+
+    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """Return the operands in three lists: captured, carry, arrays."""
+        return _parted(operands, (len(self.body.captured), self.carried))
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the last carry and the stacked results."""
+        captured, init, xs = self.parted(operands)
+
+        def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            found = evaluate(self.body, captured, [*carry, *x])
+            return found[: self.carried], found[self.carried :]
+
+        carry, stacked = self.loop(step, init, xs, length=self.length, reverse=self.reverse)
+        return [*carry, *stacked]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SwitchCall:
+    """A choice. Operands: the number, what each branch captures, the arguments of all."""
+
+    choose: Callable[..., Any]
+    branches: tuple[Program, ...]
+    name: str = "switch"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The branches."""
+        return tuple([(b.name, b) for b in self.branches])
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def parted(self, operands: Sequence[Any]) -> tuple[Any, list[list[Any]], list[Any]]:
+        """Return the number, what each branch captures, and the arguments."""
+        number, *rest = operands
+        *captured, args = _parted(rest, [len(b.captured) for b in self.branches])
+        return number, captured, args
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return what the chosen branch returns."""
+        number, captured, args = self.parted(operands)
+
+        def branch(program: Program, own: list[Any]) -> Callable[..., list[Any]]:
+            return lambda *given: evaluate(program, own, given)
+
+        branches = [branch(p, c) for p, c in zip(self.branches, captured, strict=True)]
+        found: list[Any] = self.choose(number, branches, *args)
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShardMapCall:
+    """A program for each device. Operands: what the body captures, the arguments."""
+
+    mapped: Callable[[Callable[..., Any]], Callable[..., Any]]
+    body: Program
+    mesh: Mesh
+    manual: tuple[str, ...]
+    in_specs: tuple[PartitionSpec, ...]
+    out_specs: tuple[PartitionSpec, ...]
+    name = "shard_map"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """The body."""
+        return (("body", self.body),)
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """The axes and specs."""
+        axes = tuple([a for a in self.mesh.axis_names if a in self.manual])
+        return (("axes", axes), ("in_specs", self.in_specs), ("out_specs", self.out_specs))
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the joined results."""
+        captured, given = _parted(operands, (len(self.body.captured),))
+        found: list[Any] = self.mapped(lambda *cells: evaluate(self.body, captured, cells))(*given)
+        return found

@@ -1,0 +1,100 @@
+"""Simplification: the same program with fewer operations.
+
+In: a program. Out: one that gives the same results, without operations that nobody needs, that were
+written twice, or that lay a value out only for it to be laid out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.doors import Params
+from meshard.transforms.program.calls import ConstraintCall
+from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var
+
+
+def simplified(program: Program) -> tuple[Program, list[int]]:
+    """Return a program that gives the same results with fewer operations.
+
+    Returns:
+        The program, and the numbers of the captured values that it still reads.
+    """
+    eqns, outputs = _shared(program)
+    eqns = _merged(eqns, outputs)
+    eqns = _needed(eqns, outputs)
+    used = {x for e in eqns for x in e.inputs if isinstance(x, Var)}
+    used |= {x for x in outputs if isinstance(x, Var)}
+    kept = [i for i, v in enumerate(program.captured) if v in used]
+    captured = tuple([program.captured[i] for i in kept])
+    return Program(captured, program.inputs, tuple(eqns), tuple(outputs), program.name), kept
+
+
+def _key(atom: Atom) -> Any:
+    return (type(atom.value), repr(atom.value)) if isinstance(atom, Literal) else atom
+
+
+def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
+    """Compute the same thing once."""
+    same: dict[Var, Var] = {}
+    known: dict[Any, Eqn] = {}
+    eqns = []
+
+    def now(atom: Atom) -> Atom:
+        return same.get(atom, atom) if isinstance(atom, Var) else atom
+
+    for eqn in program.eqns:
+        inputs = tuple(map(now, eqn.inputs))
+        if inputs != eqn.inputs:
+            eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
+        if eqn.call is None or isinstance(eqn.call, ConstraintCall):
+            detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
+            key = eqn.name, told_apart(eqn.params), detail, tuple(map(_key, inputs))
+            before = known.setdefault(key, eqn)
+            if before is not eqn:
+                same.update(zip(eqn.outputs, before.outputs, strict=True))
+                continue
+        eqns.append(eqn)
+    return eqns, list(map(now, program.outputs))
+
+
+def told_apart(params: Params) -> Any:
+    """Return parameters as a key, in which 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    numbers = float, complex, np.generic, tuple
+    return tuple([(k, type(v), v, repr(v) if isinstance(v, numbers) else "") for k, v in params])
+
+
+def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
+    """Lay a value out once where it is laid out twice in a row."""
+    uses: dict[Var, int] = {}
+    for x in (*(x for e in eqns for x in e.inputs), *outputs):
+        if isinstance(x, Var):
+            uses[x] = uses.get(x, 0) + 1
+    origin: Mapping[Var, Atom] = {
+        e.outputs[0]: e.inputs[0] for e in eqns if isinstance(e.call, ConstraintCall)
+    }
+    found = []
+    for eqn in eqns:
+        if isinstance(eqn.call, ConstraintCall):
+            (x,) = eqn.inputs
+            spec = getattr(eqn.call.sharding, "spec", None)
+            says_all = not isinstance(spec, PartitionSpec) or not spec.unconstrained
+            while says_all and isinstance(x, Var) and x in origin and uses[x] == 1:
+                x = origin[x]
+            eqn = Eqn(eqn.name, eqn.params, (x,), eqn.outputs, eqn.line, eqn.call)
+        found.append(eqn)
+    return found
+
+
+def _needed(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
+    """Leave out what nobody reads."""
+    needed = {x for x in outputs if isinstance(x, Var)}
+    found = []
+    for eqn in reversed(eqns):
+        if any(v in needed for v in eqn.outputs):
+            needed.update(x for x in eqn.inputs if isinstance(x, Var))
+            found.append(eqn)
+    return found[::-1]

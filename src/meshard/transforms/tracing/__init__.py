@@ -1,0 +1,1 @@
+"""Running a function without data, to write down what it does."""

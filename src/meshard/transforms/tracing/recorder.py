@@ -1,0 +1,238 @@
+"""The recorder: writes down the operations of a function that is being traced.
+
+In: operations on values without data. Out: a `Program`, and the values of the code around it that
+it uses. Recorders are nested as the functions are: those of a loop's body stand in the recorder of
+the code around the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from meshard.errors import ConcretizationError
+from meshard.ops.engine.infer import WEAK, Ghost, Weak
+from meshard.runtime.array.array import Array
+from meshard.runtime.callers import user_line
+from meshard.runtime.doors import Params
+from meshard.runtime.types import ArrayType
+from meshard.transforms.body.constrained import CONSTRAINT
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.scope import GridKind
+from meshard.transforms.program.calls import ConstraintCall
+from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program, Var
+
+
+@final
+class Tracer(Ghost):
+    """An array inside a function that is being traced.
+
+    Attributes:
+        recorder: who writes down what becomes of it.
+        origin: what it is, for messages: an argument, or the result of an operation at a line.
+    """
+
+    __slots__ = ("origin", "recorder")
+
+    def __init__(self, recorder: Recorder, type: ArrayType, weak: Weak, origin: str) -> None:
+        super().__init__(type, weak)
+        self.recorder = recorder
+        self.origin = origin
+
+    def _told(self) -> str:
+        return self._type.str_short() if self.weak is None else f"{self.weak.__name__}"
+
+    def _concrete(self, what: str) -> Any:
+        if self.recorder.closed:
+            raise ConcretizationError(self._stray())
+        raise ConcretizationError(
+            f"{what} needs the value of {self._told()}, which is traced by jit of "
+            f"{self.recorder.root.name!r} and has none yet: it is {self.origin}, and stands for "
+            "every value that the program will be run with. The value is asked for at "
+            f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
+            "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument that "
+            "rarely changes, name it in static_argnums or static_argnames."
+        )
+
+    def _placed(self, sharding: Any, what: str) -> Any:
+        return self.recorder.placed(self, sharding, what)
+
+    def _stray(self) -> str:
+        return (
+            f"{self._told()} is a value that jit of {self.recorder.root.name!r} traced, and that "
+            f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
+            f"from outside. It is used at {user_line()}. Return it from the function instead."
+        )
+
+    def __repr__(self) -> str:
+        return f"Traced<{self._told()}>"
+
+    __str__ = __repr__
+
+
+@final
+class Recorder:
+    """Writes down operations.
+
+    Args:
+        name: the function that is traced.
+        parent: the recorder of the code around it; None at the top.
+
+    Attributes:
+        closed: whether the function has returned.
+        nested: for each jitted function that is part of this one its traces that hold only here.
+    """
+
+    def __init__(self, name: str, parent: Recorder | None = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.closed = False
+        self.nested: dict[Any, dict[Any, Any]] = {}
+        self._inputs: list[Var] = []
+        self._eqns: list[Eqn] = []
+        # By identity: values have no other. They are kept, so that no identity is used twice.
+        self._vars: dict[int, tuple[Any, Var]] = {}
+        self._captures: dict[int, tuple[Any, Var]] = {}
+        self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
+
+    @property
+    def root(self) -> Recorder:
+        """The outermost recorder."""
+        return self if self.parent is None else self.parent.root
+
+    def input(self, value: Any) -> None:
+        """Make a value without data an argument."""
+        var = Var(_aval(value), getattr(value, "weak", None))
+        self._inputs.append(var)
+        self._vars[id(value)] = value, var
+
+    def argument(self, type: ArrayType, weak: Weak, origin: str) -> Tracer:
+        """Return a new argument of a type."""
+        tracer = Tracer(self, type, weak, origin)
+        self.input(tracer)
+        return tracer
+
+    def lifted(self, value: Grid, outer: Any) -> None:
+        """Say that a value of a shard_map body stands for one of the code around the body."""
+        self._origins[id(value)] = value, outer
+
+    def atom(self, value: Any) -> Atom:
+        """Return the variable, or literal, that a value is here."""
+        if type(value) in WEAK:
+            return Literal(value)
+        if isinstance(value, int):  # a Python number of a kind of its own
+            return Literal(int(value))
+        known = self._vars.get(id(value)) or self._captures.get(id(value))
+        if known is not None:
+            return known[1]
+        if id(value) in self._origins:
+            return self.atom(self._origins[id(value)][1])
+        if type(value) is Tracer and not self.encloses(value.recorder):
+            raise ConcretizationError(value._stray())
+        var = Var(_aval(value), getattr(value, "weak", None))
+        self._captures[id(value)] = value, var
+        return var
+
+    def encloses(self, other: Recorder) -> bool:
+        """Whether another recorder is this one or one around it, and still at work."""
+        at: Recorder | None = self
+        while at is not None:
+            if at is other:
+                return not at.closed
+            at = at.parent
+        return False
+
+    def write(
+        self,
+        name: str,
+        params: Params,
+        operands: Sequence[Any],
+        results: Sequence[Any],
+        call: Call | None = None,
+    ) -> None:
+        """Write down an operation whose results, values without data, are known."""
+        inputs = tuple(map(self.atom, operands))
+        outputs = []
+        for value in results:
+            var = Var(_aval(value), getattr(value, "weak", None))
+            self._vars[id(value)] = value, var
+            outputs.append(var)
+        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), user_line(), call))
+
+    def result(
+        self,
+        name: str,
+        params: Params,
+        operands: Sequence[Any],
+        types: Sequence[tuple[ArrayType, Weak]],
+        call: Call | None = None,
+    ) -> list[Tracer]:
+        """Write down an operation and return its results."""
+        origin = f"the result of {name} at {user_line()}"
+        made = [Tracer(self, t, w, origin) for t, w in types]
+        self.write(name, params, operands, made, call)
+        return made
+
+    def copied(self, program: Program, operands: Sequence[Any]) -> list[Any]:
+        """Write down the operations of a program, and return its results.
+
+        Args:
+            program: the program.
+            operands: the values that it captures, then its arguments.
+        """
+        given = dict(zip((*program.captured, *program.inputs), operands, strict=True))
+        atoms: dict[Atom, Atom] = {v: self.atom(x) for v, x in given.items()}
+        origins: dict[Var, str] = {}
+        for eqn in program.eqns:
+            outputs = tuple([Var(v.aval, v.weak) for v in eqn.outputs])
+            inputs = tuple([atoms.get(x, x) for x in eqn.inputs])
+            atoms.update(zip(eqn.outputs, outputs, strict=True))
+            origins |= dict.fromkeys(eqn.outputs, f"the result of {eqn.name} at {eqn.line}")
+            self._eqns.append(Eqn(eqn.name, eqn.params, inputs, outputs, eqn.line, eqn.call))
+        results: list[Any] = []
+        for atom in program.outputs:
+            if isinstance(atom, Literal):
+                results.append(atom.value)
+                continue
+            if atom not in given:
+                var = atoms[atom]
+                assert isinstance(var, Var)
+                given[atom] = self._value_of(var, origins[atom], operands)
+                self._vars[id(given[atom])] = given[atom], var
+            results.append(given[atom])
+        return results
+
+    def _value_of(self, var: Var, origin: str, beside: Sequence[Any]) -> Any:
+        """Return a value without data that a variable stands for."""
+        if not isinstance(var.aval, GridKind):
+            return Tracer(self, var.aval, var.weak, origin)
+        body = next(x.body for x in beside if type(x) is Grid)
+        return Grid(body, var.aval, (None,) * body.scope.count(var.aval.extent))
+
+    def placed(self, x: Tracer, sharding: Any, what: str) -> Tracer:
+        """Write down that a value lies as a sharding says."""
+        if what != CONSTRAINT:  # whose dims may be left open; it has been checked
+            sharding.layout(x.shape)  # refuses what cannot lie so
+        call = ConstraintCall(sharding, what)
+        return self.result(call.name, (), [x], [(x._type, None)], call)[0]
+
+    def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:
+        """Return the program, and the values from around it that it captures."""
+        outputs = tuple(map(self.atom, results))
+        self.closed = True
+        program = Program(
+            tuple([v for _, v in self._captures.values()]),
+            tuple(self._inputs),
+            tuple(self._eqns),
+            outputs,
+            self.name,
+        )
+        captured = [value for value, _ in self._captures.values()]
+        return program, captured
+
+
+def _aval(value: Any) -> ArrayType | GridKind:
+    if type(value) is Grid:
+        return value.kind
+    assert isinstance(value, (Array, Ghost)), value
+    return value._type

@@ -1,0 +1,295 @@
+"""The trace of a jitted function: its program, and where arguments and results must lie.
+
+In: the function, and the types of its arguments. Out: a `Trace`, from which programs are lowered
+for every way in which such arguments lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.sharding import NamedSharding
+from meshard.errors import (
+    ArgumentError,
+    ConcretizationError,
+    IndivisibleError,
+    MeshardError,
+    ShardingError,
+    SpecError,
+    TreeError,
+)
+from meshard.ops.engine.infer import WEAK
+from meshard.runtime import trees
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced as TracedValue
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import as_array, as_sharding, check_devices_exist, home
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.jit_arguments import Arguments, Statics
+from meshard.transforms.program.program import Kind, Program, Var
+from meshard.transforms.program.simplify import simplified
+from meshard.transforms.tracing.tracing import Typed, anywhere, traced
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A traced function.
+
+    Attributes:
+        name: the function's name.
+        what: how messages call it.
+        program: its operations.
+        captured: the arrays that it closes over.
+        in_tree: the tree of ``(args, kwargs)`` without static arguments.
+        out_tree: the tree of the results.
+        told: what messages call each argument.
+        in_shardings: for each argument where it must lie, if that is said.
+        out_shardings: for each result, likewise.
+        donated: for each argument whether it is given up; empty if none is.
+        used: the numbers of the arguments that matter: those that the program reads, or all.
+    """
+
+    name: str
+    what: str
+    program: Program
+    captured: tuple[Array, ...]
+    in_tree: Any
+    out_tree: Any
+    told: tuple[str, ...]
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    donated: tuple[bool, ...]
+    used: frozenset[int]
+
+
+def array_of(x: Any, dtype: Any = None) -> Array:
+    """Return a value as an array; other kinds of arrays say themselves which one they are."""
+    own = getattr(x, "__meshard_array__", None)
+    found: Array = as_array(x, dtype) if own is None else own()
+    return found
+
+
+def accepted(
+    arguments: Arguments, statics: Statics | None, tree: Any, number: int, x: Any, what: str
+) -> Array:
+    """Return an argument as an array.
+
+    Raises:
+        ArgumentError: if it is none.
+        ConcretizationError: if it is a value of a transformation that has ended.
+    """
+    if isinstance(x, TracedValue):
+        raise ConcretizationError(f"{what}: {x._stray()}")
+    if hasattr(x, "__meshard_array__"):
+        return array_of(x)
+    try:
+        found: Array = as_array(x)
+        return found
+    except (MeshardError, TypeError, ValueError) as error:
+        paths = tree.paths()
+        name = arguments.told(paths[number], statics)
+        raise ArgumentError(
+            f"{what}: argument {name} is {_brief(x)} of type {type(x).__name__}, which is no "
+            "array and no number. If it is to be part of the program, name it in static_argnums "
+            "or static_argnames."
+        ) from error
+
+
+def _brief(x: object) -> str:
+    text = repr(x)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def trace_of(
+    world: RuntimeWorld,
+    f: Callable[..., Any],
+    name: str,
+    arguments: Arguments,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    statics: Statics | None,
+    kinds: Sequence[Kind],
+    in_shardings: Any,
+    out_shardings: Any,
+    keep_unused: bool,
+) -> Trace:
+    """Trace a function for arguments of some types.
+
+    Raises:
+        ArgumentError: if it returns what is no array, or keywords meet ``in_shardings``.
+        TreeError: if a tree of shardings is no prefix.
+        ShardingError: if a spec is bare where no mesh is set.
+    """
+    what = f"jit of {name!r}"
+    tree: Any = trees.structure((args, kwargs))
+    told = tuple([arguments.told(path, statics) for path in tree.paths()])
+    wanted = _wanted_inputs(what, in_shardings, args, kwargs, len(kinds))
+    types: list[Typed] = []
+    for kind in kinds:
+        if isinstance(kind, ArrayType):
+            types.append((world.type_of(kind.shape, kind.dtype, home(world), False), None))
+        else:
+            types.append((anywhere(world, as_array(kind(0))), kind))
+
+    def flat(*leaves: Any) -> tuple[list[Any], Any]:
+        own, named = trees.unflatten(tree, leaves)
+        every, names = arguments.joined(own, named, statics)
+        result = f(*every, **names)
+        found, structure = results_of(what, result)
+        return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
+
+    origins = [f"the argument {t}" for t in told]
+    program, captured, (out_tree, out) = traced(name, flat, types, origins)
+    program, kept = simplified(program)
+    return Trace(
+        name,
+        what,
+        program,
+        tuple([captured[i] for i in kept]),
+        tree,
+        out_tree,
+        told,
+        wanted,
+        out,
+        arguments.donated(args, kwargs, statics),
+        frozenset(range(len(kinds))) if keep_unused else read_arguments(program),
+    )
+
+
+def results_of(what: str, result: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of what a function returned, and their tree.
+
+    Raises:
+        ArgumentError: if one is not an array, nor a number.
+    """
+    found, structure = trees.flatten(result)
+    for path, x in zip(structure.paths(), found, strict=True):
+        if type(x) in WEAK or isinstance(x, (Array, TracedValue)):
+            continue
+        try:
+            as_array(x)
+        except (MeshardError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{what}: the result{''.join(f'[{k!r}]' for k in path)} is {_brief(x)} of type "
+                f"{type(x).__name__}, which is not an array or a number. A jitted function "
+                "returns trees of arrays; None is an empty tree."
+            ) from error
+    return found, structure
+
+
+def read_arguments(program: Program) -> frozenset[int]:
+    """Return the numbers of the arguments that a program reads or returns."""
+    atoms = {x for eqn in program.eqns for x in eqn.inputs if isinstance(x, Var)}
+    atoms |= {x for x in program.outputs if isinstance(x, Var)}
+    return frozenset([i for i, x in enumerate(program.inputs) if x in atoms])
+
+
+def _wanted_inputs(
+    what: str, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+) -> tuple[Sharding | None, ...]:
+    if given is None:
+        return (None,) * count
+    if kwargs:
+        raise ArgumentError(
+            f"{what}: in_shardings go by position, and the keyword argument "
+            f"{next(iter(kwargs))!r} has none; jit does not support keyword arguments where "
+            "in_shardings is given. Pass it by position."
+        )
+    if type(given) is tuple and len(given) != len(args):
+        raise TreeError(
+            f"{what}: in_shardings must be a tree prefix of the tuple of positional arguments: it "
+            f"is a tuple of length {len(given)}, but there are {len(args)} arguments. Give one "
+            "sharding for all, or one for each."
+        )
+    return _wanted(what, "in_shardings", given, args)
+
+
+def _wanted(what: str, name: str, given: Any, tree: Any) -> tuple[Sharding | None, ...]:
+    """Return for each leaf of a tree the sharding that is wanted."""
+    if given is None:
+        return (None,) * len(trees.leaves(tree))
+    every = prefix_leaves(given, tree, what, name)
+    with_none, _ = trees.flatten_with_none(tree)
+    chosen = [s for s, x in zip(every, with_none, strict=True) if x is not None]
+    return tuple([said_sharding(s, f"{what}: {name}") for s in chosen])
+
+
+def said_sharding(given: Any, what: str) -> Sharding | None:
+    """Return a sharding of ``in_shardings`` or ``out_shardings``; None where nothing is said.
+
+    Raises:
+        SpecError: if it leaves a dim unconstrained.
+    """
+    found = as_sharding(given, what)
+    if isinstance(found, NamedSharding) and found.spec.unconstrained:
+        raise SpecError(
+            f"{what}: {found!r} leaves dim {found.spec.unconstrained[0]} unconstrained, which only "
+            "with_sharding_constraint can do. Give None to leave the whole array as it comes, or "
+            "constrain it inside the function."
+        )
+    return found
+
+
+def placed_kind(
+    world: RuntimeWorld, what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool
+) -> ArrayType:
+    """Return the type of an argument or result that lies as it must.
+
+    Raises:
+        IndivisibleError: if a dim does not divide.
+        ShardingError: if an argument is committed to another sharding, or a device does not exist.
+    """
+    check_devices_exist(world, sharding, f"{what}: {told}")
+    _check_divides(what, told, kind, sharding, inward)
+    if inward and kind.committed:
+        same = kind.sharding.is_equivalent_to(sharding, kind.ndim)
+        if not same:
+            raise ShardingError(
+                f"{what}: argument {told}, {kind.str_short()}, is committed to {kind.sharding!r}, "
+                f"which does not match its in_shardings, {sharding!r}. Move it first with "
+                "meshard.device_put(x, sharding), or leave out in_shardings to use it where it "
+                "is."
+            )
+        return kind
+    return world.type_of(kind.shape, kind.dtype, sharding, True)
+
+
+def _check_divides(what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool) -> None:
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > kind.ndim:
+        one = "argument" if inward else "the"
+        raise SpecError(
+            f"{what}: {one} {told}, {kind.str_short()}, was given the sharding {sharding!r}, which "
+            f"is only valid for arrays of rank at least {len(sharding.spec)}, but its rank is "
+            f"{kind.ndim}. Remove entries from the spec"
+            + ("; that of a scalar is P()." if not kind.ndim else ".")
+        )
+    if not isinstance(sharding, NamedSharding) or sharding.uneven is not None:
+        sharding.layout(kind.shape)
+        return
+    if len(sharding.spec) <= kind.ndim:
+        for dim, axes in enumerate(sharding.spec.axes(kind.ndim)):
+            count = 1
+            for axis in axes:
+                count *= sharding.mesh.shape[axis]
+            size = kind.shape[dim]
+            if size % count:
+                one = "One of the arguments" if inward else "One of the results"
+                more = (
+                    " Arguments of jit are global arrays, not the local part of each process: "
+                    "make one from local data with meshard.make_array_from_process_local_data."
+                    if inward
+                    else ""
+                )
+                raise IndivisibleError(
+                    f"{what}: {one}, {told} of type {kind.str_short()}, was "
+                    f"given the sharding {sharding!r}, which implies that the global size of its "
+                    f"dimension {dim} should be divisible by {count}, but it is equal to {size} "
+                    f"(full shape: {kind.shape}). Pad the dim by {-size % count}, or ask for "
+                    f"uneven shards with NamedSharding(mesh, spec, uneven='balanced').{more}"
+                )
+    sharding.layout(kind.shape)

@@ -1,0 +1,232 @@
+"""Tracing: running a function on values without data, to write down what it does.
+
+In: a function, and the types of its arguments. Out: a `Program` and the values that it captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+from meshard.ops.engine.eager import EAGER
+from meshard.ops.engine.infer import WEAK, Ghost, Weak, inferred, number_type
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import Params, innermost, interpreters, interpreting
+from meshard.runtime.moving.place import as_array, home
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.program.calls import MakeCall, WholeCall
+from meshard.transforms.program.program import Program
+from meshard.transforms.tracing.abstract import types_only
+from meshard.transforms.tracing.recorder import Recorder, Tracer
+
+Typed = tuple[ArrayType, Weak]
+
+
+@final
+class Tracing:
+    """The interpreter of a function that is being traced, outside of `shard_map` bodies.
+
+    Operations on arrays that exist already are run at once: their results are constants.
+    """
+
+    axis_sizes: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, recorder: Recorder, placed: bool = False) -> None:
+        self.recorder = recorder
+        self.placed = placed
+
+    def _kind(self, world: RuntimeWorld, x: Any) -> ArrayType:
+        kind: ArrayType = x._type
+        return kind if self.placed else anywhere(world, x)
+
+    def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
+        """Write one operation down and return its result without data, or a tuple of results."""
+        if not any(isinstance(x, Traced) for x in operands):
+            with interpreting(EAGER):
+                return EAGER.run(name, operands, params)
+        world = here()
+        values: list[Any] = []
+        types: list[tuple[ArrayType | type, Weak]] = []
+        for x in operands:
+            if type(x) in WEAK:
+                types.append((type(x), number_type(x)))
+            elif isinstance(x, int):  # a Python number of a kind of its own
+                x = int(x)
+                types.append((int, int))
+            else:
+                x = as_array(x)
+                types.append((self._kind(world, x), getattr(x, "weak", None)))
+            values.append(x)
+        if not any(isinstance(t, ArrayType) for t, _ in types):
+            values[0] = as_array(values[0])
+            types[0] = self._kind(world, values[0]), types[0][1]
+        found = inferred(world, name, types, params)
+        results = self.recorder.result(name, params, values, found)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def by_layout(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    ) -> Any:
+        """Write a function down that is gone through when it is known how its operands lie."""
+        if self.placed:
+            return function(*operands, **params)
+        return self._whole(name, function, operands, params, False)
+
+    def making(
+        self,
+        name: str,
+        kind: ArrayType,
+        make: Callable[..., Any],
+        operands: Sequence[Any],
+        asked: bool,
+        place: Callable[[ArrayType], ArrayType] | None,
+    ) -> Any:
+        """Write down that an array is made when the program runs."""
+        given = [as_array(x) for x in operands]
+        call = MakeCall(name, kind, make, asked, place)
+        world = here()
+        found = kind
+        if not self.placed:
+            found = world.type_of(kind.shape, kind.dtype, home(world), False)
+        return self.recorder.result(name, (), given, [(found, None)], call)[0]
+
+    def by_values(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    ) -> Any:
+        """Write a function down that is called with arrays when the program runs."""
+        return self._whole(name, function, operands, params, True)
+
+    def _whole(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Any,
+        values: bool,
+    ) -> Any:
+        world = here()
+        given = [as_array(x) for x in operands]
+        with types_only(None):
+            like = function(*[Ghost(self._kind(world, x)) for x in given], **params)
+        several = isinstance(like, (list, tuple))
+        types = [(self._kind(world, x), None) for x in (like if several else [like])]
+        call = WholeCall(name, function, params, several, values)
+        results = self.recorder.result(name, (), given, types, call)
+        return results if several else results[0]
+
+
+def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
+    """Return the type of an array as it is while a program is traced: it lies nowhere yet."""
+    return world.type_of(x.shape, x.dtype, home(world), False)
+
+
+def tracing() -> Tracing | None:
+    """Return the interpreter at hand if it traces; None otherwise."""
+    found = innermost()
+    return found if isinstance(found, Tracing) else None
+
+
+def recording() -> Recorder | None:
+    """Return who writes down the operations at hand; None if they run, or only types matter."""
+    found = innermost()
+    if isinstance(found, (Tracing, Body)):
+        return found.recorder
+    return None
+
+
+def recording_around() -> Recorder | None:
+    """Return who writes down the operations at hand, or those of the code around; None if nobody.
+
+    Code that is evaluated for its types alone stands in code that is written down.
+    """
+    for interpreter in reversed(interpreters()):
+        if isinstance(interpreter, (Tracing, Body)) and interpreter.recorder is not None:
+            found: Recorder = interpreter.recorder
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def _written(recorder: Recorder, varies: frozenset[str]) -> Iterator[None]:
+    """Write down the operations within; in a body, those of devices that a condition chose."""
+    body = innermost()
+    if not isinstance(body, Body):
+        with interpreting(Tracing(recorder)):
+            yield
+        return
+    with types_only(body, varies):
+        body.recorder = recorder
+        yield
+
+
+def sub_program(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    like: Sequence[Any],
+    varies: frozenset[str] = frozenset(),
+    origins: Sequence[str] = (),
+) -> tuple[Program, list[Any]]:
+    """Return a part of the function at hand as a program of its own, and what it captures.
+
+    Args:
+        name: what the part is called.
+        f: from values to the values that it returns.
+        like: values without data, of the types of its arguments.
+        varies: in a body the axes over which a condition varies that decides whether it runs.
+        origins: what messages call each argument.
+    """
+    recorder = Recorder(name, recording_around())
+    given = []
+    for number, x in enumerate(like):
+        if isinstance(x, Grid):
+            value: Any = Grid(x.body, x.kind, (None,) * len(x.cells))
+            recorder.input(value)
+        else:
+            origin = origins[number] if origins else f"operand {number}"
+            value = recorder.argument(x._type, getattr(x, "weak", None), origin)
+        given.append(value)
+    try:
+        with _written(recorder, varies):
+            return recorder.finish(f(*given))
+    finally:
+        recorder.closed = True
+
+
+def traced(
+    name: str,
+    f: Callable[..., tuple[Sequence[Any], Any]],
+    types: Sequence[Typed],
+    origins: Sequence[str],
+    placed: bool = False,
+) -> tuple[Program, list[Any], Any]:
+    """Trace a function.
+
+    Args:
+        name: what it is called.
+        f: from the flat arguments to its flat results, and whatever else is to be kept.
+        types: the arguments' types.
+        origins: what each argument is, for messages.
+        placed: whether the types say how the arguments lie.
+
+    Returns:
+        The program, the arrays that it captures, and what else the function returned.
+    """
+    recorder = Recorder(name)
+    given = [recorder.argument(t, w, o) for (t, w), o in zip(types, origins, strict=True)]
+    try:
+        with interpreting(Tracing(recorder, placed)):
+            results, rest = f(*given)
+            results = [
+                x if type(x) in WEAK or isinstance(x, Tracer) else as_array(x) for x in results
+            ]
+        program, captured = recorder.finish(results)
+    finally:
+        recorder.closed = True
+    assert all(type(x) is Array for x in captured), captured
+    return program, captured, rest
