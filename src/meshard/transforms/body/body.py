@@ -79,6 +79,16 @@ class Body:
         if typed:
             self.mask = Mask((), frozenset(), np.zeros(scope.here.shape, bool))
 
+    @property
+    def ledgers(self) -> tuple[Any, ...]:
+        """The open ledgers and profiles of its world."""
+        return self.scope.world.ledgers
+
+    @property
+    def profiles(self) -> tuple[Any, ...]:
+        """The open profiles of its world."""
+        return self.scope.world.profiles
+
     def close(self) -> None:
         """Let go of values from outside; they hold the body, which would keep them alive."""
         self._constants.clear()
@@ -347,10 +357,11 @@ def _fast(
 ) -> Runner:
     """Return the shortest way where all cells are wanted."""
     general = _general(scope, decision, whole, (kind,))
-    extent = kind.extent
+    if scope.local(kind.extent) is not None:  # other processes hold some of the cells
+        return general
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        if body.active(extent) is not None:
+        if body.mask is not None:
             return general(body, values)
         if len(values) == 1:
             return Grid(body, kind, fast(values[0].cells))
