@@ -230,6 +230,12 @@ def is_door_statement(node: ast.stmt) -> bool:
             return is_plain(value)
         case ast.FunctionDef(name="__getattr__"):
             return True
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Name(id="_install_namespace"), args=[ast.Name(id="__name__")], keywords=[]
+            )
+        ):
+            return True  # it is what `__array_namespace__` returns
         case ast.If(
             test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id="_TYPE_CHECKING")),
             body=[ast.Assign(targets=[ast.Name(id="__getattr__")])],

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -47,10 +46,8 @@ Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 
 
 @final
-class Eager:
+class Eager(primitive.Interpreter):
     """Runs operations at once; the decisions live in the world."""
-
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
         """Run one operation and return its result, or a tuple of results."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
@@ -19,7 +18,7 @@ from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.infer import Ghost
 from meshard.ops.engine.row import REGISTRY, MoveOp
 from meshard.plan.move.wires import Wire
-from meshard.runtime.doors import Params, interpreting
+from meshard.runtime.doors import Interpreter, Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -319,10 +318,8 @@ def _rows(world: RuntimeWorld, step: Step, call: ScanCall) -> list[tuple[Wire, i
 
 
 @final
-class _Noting:
+class _Noting(Interpreter):
     """An interpreter that knows types alone, and keeps what operations would move."""
-
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, world: RuntimeWorld) -> None:
         self.world = world
