@@ -1,14 +1,18 @@
 """The door up: `bind` goes to the innermost interpreter, methods to installed functions."""
 
+import ast
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import meshard
 import meshard.lax
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, MeshardError
 from meshard.ops.engine.eager import Eager
+from meshard.ops.engine.row import REGISTRY
 from meshard.runtime import doors as primitive
 from meshard.runtime.doors import (
     Interpreter,
@@ -82,6 +86,20 @@ def test_an_interpreter_that_says_no_more_calls_functions_where_they_stand():
         made = here.make_later("f", x._type, lambda *given: given, (x,), False, None)
         assert made == (x._type, x)
     assert isinstance(current(), Eager)
+
+
+def test_operations_are_made_of_those_of_their_own_floor():
+    source = Path(meshard.__file__).parent
+    bound = {
+        (path.name, node.args[0].value)
+        for floor in ("runtime", "ops")
+        for path in (source / floor).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "bind"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert len(bound) > 50
+    assert [(where, name) for where, name in bound if name not in REGISTRY] == []
 
 
 def test_the_namespace_of_arrays_is_the_door_that_said_so(doors):

@@ -6,7 +6,6 @@ loop is typed counts as its Python type here, and what comes of weak operands al
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,8 +109,5 @@ def _computed(
     assert not isinstance(row, MoveOp)
     strong = [t for t, _ in operands]
     types: list[ArrayType | type] = [t if w is None else w for t, w in operands]
-    if any(w is not None for _, w in operands) and any(isinstance(t, ArrayType) for t in types):
-        # Where only an array will do, a number is one.
-        with contextlib.suppress(Exception):
-            return decide_kernel(world, row, types, dict(params)).outputs
-    return decide_kernel(world, row, strong, dict(params)).outputs
+    known = types if any(isinstance(t, ArrayType) for t in types) else strong
+    return decide_kernel(world, row, known, dict(params)).outputs
