@@ -202,9 +202,10 @@ def _full(
 
 
 def _constant(shape: tuple[int, ...], value: Block) -> Block:
+    memory = here().memory
     if not value.any():
-        return np.zeros(shape, value.dtype)
-    block = here().pages.empty(shape, value.dtype)
+        return memory.zeros(shape, value.dtype)
+    block = memory.allocate(shape, value.dtype)
     block[...] = value
     return block
 

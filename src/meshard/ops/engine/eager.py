@@ -329,7 +329,7 @@ def _tasks(
     for number, cell in enumerate(plan.cells):
         blocks, params = _cell_blocks(plan, given, cell), cell.params
         if pooled:
-            out = world.pages.empty(output.layout.boxes[piece_of[number]].shape, output.dtype)
+            out = world.memory.allocate(output.layout.boxes[piece_of[number]].shape, output.dtype)
             if plan.op.style == "ufunc":
                 results[number] = (out,)
                 for slab, rows in _slabs(blocks, out, parts):

@@ -146,7 +146,7 @@ def _made(
         found = (_tiles_of(kind), [(i, b.shape) for i, b in boxes.items()], nbytes)
         world.decided(question, found)
     tiles, shapes, nbytes = found
-    empty, dtype = world.pages.empty, kind.dtype
+    empty, dtype = world.memory.allocate, kind.dtype
     blocks = {i: empty(shape, dtype) for i, shape in shapes}
     if nbytes < LARGE:
         if tiles:
