@@ -14,6 +14,7 @@ from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device, World, config, current, install_world_factory
 from meshard.errors import ShapeError
 from meshard.runtime.arguments import MOST_INTEGER
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement
@@ -31,7 +32,7 @@ class RuntimeWorld(World):
     Attributes:
         transport: how to reach the other processes.
         agreement: what is kept of the operations run together with others; None without others.
-        pages: memory for large blocks.
+        memory: where blocks are allocated, and how they get to and from the host.
         workers: the thread pool.
         decisions: what was decided for each operation on each kind of operands.
         device_set: all devices, as a set.
@@ -57,7 +58,7 @@ class RuntimeWorld(World):
         self.transport = transport
         lookout = transport.lookout
         self.agreement: Agreement | None = None if lookout is None else lookout.agreement
-        self.pages = Pages()
+        self.memory: Memory = Pages()
         self.workers = Workers()
         self.decisions: dict[Hashable, Any] = {}
         self.settings = config.epoch
@@ -113,7 +114,7 @@ class RuntimeWorld(World):
     def close(self) -> None:
         """End the threads and give idle memory back."""
         self.workers.close()
-        self.pages.close()
+        self.memory.close()
 
 
 def alone(devices: int | None = None) -> RuntimeWorld:

@@ -28,7 +28,7 @@ from meshard.ops.engine.infer import Ghost, inferred
 from meshard.ops.engine.run import FastPath, as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
-from meshard.runtime.doors import Params
+from meshard.runtime.doors import Interpreter, Params
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
@@ -51,7 +51,7 @@ COLLECTIVES: dict[str, Decide] = {}
 
 
 @final
-class Body:
+class Body(Interpreter):
     """One run of a shard_map body.
 
     Attributes:

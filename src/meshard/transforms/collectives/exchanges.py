@@ -139,7 +139,8 @@ class Exchange:
             return self._all_turned(cells)
         field, part, routes = self.field, self.part, self._routes
         if routes is not None and active is None:
-            return [cells[i] if i >= 0 else np.zeros(self.shape, field.dtype) for i in routes]
+            zeros = field.world.memory.zeros
+            return [cells[i] if i >= 0 else zeros(self.shape, field.dtype) for i in routes]
         if active is not None:
             ends = (len(self.order), len(part.recipes))
             part = _masked(part, *(_of_groups(active, n // self.groups) for n in ends))

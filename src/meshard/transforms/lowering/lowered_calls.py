@@ -296,7 +296,7 @@ def _stacked(
         kind = world.type_of(kind.shape, kind.dtype, whole.sharding, True)
     blocks: list[Block | None] = [None] * whole.layout.piece_count
     for piece in whole.local:
-        blocks[piece] = world.pages.empty(whole.layout.box(piece).shape, whole.dtype)
+        blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
         for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
             target = blocks[piece]

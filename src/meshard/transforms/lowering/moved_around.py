@@ -6,9 +6,8 @@ operand that moves. Nothing is run: all follows from types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
@@ -16,7 +15,7 @@ from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.infer import Ghost
 from meshard.plan.move.wires import Wire, collective_wire, in_turns
-from meshard.runtime.doors import Params, interpreting
+from meshard.runtime.doors import Interpreter, Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -122,10 +121,8 @@ def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tup
 
 
 @final
-class _Noting:
+class _Noting(Interpreter):
     """An interpreter that knows types alone, and keeps what operations would move."""
-
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, world: RuntimeWorld) -> None:
         self.world = world
