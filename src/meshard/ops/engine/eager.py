@@ -16,7 +16,6 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.layout import balanced_cuts
-from meshard.algebra.world import config
 from meshard.errors import (
     ArgumentError,
     ConcretizationError,
@@ -31,6 +30,7 @@ from meshard.runtime.agree import token_of
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.processes.agreement import Agreement, Token
@@ -44,6 +44,7 @@ _THREADED = 1 << 13
 """Products of two elements that one cell may need before BLAS thinks of a second thread."""
 _WEAK = (bool, int, float, complex)
 Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
+_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners", 1 << 15)
 
 
 @final
@@ -64,18 +65,15 @@ class Eager:
                 key.append(kind)
             else:
                 return self.run(name, _accepted(name, operands), params)
-        if world.settings != config.epoch:
-            world.decisions.clear()
-            world.settings = config.epoch
-        found = world.decisions.get(tuple(key))
+        found = _RUNNERS.table(world).get(tuple(key))
         if found is None:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, (as_array(operands[0]), *operands[1:]), params)
             found = _decide(world, name, key[2:], params)
-            token = token_of(world, name, params, key[2:])
+            token = token_of(world, name, params, tuple(key[2:]))
             if token is not None and world.agreement is not None:
                 found = partial(_agreed, world.agreement, token, found)
-            world.decided(tuple(key), found)
+            _RUNNERS.keep(world, tuple(key), found)
         if world.profiles:
             return _timed(world, name, found, operands)
         return found(world, operands)

@@ -17,6 +17,7 @@ from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.row import REGISTRY, MoveOp
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Params
+from meshard.runtime.memo import memoized
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -82,22 +83,26 @@ def inferred(
     Raises:
         ArgumentError: if there is no such operation.
     """
-    row = REGISTRY.get(name)
-    if row is None:
+    if name not in REGISTRY:
         raise ArgumentError(f"There is no operation named {name!r}.")
-    key = ("infer", name, tuple(operands), params)
-    found: list[tuple[ArrayType, Weak]] | None = world.decisions.get(key)
-    if found is None:
-        strong = [t for t, _ in operands]
-        arrays = [t for t in strong if isinstance(t, ArrayType)]
-        if isinstance(row, MoveOp):
-            outputs: tuple[ArrayType, ...] = (decide_move(world, row, arrays, dict(params)).output,)
-        else:
-            outputs = _computed(world, name, operands, params)
-        weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
-        found = [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]
-        world.decided(key, found)
-    return found
+    return _inferred(world, name, tuple(operands), params)
+
+
+@memoized(most=1 << 14)
+def _inferred(
+    world: RuntimeWorld,
+    name: str,
+    operands: tuple[tuple[ArrayType | type, Weak], ...],
+    params: Params,
+) -> list[tuple[ArrayType, Weak]]:
+    row = REGISTRY[name]
+    if isinstance(row, MoveOp):
+        arrays = [t for t, _ in operands if isinstance(t, ArrayType)]
+        outputs: tuple[ArrayType, ...] = (decide_move(world, row, arrays, dict(params)).output,)
+    else:
+        outputs = _computed(world, name, operands, params)
+    weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
+    return [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]
 
 
 def _computed(

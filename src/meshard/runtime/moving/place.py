@@ -38,6 +38,7 @@ from meshard.runtime.agree import agree
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.types import KEY, ArrayType, Block
@@ -333,39 +334,33 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
 
+@memoized(most=1 << 13)
 def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
-    key = ("reshard", source, kind)
-    part: Part | None = world.decisions.get(key)
-    if part is None:
-        processes = world.process_map(kind.sharding)
-        if processes is not None:
-            processes = {**processes, **(world.process_map(source.sharding) or {})}
-        sources, me = [Source(source.layout)], world.process_index
-        part = assemble(kind.layout, sources, processes, me, world.sharing)
-        world.decided(key, part)
-    return part
+    processes = world.process_map(kind.sharding)
+    if processes is not None:
+        processes = {**processes, **(world.process_map(source.sharding) or {})}
+    sources, me = [Source(source.layout)], world.process_index
+    return assemble(kind.layout, sources, processes, me, world.sharing)
 
 
+@memoized(most=1 << 13)
 def wires_between(
     world: RuntimeWorld, source: ArrayType, kind: ArrayType
 ) -> tuple[()] | tuple[Move]:
     """Return what an array moves to lie as another type says: one communication or none."""
     if source.guest or source.layout == kind.layout:
         return ()
-    key = ("wire", source, kind)
-    found: Move | None = world.decisions.get(key)
-    if found is None:
-        found = Move(
+    return (
+        Move(
             source.str_short(),
             kind.sharding,
             (source.sharding,),
             kind.layout,
             (Source(source.layout),),
             kind.dtype.itemsize,
-        )
-        world.decided(key, found)
-    return (found,)
+        ),
+    )
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
