@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshard.algebra.world import config
 from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.world import alone
+from meshard.settings import config
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import final
 
 from meshard.algebra.arguments import refusal, shape_of, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import check_devices_exist

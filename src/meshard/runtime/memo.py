@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Any, Generic, TypeVar, TypeVarTuple, cast, final
 
-from meshard.algebra.world import config
 from meshard.runtime.world import RuntimeWorld
+from meshard.settings import config
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device, World, config, current, install_world_factory
+from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
 from meshard.runtime.arguments import MOST_INTEGER
 from meshard.runtime.memory.pages import Pages
@@ -20,6 +21,7 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
+from meshard.settings import config
 
 _MOST_TYPES = 1 << 15
 
@@ -126,7 +128,7 @@ class RuntimeWorld(World):
 
 def alone(devices: int | None = None) -> RuntimeWorld:
     """Return the world of a process that is alone, with so many devices or as configured."""
-    count = config.num_devices if devices is None else devices
+    count = num_devices() if devices is None else devices
     return RuntimeWorld(0, 1, [Device(i) for i in range(count)], LocalTransport())
 
 
