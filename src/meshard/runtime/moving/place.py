@@ -34,7 +34,7 @@ from meshard.errors import (
 )
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
@@ -349,20 +349,13 @@ def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Par
 @memoized(most=1 << 13)
 def wires_between(
     world: RuntimeWorld, source: ArrayType, kind: ArrayType
-) -> tuple[()] | tuple[Move]:
+) -> tuple[()] | tuple[Wire]:
     """Return what an array moves to lie as another type says: one communication or none."""
     if source.guest or source.layout == kind.layout:
         return ()
-    return (
-        Move(
-            source.str_short(),
-            kind.sharding,
-            (source.sharding,),
-            kind.layout,
-            (Source(source.layout),),
-            kind.dtype.itemsize,
-        ),
-    )
+    from_ = (source.sharding,), kind.layout, (Source(source.layout),)
+    move = Move(kind.sharding, *from_, kind.dtype.itemsize)
+    return (move_wire(source.str_short(), move),)
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
