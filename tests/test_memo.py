@@ -78,7 +78,7 @@ def test_a_setting_that_changes_empties_all_memos_of_all_worlds(world, calls, ha
     halved(world, 4)
     names.keep(world, "a", 1)
     names.keep(other, "b", 2)
-    config.update("check", config.check)
+    config.update("check", config.read("check"))
     assert names.table(other) == {}
     assert names.table(world) == {}
     assert halved(world, 4) == 2
