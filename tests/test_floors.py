@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "meshard"
 LIMITS = Path(__file__).resolve().parent / "golden" / "limits.txt"
 MAX_MODULES = 14
 
-TOWER = ("errors", "tuning", "algebra", "plan", "runtime", "ops", "transforms")
+TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
     | {"distributed", "multihost_utils", "experimental"}
@@ -44,6 +44,7 @@ SEES: dict[str, frozenset[str]] = {
     **{floor: frozenset(TOWER[:height]) for height, floor in enumerate(TOWER)},
     **dict.fromkeys(("mpi", "checkpoint"), frozenset(TOWER[: TOWER.index("ops")])),
     **dict.fromkeys(("compat", "interop", "elastic"), frozenset(TOWER)),
+    "environment": frozenset({*TOWER, "compat"}),
 }
 FLOORS = frozenset(SEES)
 SEES |= dict.fromkeys(DOORS, FLOORS)
@@ -54,7 +55,7 @@ SEES |= {MAIN: frozenset({"cli", PACKAGE})}
 # floor -> what it may import from outside the standard library.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "errors": frozenset({"numpy"}),
-    "tuning": frozenset(),
+    **dict.fromkeys(("tuning", "settings", "environment"), frozenset()),
     "algebra": frozenset({"numpy"}),
     "plan": frozenset({"numpy", "scipy", "rich"}),
     "runtime": frozenset({"numpy", "threadpoolctl", "optree", "ml_dtypes"}),

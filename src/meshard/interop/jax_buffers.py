@@ -21,6 +21,7 @@ from meshard.interop.jax_shardings import jax, layout_of, to_meshard
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Move, Wire, move_wire
+from meshard.runtime.memo import Memo
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -65,17 +66,20 @@ class Route:
         self.places = places_of(target, self.destination)
 
 
+_ROUTES: Memo[tuple[Any, Any, tuple[int, ...]], Route] = Memo("routes of JAX's arrays", 1 << 12)
+
+
 @final
 class Moving:
     """One array on its way."""
 
     def __init__(self, world: RuntimeWorld, x: Any, target: Any, what: str) -> None:
         self.x, self.target, self.shape = x, target, tuple(x.shape)
-        key = ("jax reshard", x.sharding, target, self.shape)
-        route: Route | None = world.decisions.get(key)
+        key = (x.sharding, target, self.shape)
+        route = _ROUTES.table(world).get(key)
         if route is None:
             route = Route(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
-            world.decided(key, route)
+            _ROUTES.keep(world, key, route)
         self.route = route
         self.pieces: list[Block] = []
 

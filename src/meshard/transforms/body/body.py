@@ -18,7 +18,6 @@ import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import config
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
@@ -33,6 +32,7 @@ from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
+from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, entered
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid

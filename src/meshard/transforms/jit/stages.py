@@ -13,7 +13,6 @@ from typing import Any, final
 import optree
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
@@ -27,6 +26,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
@@ -53,9 +53,8 @@ class Entry:
         self.given: list[Kind] = []
         place = check_devices(trace, kinds)
         self.captured = captured_beside(trace.captured, place)
-        self._wrap = (
-            function("global_device_array") if config.parallel_functions_output_gda else None
-        )
+        wraps = config.read("parallel_functions_output_gda")
+        self._wrap = function("global_device_array") if wraps else None
         self._moves: list[tuple[int, Sharding]] = []
         for number, (kind, told, wanted) in enumerate(
             zip(kinds, trace.told, trace.in_shardings, strict=True)

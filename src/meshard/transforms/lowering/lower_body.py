@@ -24,6 +24,7 @@ from meshard.ops.fused.compilers import chosen
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -81,13 +82,15 @@ class LoweredMap:
     entering: tuple[Moving, ...]
 
 
+_LOWERED: Memo[tuple[Any, ...], tuple[Program, LoweredMap]] = Memo("lowered bodies", 512)
+
+
 def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
     """Return a call of a body, outside of all others, lowered for operands of some types."""
-    key = ("lowered", chosen(), id(call.body), tuple(kinds))
-    found: tuple[Program, LoweredMap] | None = world.decisions.get(key)
-    if found is None:
-        found = call.body, _lower_map(world, call, kinds)  # the program is kept with its id
-        world.decided(key, found)
+    key = chosen(), id(call.body), tuple(kinds)
+    found = _LOWERED.table(world).get(key)
+    if found is None:  # the program is kept with its number, so that no other gets it
+        found = _LOWERED.keep(world, key, (call.body, _lower_map(world, call, kinds)))
     return found[1]
 
 
