@@ -1,20 +1,40 @@
-"""`jit` that can give global device arrays: with ``parallel_functions_output_gda`` all its results.
+"""`jit` as programs get it: its results are global device arrays where the setting says so.
 
-In: the results of a jitted function. Out: each as a `GlobalDeviceArray`, without copying.
+In: a function, and the options of jit. Out: the jitted function, which is told what wraps its
+results: with ``parallel_functions_output_gda`` each becomes a `GlobalDeviceArray`, without copying.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import config
 from meshard.compat.gda import GlobalDeviceArray
 from meshard.runtime.array.array import Array
-from meshard.runtime.doors import install_function
 from meshard.runtime.moving.place import placed
 from meshard.runtime.world import here
-from meshard.transforms.jit.jit import jit as jit
-from meshard.transforms.jit.jit import pjit as pjit
+from meshard.transforms.jit import jit as core
+from meshard.transforms.jit.stages import ResultWrapper
+
+
+# It is that function for readers and for editors, but pickled as the one that is here.
+@functools.wraps(core.jit, assigned=("__doc__", "__name__", "__qualname__"))
+def jit(f: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Return what `meshard.transforms.jit.jit.jit` returns, told what wraps its results."""
+    jitted = functools.partial(core.jit(**options), choose_wrapper=_wrapper)
+    return jitted if f is None else jitted(f)
+
+
+pjit = jit
+
+
+def _wrapper() -> ResultWrapper | None:
+    return global_device_array if config.parallel_functions_output_gda else None
 
 
 def global_device_array(x: Array) -> GlobalDeviceArray:
@@ -33,6 +53,3 @@ def global_device_array(x: Array) -> GlobalDeviceArray:
             mesh = ambient_mesh() or Mesh(list(here().devices), "device")
         x = placed(x, NamedSharding(mesh, PartitionSpec()), what="jit")
     return GlobalDeviceArray.from_array(x)
-
-
-install_function("global_device_array", global_device_array)

@@ -29,7 +29,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import Entry, Lowered, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
 from meshard.transforms.jit_arguments import Arguments
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.signature import (
@@ -120,7 +120,16 @@ pjit = jit
 
 @final
 class Jitted:
-    """What `jit` returns."""
+    """What `jit` returns.
+
+    Args:
+        f: the function.
+        options: those of `jit`.
+        choose_wrapper: asked for each program that is lowered what makes of each of its results
+            the value that callers get. By default nothing does: they get Arrays. A floor above
+            that has another kind of array gives it here; inside another transformation, where
+            results are values of that one, it is not asked.
+    """
 
     def __init__(
         self,
@@ -133,6 +142,7 @@ class Jitted:
         donate_argnums: Any = None,
         donate_argnames: Any = None,
         keep_unused: bool = False,
+        choose_wrapper: ChooseWrapper = lambda: None,
     ) -> None:
         if not callable(f):
             raise ArgumentError(refusal("jit", "f", "a function", f))
@@ -150,6 +160,7 @@ class Jitted:
             self._in = tuple(self._in)
         self._out = out_shardings
         self._keep_unused = keep_unused
+        self._choose_wrapper = choose_wrapper
         self._plain = not self._arguments.any_static
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -188,7 +199,12 @@ class Jitted:
             kinds = key[5:]
             entry = programs.entry(
                 signature,
-                lambda: Entry(world, self._trace(world, args, kwargs, statics, tree, kinds), kinds),
+                lambda: Entry(
+                    world,
+                    self._trace(world, args, kwargs, statics, tree, kinds),
+                    kinds,
+                    self._choose_wrapper(),
+                ),
             )
         return entry(world, leaves)
 
@@ -281,7 +297,8 @@ class Jitted:
             else:
                 made = accepted(self._arguments, statics, tree, number, x, self._what)
                 kinds.append(made._type)
-        return Traced(world, self._trace(world, rest, named, statics, tree, kinds), kinds)
+        trace = self._trace(world, rest, named, statics, tree, kinds)
+        return Traced(world, trace, kinds, self._choose_wrapper)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Return the program for such arguments, lowered onto how they lie."""
