@@ -107,20 +107,6 @@ class GlobalDeviceArray(ArrayHolder):
         found = checked_buffers(what, "device_buffers[{}]", places, known, dtype, order)
         self._fill(places, mesh_axes, device_buffers, found)
 
-    @classmethod
-    def _of(
-        cls,
-        places: Places,
-        mesh_axes: MeshAxes,
-        buffers: Sequence[Array],
-        dtype: np.dtype[Any],
-        sharding: NamedSharding | None = None,
-    ) -> GlobalDeviceArray:
-        """Return one of what has been checked; ``sharding`` is another that lays out alike."""
-        self = cls.__new__(cls)
-        self._fill(places, mesh_axes, buffers, dtype, sharding)
-        return self
-
     def _fill(
         self,
         places: Places,
@@ -128,7 +114,8 @@ class GlobalDeviceArray(ArrayHolder):
         buffers: Sequence[Array],
         dtype: np.dtype[Any],
         sharding: NamedSharding | None = None,
-    ) -> None:
+    ) -> GlobalDeviceArray:
+        """Take what has been checked; ``sharding`` is another that lays out alike."""
         self._places = places
         self._sharding = sharding or places.sharding
         self._mesh_axes = _kept(mesh_axes)
@@ -136,6 +123,7 @@ class GlobalDeviceArray(ArrayHolder):
         self._dtype = dtype
         self._local_shards: tuple[Shard, ...] | None = None
         self._global_shards: tuple[Shard, ...] | None = None
+        return self
 
     # what it is
 
@@ -277,7 +265,7 @@ class GlobalDeviceArray(ArrayHolder):
         places = _real_places(what, global_shape, global_mesh, mesh_axes)
         function_of(data_callback, what, "data_callback")
         shards = [partial(data_callback, places.indices[d]) for d in places.local_devices]
-        return cls._of(places, mesh_axes, *made_buffers(what, places, shards, dtype))
+        return cls.__new__(cls)._fill(places, mesh_axes, *made_buffers(what, places, shards, dtype))
 
     @classmethod
     def from_batched_callback(
@@ -325,7 +313,7 @@ class GlobalDeviceArray(ArrayHolder):
                 "return one for each index that it is given, in the same order."
             )
         shards = [partial(values.pop, 0)] * count
-        return cls._of(places, mesh_axes, *made_buffers(what, places, shards, dtype))
+        return cls.__new__(cls)._fill(places, mesh_axes, *made_buffers(what, places, shards, dtype))
 
     @classmethod
     def from_batched_callback_with_devices(
@@ -382,7 +370,9 @@ class GlobalDeviceArray(ArrayHolder):
         known = dict(zip(order, given, strict=True))
         who = "array {} of what data_callback returned"
         found = checked_buffers(what, who, places, known, dtype, law)
-        return cls._of(places, mesh_axes, [known[d] for d in places.local_devices], found)
+        return cls.__new__(cls)._fill(
+            places, mesh_axes, [known[d] for d in places.local_devices], found
+        )
 
     # to and from Array
 
@@ -442,7 +432,7 @@ class GlobalDeviceArray(ArrayHolder):
                 "Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
             )
         buffers = [shard.data for shard in x.addressable_shards]
-        return cls._of(places, sharding.spec, buffers, x.dtype, sharding)
+        return cls.__new__(cls)._fill(places, sharding.spec, buffers, x.dtype, sharding)
 
     # what Python asks
 
@@ -476,7 +466,8 @@ class GlobalDeviceArray(ArrayHolder):
 
     def __copy__(self) -> GlobalDeviceArray:
         buffers = [buffer.copy() for buffer in self._buffers]
-        return self._of(self._places, self._mesh_axes, buffers, self._dtype, self._sharding)
+        new = GlobalDeviceArray.__new__(GlobalDeviceArray)
+        return new._fill(self._places, self._mesh_axes, buffers, self._dtype, self._sharding)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalDeviceArray:
         return self.__copy__()

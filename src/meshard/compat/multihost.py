@@ -1,6 +1,7 @@
 """Between what each process has and what all have together: `meshard.multihost_utils`.
 
-All processes call these functions together, in the same order. Each says first what it brings
+In: a tree of global arrays, or of values of which each process has its own. Out: the other. All
+processes call these functions together, in the same order. Each says first what it brings
 (`survey`), so that a call that cannot succeed is refused on all of them, before anything moves.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,14 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
-from meshard.compat.survey import Brought, Leaf, listed, surveyed
+from meshard.compat.shared_blocks import local_blocks, of_blocks
+from meshard.compat.survey import Brought, Leaf, check_same, listed, surveyed
 from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import check_devices_exist, placed, resharded
-from meshard.runtime.trees import unflatten
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
 
 Shape = tuple[int, ...]
@@ -47,10 +50,10 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         The tree of global arrays.
 
     Raises:
-        ShardingError: if this process has no part of the mesh, or its devices form no block of it;
-            if a leaf is global on some processes and local on others.
-        TreeError: if ``pspecs`` is no prefix, or the trees of the processes differ.
-        ArgumentError: if a spec is None or no spec, or ``global_mesh`` no mesh.
+        ShardingError: if this process has no part of the mesh, or its devices do not form a block
+            of it; if a leaf is global on some processes and local on others.
+        TreeError: if ``pspecs`` is not a prefix, or the trees of the processes differ.
+        ArgumentError: if a spec is None or not a spec, or ``global_mesh`` is not a mesh.
         IndivisibleError: if a local dim does not divide by its shards on this process.
         ShapeError: if the local shapes of the processes make different global ones.
 
@@ -62,23 +65,16 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     """
     what, world = "host_local_array_to_global_array", here()
     part = _own_part(world, global_mesh, what)
-    specs = _specs(pspecs, local_inputs, global_mesh, what)
-    peers = global_mesh.processes
-    brought = surveyed(
-        world, what, local_inputs, peers, said=tuple(map(repr, specs)), one_shape=False
-    )
-    _check_specs(what, brought, specs, peers)
+    brought, specs = _with_specs(what, local_inputs, global_mesh, pspecs, one_shape=False)
     results = []
-    for leaf, spec, shapes, whole in zip(
-        brought.leaves, specs, brought.shapes, brought.whole, strict=True
-    ):
-        if whole:
+    for number, (leaf, spec) in enumerate(zip(brought.leaves, specs, strict=True)):
+        if brought.whole[number]:
             results.append(leaf.value)
             continue
-        shape = _joined_shape(what, leaf, global_mesh, spec, shapes)
+        shape = _joined_shape(what, leaf, global_mesh, spec, brought.shapes[number])
         local = placed(leaf.value, NamedSharding(part, spec), what=what)
         kind = world.type_of(shape, local.dtype, NamedSharding(global_mesh, spec), True)
-        results.append(_as_seen(local, kind, part))
+        results.append(of_blocks(kind, local_blocks(local)))
     return unflatten(brought.structure, results)
 
 
@@ -89,7 +85,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
     Args:
         global_inputs: a tree of arrays. Those whose devices are all this process's are returned as
-            they are; others are moved first if they lie otherwise than ``pspecs`` say.
+            they are; others are moved first if they are not laid out as ``pspecs`` say.
         global_mesh: the mesh, in which each process's devices must form a block.
         pspecs: a tree of specs that is a prefix of ``global_inputs``.
 
@@ -97,11 +93,11 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         The tree of arrays, laid out over ``global_mesh.local_mesh``.
 
     Raises:
-        ShardingError: if this process has no part of the mesh, or its devices form no block of it;
-            if an array also lies on a process that has no part; if a leaf is no array but the
-            mesh spans processes.
-        TreeError: if ``pspecs`` is no prefix, or the trees of the processes differ.
-        ArgumentError: if a spec is None or no spec, or ``global_mesh`` no mesh.
+        ShardingError: if this process has no part of the mesh, or its devices do not form a block
+            of it; if an array is also on a process that has no part; if a leaf is not an array
+            but the mesh spans processes.
+        TreeError: if ``pspecs`` is not a prefix, or the trees of the processes differ.
+        ArgumentError: if a spec is None or not a spec, or ``global_mesh`` is not a mesh.
         IndivisibleError: if an array's dim does not divide by its shards.
 
     >>> import meshard
@@ -111,11 +107,8 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     (3,)
     """
     what, world = "global_array_to_host_local_array", here()
-    part = _own_part(world, global_mesh, what)
-    specs = _specs(pspecs, global_inputs, global_mesh, what)
-    peers = global_mesh.processes
-    brought = surveyed(world, what, global_inputs, peers, said=tuple(map(repr, specs)))
-    _check_specs(what, brought, specs, peers)
+    part, peers = _own_part(world, global_mesh, what), global_mesh.processes
+    brought, specs = _with_specs(what, global_inputs, global_mesh, pspecs, one_shape=True)
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         outside = sorted(set(leaf.processes) - set(peers))
         if outside:
@@ -141,14 +134,9 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
             continue
         kind = world.type_of(leaf.value.shape, leaf.value.dtype, place, True)
         moved = resharded(world, leaf.value, kind, what)
-        shape = tuple(
-            n
-            * math.prod(part.shape[a] for a in axes)
-            // math.prod(global_mesh.shape[a] for a in axes)
-            for n, axes in zip(kind.shape, spec.axes(kind.ndim), strict=True)
-        )
+        shape = _rescaled(kind.shape, spec, global_mesh, part)
         local = world.type_of(shape, kind.dtype, NamedSharding(part, spec), True)
-        results.append(_as_seen(moved, local, part))
+        results.append(of_blocks(local, local_blocks(moved)))
     return unflatten(brought.structure, results)
 
 
@@ -317,10 +305,12 @@ def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
         ) from None
 
 
-def _specs(pspecs: Any, tree: Any, mesh: Mesh, what: str) -> list[PartitionSpec]:
-    """Return the spec of each leaf of a tree."""
+def _with_specs(
+    what: str, tree: Any, mesh: Mesh, pspecs: Any, *, one_shape: bool
+) -> tuple[Brought, list[PartitionSpec]]:
+    """Return what the processes of a mesh bring, and the spec of each leaf, the same on all."""
     given = prefix_leaves(pspecs, tree, what, "pspecs")
-    leaves = prefix_leaves(tree, tree, what)
+    leaves, _ = flatten_with_none(tree)
     specs = [spec for spec, leaf in zip(given, leaves, strict=True) if leaf is not None]
     for spec in specs:
         if spec is None:
@@ -334,15 +324,10 @@ def _specs(pspecs: Any, tree: Any, mesh: Mesh, what: str) -> list[PartitionSpec]
                 "PartitionSpec. Write P(...)."
             )
         NamedSharding(mesh, spec)  # refuses unknown and repeated axes
-    return specs
-
-
-def _check_specs(
-    what: str, brought: Brought, specs: list[PartitionSpec], peers: tuple[int, ...]
-) -> None:
-    """Refuse specs that differ between processes, or are longer than their leaf's rank."""
-    for said in zip(*brought.answers, strict=True):
-        _check_said(what, "pspecs", peers, said)
+    peers, said = mesh.processes, tuple(map(repr, specs))
+    brought = surveyed(here(), what, tree, peers, said=said, one_shape=one_shape)
+    for answers in zip(*brought.answers, strict=True):
+        _check_said(what, "pspecs", peers, answers)
     for leaf, spec in zip(brought.leaves, specs, strict=True):
         rank = leaf.value.ndim
         if len(spec) > rank:
@@ -350,15 +335,22 @@ def _check_specs(
                 f"{what}: the spec {spec} has {len(spec)} entries, but {leaf.name}, {leaf.kind}, "
                 f"has rank {rank}. Remove entries from the spec."
             )
+    return brought, specs
 
 
-def _check_said(what: str, name: str, peers: Any, said: Any) -> None:
+def _check_said(what: str, name: str, peers: Sequence[int], said: Sequence[object]) -> None:
     """Refuse an argument that differs between processes."""
-    if len(set(said)) > 1:
-        raise ArgumentError(
-            f"{what}: {name} must be the same on all processes; it is "
-            f"{listed(peers, list(map(str, said)))}."
-        )
+    check_same(peers, said, f"{what}: {name} must be the same on all processes; it is")
+
+
+def _rescaled(shape: Shape, spec: PartitionSpec, mesh: Mesh, other: Mesh) -> Shape:
+    """Return the shape with as many shards of the same size as another mesh has."""
+    sizes = zip(shape, spec.axes(len(shape)), strict=True)
+    return tuple([n * _shards(other, axes) // _shards(mesh, axes) for n, axes in sizes])
+
+
+def _shards(mesh: Mesh, axes: Sequence[str]) -> int:
+    return math.prod(mesh.shape[a] for a in axes)
 
 
 def _joined_shape(
@@ -368,9 +360,8 @@ def _joined_shape(
     made: list[Shape] = []
     for process, shape in zip(mesh.processes, shapes, strict=True):
         part = mesh.part_of(process)
-        sizes = []
         for dim, (size, axes) in enumerate(zip(shape, spec.axes(len(shape)), strict=True)):
-            shards = math.prod(part.shape[a] for a in axes)
+            shards = _shards(part, axes)
             if size % shards:
                 raise IndivisibleError(
                     f"{what}: {leaf.name} has the local shape {shape} on process {process}, and "
@@ -379,26 +370,15 @@ def _joined_shape(
                     f"{shards}, but it is equal to {size}. Inputs are host-local, not global: give "
                     "what this process alone contributes."
                 )
-            sizes.append(size // shards * math.prod(mesh.shape[a] for a in axes))
-        made.append(tuple(sizes))
-    if len(set(made)) > 1:
-        local = listed(mesh.processes, list(map(str, shapes)))
-        joined = listed(mesh.processes, list(map(str, made)))
-        raise ShapeError(
-            f"{what}: the local shapes of {leaf.name} do not belong to one global shape under "
-            f"{spec} on {mesh!r}: the local shapes are {local}; they make the global shapes "
-            f"{joined}. Give each process the same part of the global array, padded if need be."
-        )
+        made.append(_rescaled(shape, spec, part, mesh))
+    local = listed(mesh.processes, list(map(str, shapes)))
+    start = (
+        f"{what}: the local shapes of {leaf.name} do not belong to one global shape under {spec} "
+        f"on {mesh!r}: the local shapes are {local}; they make the global shapes"
+    )
+    end = ". Give each process the same part of the global array, padded if need be."
+    check_same(mesh.processes, made, start, end, ShapeError)
     return made[0]
-
-
-def _as_seen(x: Array, kind: ArrayType, part: Mesh) -> Array:
-    """Return an array of another type whose local devices hold the same blocks."""
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
-    held = x._live()
-    for device in part.flat_devices:
-        blocks[kind.layout.piece_of[device.id]] = held[x._type.layout.piece_of[device.id]]
-    return Array(kind, tuple(blocks))
 
 
 def _first_devices(world: RuntimeWorld) -> list[Device]:
