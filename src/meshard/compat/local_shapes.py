@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import instance_of, shape_of
 from meshard.algebra.boxed import BoxSharding
@@ -125,7 +127,11 @@ def global_to_local_shape(
 
 def _held(layout: Layout, devices: Sequence[Device]) -> list[Spans]:
     """Return for each dim the spans that devices hold, in order."""
-    boxes = [layout.box(piece) for piece in {layout.piece_of[d.id] for d in devices}]
+    pieces = list({layout.piece_of[d.id] for d in devices})
+    if layout.regular and layout.ndim:
+        numbers = zip(layout.cuts, np.unravel_index(pieces, layout.grid), strict=True)
+        return [tuple([(c[i], c[i + 1]) for i in np.unique(held)]) for c, held in numbers]
+    boxes = [layout.box(piece) for piece in pieces]
     return [
         tuple(sorted({(b.starts[dim], b.stops[dim]) for b in boxes})) for dim in range(layout.ndim)
     ]

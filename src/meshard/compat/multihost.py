@@ -371,13 +371,14 @@ def _joined_shape(
                     "what this process alone contributes."
                 )
         made.append(_rescaled(shape, spec, part, mesh))
-    local = listed(mesh.processes, list(map(str, shapes)))
-    start = (
-        f"{what}: the local shapes of {leaf.name} do not belong to one global shape under {spec} "
-        f"on {mesh!r}: the local shapes are {local}; they make the global shapes"
-    )
-    end = ". Give each process the same part of the global array, padded if need be."
-    check_same(mesh.processes, made, start, end, ShapeError)
+    if len(set(made)) > 1:
+        local = listed(mesh.processes, list(map(str, shapes)))
+        joined = listed(mesh.processes, list(map(str, made)))
+        raise ShapeError(
+            f"{what}: the local shapes of {leaf.name} do not belong to one global shape under "
+            f"{spec} on {mesh!r}: the local shapes are {local}; they make the global shapes "
+            f"{joined}. Give each process the same part of the global array, padded if need be."
+        )
     return made[0]
 
 
