@@ -200,8 +200,8 @@ def test_specs_are_a_prefix_of_the_tree(processes):
             pairs = zip(
                 meshard.tree.leaves(back[part]), meshard.tree.leaves(tree[part]), strict=True
             )
-            for found, given in pairs:
-                np.testing.assert_array_equal(np.array(found), given)
+            for found, wanted in pairs:
+                np.testing.assert_array_equal(np.array(found), wanted)
         # A None in the tree needs no spec, one spec serves a whole tree, none are needed for none.
         one, nothing = host_local_array_to_global_array((GRID, None), line(), (P("x"), None))
         assert one.shape == (8 * processes, 8)
@@ -817,8 +817,8 @@ def test_a_local_shape_is_what_the_shards_of_a_process_cover(data, processes):
         for dim, (found, n) in enumerate(zip(local, shape, strict=True)):
             spans = {index[dim].indices(n)[:2] for index in held.values()}
             covered = {i for a, b in spans for i in range(a, b)}
-            if found is None:
-                assert len(covered) < sum(b - a for a, b in spans)
+            if found is None:  # an empty box within another counts as an overlap too
+                assert len(covered) < sum(max(1, b - a) for a, b in spans)
             else:
                 assert found == len(covered) == sum(b - a for a, b in spans)
         if None not in local:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import text_of
-from meshard.compat.survey import all_told, by_answer, check_calls, check_same, listed, path_name
+from meshard.compat.multihost.survey import (
+    all_told,
+    by_answer,
+    check_calls,
+    check_same,
+    listed,
+    path_name,
+)
 from meshard.errors import UnequalError
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.place import as_host

@@ -146,6 +146,11 @@ def check_calls(
     check_same(peers, calls, f"{start}: the processes call different functions:", ".", error)
 
 
+def check_argument(what: str, name: str, peers: Sequence[int], said: Sequence[object]) -> None:
+    """Refuse an argument that differs between processes."""
+    check_same(peers, said, f"{what}: {name} must be the same on all processes; it is")
+
+
 def path_name(path: Sequence[object]) -> str:
     """Return how messages call the leaf at a path of a tree."""
     return ".".join(map(str, path)) or "the value"

@@ -19,8 +19,8 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import Device
-from meshard.compat.shard_buffers import checked_buffers, listed, made_buffers
-from meshard.compat.shard_places import MeshAxes, Places, places_of
+from meshard.compat.gda.buffers import checked_buffers, listed, made_buffers
+from meshard.compat.gda.places import MeshAxes, Places, places_of
 from meshard.errors import ArgumentError, IndexingError, ShardingError
 from meshard.runtime.array.array import Array, Shard
 from meshard.runtime.moving.make import make_array_from_single_device_arrays

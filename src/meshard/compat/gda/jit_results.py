@@ -14,7 +14,7 @@ from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import config
-from meshard.compat.gda import GlobalDeviceArray
+from meshard.compat.gda.global_device_array import GlobalDeviceArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import placed
 from meshard.runtime.world import here

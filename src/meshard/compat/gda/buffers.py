@@ -12,7 +12,7 @@ import numpy as np
 
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import Device
-from meshard.compat.shard_places import Places
+from meshard.compat.gda.places import Places
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, filled, placed
