@@ -48,7 +48,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
         ShardingError: if a leaf is global on some processes and local on others.
         DtypeError: if a leaf does not hold numbers.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> process_allgather(np.arange(3)).shape == (meshard.process_count(), 3)
     True
     """
@@ -131,7 +131,7 @@ def gather(x: Any, root: int = 0) -> Any:
         ShardingError: if a leaf is a value of which each process has its own.
         TreeError: if the trees of the processes differ.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = meshard.device_put(np.arange(mesh.size), NamedSharding(mesh, meshard.P("x")))
     >>> value = gather(x)

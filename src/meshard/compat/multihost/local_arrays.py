@@ -52,7 +52,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         IndivisibleError: if a local dim does not divide by its shards on this process.
         ShapeError: if the local shapes of the processes make different global ones.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> local = np.arange(2 * len(meshard.local_devices()))
     >>> host_local_array_to_global_array(local, mesh, meshard.P("x")).size == 2 * mesh.size
@@ -95,7 +95,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         ArgumentError: if a spec is None or not a spec, or ``global_mesh`` is not a mesh.
         IndivisibleError: if an array's dim does not divide by its shards.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = host_local_array_to_global_array(np.arange(3), mesh, meshard.P())
     >>> global_array_to_host_local_array(x, mesh, meshard.P()).shape

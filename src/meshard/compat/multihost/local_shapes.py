@@ -43,7 +43,7 @@ def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tup
         ShapeError: if ``local_shape`` is not a shape, or cannot belong to a sharding of explicit
             boxes.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> local_to_global_shape(NamedSharding(mesh, meshard.P("x")), (16, 3))
     (16, 3)
@@ -106,7 +106,7 @@ def global_to_local_shape(
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if this process has no device of it, or the shape cannot be laid out so.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> global_to_local_shape(NamedSharding(mesh, meshard.P(None, "x")), (3, 16 * mesh.size)) == (
     ...     3,
