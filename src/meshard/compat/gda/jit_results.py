@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
@@ -21,13 +21,15 @@ from meshard.runtime.world import here
 from meshard.transforms.jit import jit as core
 from meshard.transforms.jit.stages import ResultWrapper
 
-
-# It is that function for readers and for editors, but pickled as the one that is here.
-@functools.wraps(core.jit, assigned=("__doc__", "__name__", "__qualname__"))
-def jit(f: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Return what `meshard.transforms.jit.jit.jit` returns, told what wraps its results."""
-    jitted = functools.partial(core.jit(**options), choose_wrapper=_wrapper)
-    return jitted if f is None else jitted(f)
+if TYPE_CHECKING:  # who reads types sees the options one by one
+    from meshard.transforms.jit.jit import jit as jit
+else:
+    # Also at run time it has the signature and the text of that one, but is pickled as this one.
+    @functools.wraps(core.jit, assigned=("__doc__", "__name__", "__qualname__"))
+    def jit(f: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Return what jit of the floor below returns, told what wraps its results."""
+        jitted = functools.partial(core.jit(**options), choose_wrapper=_wrapper)
+        return jitted if f is None else jitted(f)
 
 
 pjit = jit

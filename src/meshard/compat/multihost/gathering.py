@@ -8,6 +8,7 @@ processes call these functions together, in the same order. Each says first what
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from meshard.algebra.world import Device
 from meshard.compat.multihost.survey import Leaf, check_argument, surveyed
 from meshard.errors import ArgumentError, ShardingError
 from meshard.runtime.array.array import Array, to_numpy
-from meshard.runtime.moving.place import resharded
+from meshard.runtime.moving.place import placed
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
@@ -106,7 +107,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
             f"{what}: {said} is_source=True, but exactly one of the {world.process_count} "
             "processes must be the source."
         )
-    origin = _first_devices(world)[sources[0]]
+    origin = _one_of_each(world)[sources[0]]
     results = []
     for leaf in brought.leaves:
         shape, dtype = leaf.value.shape, leaf.value.dtype
@@ -163,19 +164,15 @@ def gather(x: Any, root: int = 0) -> Any:
     results: list[Block | None] = []
     for leaf in brought.leaves:
         array: Array = leaf.value
-        own = [d for d in array.sharding.device_order if d.process_index == target]
-        device = own[0] if own else _first_devices(world)[target]
-        kind = world.type_of(array.shape, array.dtype, SingleDeviceSharding(device), True)
-        moved = resharded(world, array, kind, what)
+        device = _one_of_each(world, array.sharding.device_order)[target]
+        moved = placed(array, SingleDeviceSharding(device), what=what)
         results.append(to_numpy(moved) if target == world.process_index else None)
     return unflatten(brought.structure, results)
 
 
-def _first_devices(world: RuntimeWorld) -> list[Device]:
-    """Return one device of each process."""
-    first: dict[int, Device] = {}
-    for device in world.devices:
-        first.setdefault(device.process_index, device)
+def _one_of_each(world: RuntimeWorld, preferred: Sequence[Device] = ()) -> list[Device]:
+    """Return a device of each process: the first of it that is preferred, or else of the world."""
+    first = {d.process_index: d for d in reversed((*preferred, *world.devices))}
     return [first[p] for p in range(world.process_count)]
 
 
@@ -187,12 +184,8 @@ def _fetched(world: RuntimeWorld, x: Array, what: str) -> Block:
         return to_numpy(x)
     # One device of each process, since a process keeps replicas once; if possible one that has a
     # part of the array already.
-    chosen = dict(enumerate(_first_devices(world)))
-    for device in reversed(x.sharding.device_order):
-        chosen[device.process_index] = device
-    mesh = Mesh([chosen[p] for p in range(world.process_count)], "processes")
-    kind = world.type_of(x.shape, x.dtype, NamedSharding(mesh, PartitionSpec()), True)
-    return to_numpy(resharded(world, x, kind, what))
+    mesh = Mesh(_one_of_each(world, x.sharding.device_order), "processes")
+    return to_numpy(placed(x, NamedSharding(mesh, PartitionSpec()), what=what))
 
 
 def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
@@ -201,7 +194,7 @@ def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
     count = world.process_count
     if count == 1:
         return value if tiled else value[None]
-    mesh = Mesh(_first_devices(world), "processes")
+    mesh = Mesh(_one_of_each(world), "processes")
     kind = world.type_of(
         (count, *value.shape), value.dtype, NamedSharding(mesh, PartitionSpec("processes")), True
     )

@@ -20,7 +20,7 @@ from meshard.compat.multihost.survey import Brought, Leaf, check_argument, liste
 from meshard.compat.shared_blocks import local_blocks, of_blocks
 from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.place import check_devices_exist, placed, resharded
+from meshard.runtime.moving.place import check_devices_exist, placed
 from meshard.runtime.trees import flatten_with_none, unflatten
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -123,15 +123,10 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         if leaf.given and not whole:
             results.append(leaf.value)
             continue
-        place = NamedSharding(global_mesh, spec)
-        if not leaf.given:
-            results.append(placed(leaf.value, place, what=what))
-            continue
-        kind = world.type_of(leaf.value.shape, leaf.value.dtype, place, True)
-        moved = resharded(world, leaf.value, kind, what)
-        shape = _rescaled(kind.shape, spec, global_mesh, part)
-        local = world.type_of(shape, kind.dtype, NamedSharding(part, spec), True)
-        results.append(of_blocks(local, local_blocks(moved)))
+        moved = placed(leaf.value, NamedSharding(global_mesh, spec), what=what)
+        shape = _rescaled(moved.shape, spec, global_mesh, part)
+        kind = world.type_of(shape, moved.dtype, NamedSharding(part, spec), True)
+        results.append(of_blocks(kind, local_blocks(moved)))
     return unflatten(brought.structure, results)
 
 
