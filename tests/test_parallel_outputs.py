@@ -126,6 +126,7 @@ def test_whatever_holds_an_array_is_an_argument() -> None:
     f = meshard.jit(lambda x, y: x * y)
     assert f(Boxed(3), 2) == 6
     assert meshard.jit(lambda y: f(Boxed(3), y))(2) == 6
+    assert meshard.jit(lambda: f(Boxed(3), 2))() == 6
     assert f.lower(Boxed(3), 2).compile()(Boxed(4), 2) == 8
 
 

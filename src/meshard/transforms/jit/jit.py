@@ -33,6 +33,7 @@ from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
 from meshard.transforms.jit_arguments import Arguments
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.signature import (
+    ArrayHolder,
     Trace,
     accepted,
     results_of,
@@ -243,6 +244,9 @@ class Jitted:
         if self._in is not None:
             rest = self._constrained(rest, self._in, "in_shardings")
         leaves, tree = trees.flatten((rest, named))
+        if any(isinstance(x, ArrayHolder) for x in leaves):
+            leaves = [x.to_array() if isinstance(x, ArrayHolder) else x for x in leaves]
+            rest, named = trees.unflatten(tree, leaves)
         if is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
