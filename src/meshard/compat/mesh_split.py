@@ -178,7 +178,7 @@ def _named(path: tuple[Any, ...], *tree: str) -> str:
 
 
 def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
-    """Return the mesh that all leaves lie on."""
+    """Return the mesh that all leaves are on."""
     first: Mesh | None = None
     for path, leaf in leaves:
         whose = _named(path, name)

@@ -48,7 +48,7 @@ class GlobalDeviceArray(ArrayHolder):
         dtype: the buffers' dtype; needed by a process that has no device of the mesh.
 
     Raises:
-        ShardingError: if there are too few or too many buffers, one lies on another device than
+        ShardingError: if there are too few or too many buffers, one is on another device than
             its place in the order, or their dtypes differ; if a device does not exist.
         ShapeError: if a buffer has another shape than its shard, or ``global_shape`` is not a
             shape.
@@ -338,7 +338,7 @@ class GlobalDeviceArray(ArrayHolder):
             dtype: the arrays' dtype; needed by a process that has no device of the mesh.
 
         Raises:
-            ShardingError: if there are too few or too many arrays, one lies on another device than
+            ShardingError: if there are too few or too many arrays, one is on another device than
                 its place in the order, or their dtypes differ.
             ShapeError: if an array has another shape than its shard; the index is named.
             ArgumentError, SpecError, IndivisibleError: as the class itself.

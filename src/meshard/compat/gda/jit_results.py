@@ -42,8 +42,8 @@ def _wrapper() -> ResultWrapper | None:
 def global_device_array(x: Array) -> GlobalDeviceArray:
     """Return a result of a jitted function as a global device array.
 
-    What lies on no mesh is replicated: over the mesh that is set, if it may lie anywhere; else on
-    the devices where it is.
+    A result without a mesh is replicated: over the mesh that is set, if nothing committed it to
+    devices, or else over the devices that it is on.
 
     Raises:
         ShardingError: if its shards differ in shape.

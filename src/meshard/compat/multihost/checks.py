@@ -102,7 +102,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
 def _digests(world: RuntimeWorld, leaf: Any) -> tuple[Answer | None, Answer | None]:
     """Return what a leaf is as one array of all, and as this process's own value.
 
-    Each says what it is, and gives a digest of each piece that this process holds. What lies on
+    Each says what it is, and gives a digest of each piece that this process holds. What is on
     this process alone is either: the others' answers tell which.
     """
     whole, own = None, None

@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Make global arrays of a tree of values, of which each process has its own.
 
-    A dim that is split over axes along which the processes lie grows by the number of processes
+    A dim that is split over axes along which processes differ grows by the number of processes
     there: under ``P("x")`` a local shape (4,) becomes (4 n,) on a mesh ``x`` of n processes.
     Nothing is sent but the shapes.
 
