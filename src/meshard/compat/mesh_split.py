@@ -141,17 +141,9 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
         )
     if not arrays:
         return []
-    flat = [flatten_with_path(tree) for tree in arrays]
-    structure = flat[0][1]
-    for i, (_, other) in enumerate(flat):
-        if other != structure:
-            raise TreeError(
-                f"{_JOIN}: the trees must have one structure, but arrays[0] has {structure} and "
-                f"arrays[{i}] has {other}."
-            )
+    trees, structure = _same_trees(arrays)
     if not structure.num_leaves:
         return unflatten(structure, [])
-    trees = [leaves for leaves, _ in flat]
     meshes = [_one_mesh(leaves, _JOIN, f"arrays[{i}]") for i, leaves in enumerate(trees)]
     mesh = _joined_mesh(meshes, mesh_axis)
     results = []
@@ -175,6 +167,19 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
 
 def _named(path: tuple[Any, ...], *tree: str) -> str:
     return ".".join([*tree, *map(str, path)]) or "the array"
+
+
+def _same_trees(arrays: Sequence[Any]) -> tuple[list[Leaves], Any]:
+    """Return the leaves of each tree, and the structure that all of them must have."""
+    flat = [flatten_with_path(tree) for tree in arrays]
+    structure = flat[0][1]
+    for i, (_, other) in enumerate(flat):
+        if other != structure:
+            raise TreeError(
+                f"{_JOIN}: the trees must have one structure, but arrays[0] has {structure} and "
+                f"arrays[{i}] has {other}."
+            )
+    return [leaves for leaves, _ in flat], structure
 
 
 def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:

@@ -15,10 +15,10 @@ import numpy as np
 
 from meshard.algebra.arguments import count_of, function_of, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.compat.gda.buffers import checked_buffers, listed, made_buffers
 from meshard.compat.gda.places import MeshAxes, Places, places_of
 from meshard.errors import ArgumentError, IndexingError, ShardingError

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import config
 from meshard.compat.gda.global_device_array import GlobalDeviceArray
+from meshard.compat.settings import PARALLEL_FUNCTIONS_OUTPUT_GDA
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import placed
 from meshard.runtime.world import here
@@ -28,15 +28,19 @@ else:
     @functools.wraps(core.jit, assigned=("__doc__", "__name__", "__qualname__"))
     def jit(f: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Return what jit of the floor below returns, told what wraps its results."""
-        jitted = functools.partial(core.jit(**options), choose_wrapper=_wrapper)
-        return jitted if f is None else jitted(f)
+        make = core.jit(**options)
+
+        def decorated(f: Callable[..., Any]) -> Any:
+            return make(f).wrap_results(_wrapper)
+
+        return decorated if f is None else decorated(f)
 
 
 pjit = jit
 
 
 def _wrapper() -> ResultWrapper | None:
-    return global_device_array if config.parallel_functions_output_gda else None
+    return global_device_array if PARALLEL_FUNCTIONS_OUTPUT_GDA.value else None
 
 
 def global_device_array(x: Array) -> GlobalDeviceArray:

@@ -13,10 +13,10 @@ from typing import final
 
 from meshard.algebra.arguments import instance_of, shape_of, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]

@@ -15,9 +15,9 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import instance_of, shape_of
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.world import Device
 from meshard.errors import ShapeError, ShardingError, SpecError
 from meshard.runtime.world import here
 

@@ -105,17 +105,23 @@ def surveyed(
     check_same(peers, names, start, end, TreeError, lambda one: f"[{', '.join(one)}]")
     shapes, whole = [], []
     for number, leaf in enumerate(leaves):
-        kinds = [one[2][number] for one in told]
-        law = "shape and dtype" if one_shape else "rank and dtype"
-        alike = {(dtype, shape if one_shape else len(shape)) for dtype, shape, _ in kinds}
-        if len(alike) > 1:
-            raise ShapeError(
-                f"{what}: {leaf.name} must have one {law} on all processes; it is "
-                f"{listed(peers, [_kind(dtype, shape) for dtype, shape, _ in kinds])}."
-            )
-        shapes.append([shape for _, shape, _ in kinds])
-        whole.append(_is_whole(what, leaf.name, peers, [on for *_, on in kinds]))
+        types = [one[2][number] for one in told]
+        _check_types(what, leaf.name, peers, types, one_shape)
+        shapes.append([shape for _, shape, _ in types])
+        whole.append(_is_whole(what, leaf.name, peers, [on for *_, on in types]))
     return Brought(leaves, structure, shapes, whole, [one[3] for one in told])
+
+
+def _check_types(
+    what: str, name: str, peers: Sequence[int], types: Sequence[Any], one_shape: bool
+) -> None:
+    """Refuse a leaf whose dtype, and shape or rank, differ between processes."""
+    if len({(dtype, shape if one_shape else len(shape)) for dtype, shape, _ in types}) > 1:
+        law = "shape and dtype" if one_shape else "rank and dtype"
+        raise ShapeError(
+            f"{what}: {name} must have one {law} on all processes; it is "
+            f"{listed(peers, [_kind(dtype, shape) for dtype, shape, _ in types])}."
+        )
 
 
 def all_told(world: RuntimeWorld, what: str, value: Hashable, peers: Sequence[int]) -> list[Any]:

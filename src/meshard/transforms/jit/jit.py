@@ -15,7 +15,6 @@ import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
@@ -26,6 +25,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
@@ -121,16 +121,7 @@ pjit = jit
 
 @final
 class Jitted:
-    """What `jit` returns.
-
-    Args:
-        f: the function.
-        options: those of `jit`.
-        choose_wrapper: asked for each program that is lowered what makes of each of its results
-            the value that callers get. By default nothing does: they get Arrays. A floor above
-            that has another kind of array gives it here; inside another transformation, where
-            results are values of that one, it is not asked.
-    """
+    """What `jit` returns."""
 
     def __init__(
         self,
@@ -143,7 +134,6 @@ class Jitted:
         donate_argnums: Any = None,
         donate_argnames: Any = None,
         keep_unused: bool = False,
-        choose_wrapper: ChooseWrapper = lambda: None,
     ) -> None:
         if not callable(f):
             raise ArgumentError(refusal("jit", "f", "a function", f))
@@ -161,8 +151,21 @@ class Jitted:
             self._in = tuple(self._in)
         self._out = out_shardings
         self._keep_unused = keep_unused
-        self._choose_wrapper = choose_wrapper
+        self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
+
+    def wrap_results(self, choose: ChooseWrapper) -> Jitted:
+        """Say what callers get for results, which are Arrays by default; return this function.
+
+        A floor above that has another kind of array says so here, before the first call.
+
+        Args:
+            choose: asked for each program that is lowered what makes of each of its results the
+                value that callers get; None: nothing. Inside another transformation, where results
+                are values of that one, it is not asked.
+        """
+        self._choose_wrapper = choose
+        return self
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import optree
 
 from meshard.algebra.abstract import Sharding
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import WEAK
 from meshard.plan.figures.topology import Topology
 from meshard.runtime import trees
 from meshard.runtime.agree import agreed
@@ -32,7 +32,6 @@ from meshard.transforms.jit.devices import captured_beside, check_devices, repli
 from meshard.transforms.jit.sharing import program
 from meshard.transforms.lowering.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.lowering.executable import Executable
-from meshard.transforms.lowering.listings import lowered_listing
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Kind, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
@@ -287,14 +286,14 @@ class _Placed(_Stage):
         """Return what runs as a listing, with how each value lies and what moves."""
         trace = self._trace
         called = dict(zip(trace.program.inputs, trace.told, strict=True))
-        return lowered_listing(self._world, self.executable, called)
+        return listing(replace(self.executable.listed(), called=called))
 
     def cost_analysis(self) -> dict[str, float]:
         """Return estimates: ``"flops"``, ``"bytes accessed"``, ``"bytes communicated"``.
 
         They count all devices together; a loop whose number of turns is not known counts as one.
         """
-        return costs(self._world, self.executable)
+        return costs(self.executable)
 
     def explain(self, topology: Topology | str | None = None) -> Explanation:
         """Return what the program does step by step, what it moves, and why.
@@ -332,12 +331,12 @@ class Compiled(_Placed):
     @property
     def output_shardings(self) -> Any:
         """For each result its sharding."""
-        found = [self._aval(k).sharding for k in self.executable.outputs]
+        found = [self._aval(k).sharding for k in self.executable.returns]
         return trees.unflatten(self._trace.out_tree, found)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Return the bytes of arguments, results and temporaries on the device that has most."""
-        return memory(self._world, self.executable)
+        return memory(self.executable)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program.
