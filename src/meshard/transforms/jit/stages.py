@@ -6,7 +6,7 @@ In: a `Trace`, and how the arguments lie. Out: programs to read, to cost, and to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -21,12 +21,11 @@ from meshard.runtime import trees
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
-from meshard.runtime.doors import function, interpreting
+from meshard.runtime.doors import interpreting
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.settings import config
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
@@ -38,23 +37,40 @@ from meshard.transforms.program.program import Kind, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
 from meshard.transforms.tracing.tracing import anywhere
 
+ResultWrapper = Callable[[Array], Any]
+"""Makes of one result of a jitted function what its caller gets."""
+
+ChooseWrapper = Callable[[], ResultWrapper | None]
+"""Says, each time that a program is lowered, what wraps its results; None where nothing does."""
+
 
 @final
 class Entry:
     """What a jitted function does for arguments of some types.
+
+    Args:
+        world: this process's world.
+        trace: the traced function.
+        kinds: the arguments' types, or Python's types of numbers.
+        wrapper: what wraps each result; None if callers get Arrays.
 
     Attributes:
         executable: the program.
         given: how each argument lies when the program reads it.
     """
 
-    def __init__(self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind]) -> None:
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        trace: Trace,
+        kinds: Sequence[Kind],
+        wrapper: ResultWrapper | None,
+    ) -> None:
         self.trace = trace
         self.given: list[Kind] = []
         place = check_devices(trace, kinds)
         self.captured = captured_beside(trace.captured, place)
-        wraps = config.read("parallel_functions_output_gda")
-        self._wrap = function("global_device_array") if wraps else None
+        self._wrapper = wrapper
         self._moves: list[tuple[int, Sharding]] = []
         for number, (kind, told, wanted) in enumerate(
             zip(kinds, trace.told, trace.in_shardings, strict=True)
@@ -117,8 +133,8 @@ class Entry:
         for number, x in enumerate(found):
             if type(x) is not Array:
                 found[number] = as_array(x)
-        if self._wrap is not None:
-            found = list(map(self._wrap, found))
+        if self._wrapper is not None:
+            found = list(map(self._wrapper, found))
         for x in donated:
             x._discard(f"donated to {self.trace.what}")
         return optree.tree_unflatten(self.trace.out_tree, found)
@@ -225,6 +241,16 @@ class _Stage:
 class Traced(_Stage):
     """A function as a program that knows nothing yet of where its arguments lie."""
 
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        trace: Trace,
+        kinds: Sequence[Kind],
+        choose_wrapper: ChooseWrapper,
+    ) -> None:
+        super().__init__(world, trace, kinds)
+        self._choose_wrapper = choose_wrapper
+
     @property
     def program(self) -> Any:
         """The program; printed it is a listing."""
@@ -240,7 +266,7 @@ class Traced(_Stage):
             IndivisibleError: if a dim does not divide into the shards that are asked for.
             IncompatibleDevicesError: if arguments are committed to different devices.
         """
-        entry = Entry(self._world, self._trace, self._kinds)
+        entry = Entry(self._world, self._trace, self._kinds, self._choose_wrapper())
         return Lowered(self._world, self._trace, self._kinds, entry)
 
 
