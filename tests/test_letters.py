@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.algebra.settings import Table
 from meshard.mpi import letters as letters_module
 from meshard.mpi.letters import ROOM, packed
 from meshard.mpi.segments import Segments, open_segments
 from meshard.runtime.memory.arena import Neighbour, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import NOWHERE, Stamp
+from meshard.runtime.settings import Table
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16

@@ -198,7 +198,7 @@ def memory() -> int:
     What it keeps for the next time is given up before, and only what would never come back counts.
     """
     world = here()
-    world.decisions.clear()
+    world.forget()
     world._types.clear()
     plan_cache().clear()
     gc.collect()

@@ -20,7 +20,8 @@ from meshard.errors import NotAddressableError, ShardingError
 from meshard.interop.jax_shardings import jax, layout_of, to_meshard
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
+from meshard.runtime.memo import Memo
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -65,30 +66,33 @@ class Route:
         self.places = places_of(target, self.destination)
 
 
+_ROUTES: Memo[tuple[Any, Any, tuple[int, ...]], Route] = Memo("routes of JAX's arrays", 1 << 12)
+
+
 @final
 class Moving:
     """One array on its way."""
 
     def __init__(self, world: RuntimeWorld, x: Any, target: Any, what: str) -> None:
         self.x, self.target, self.shape = x, target, tuple(x.shape)
-        key = ("jax reshard", x.sharding, target, self.shape)
-        route: Route | None = world.decisions.get(key)
+        key = (x.sharding, target, self.shape)
+        route = _ROUTES.table(world).get(key)
         if route is None:
             route = Route(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
-            world.decided(key, route)
+            _ROUTES.keep(world, key, route)
         self.route = route
         self.pieces: list[Block] = []
 
-    def wire(self) -> Move:
+    def wire(self) -> Wire:
         """Return what the move is called in a ledger."""
-        return Move(
-            self.x.aval.str_short(),
+        move = Move(
             to_meshard(self.target, self.shape),
             (to_meshard(self.x.sharding, self.shape),),
             self.route.destination,
             (Source(self.route.source),),
             self.x.dtype.itemsize,
         )
+        return move_wire(self.x.aval.str_short(), move)
 
     def begin(self, world: RuntimeWorld, tasks: list[Copying]) -> None:
         """Make the pieces: views, small ones filled now, large ones by the tasks that are added."""

@@ -14,11 +14,11 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.settings import Table
 from meshard.mpi.letters import ROOM, Letters, Stamps, mail_bytes, packed, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Waiting = Generator[None, None, None]

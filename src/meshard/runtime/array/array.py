@@ -12,8 +12,8 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import is_text, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.errors import (
     ArgumentError,
     ConfigError,

@@ -18,10 +18,11 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import is_text, refusal, shown
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device, config
+from meshard.algebra.world import process_default_device
 from meshard.errors import (
     ArgumentError,
     DtypeError,
@@ -33,13 +34,15 @@ from meshard.errors import (
 )
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.execute import run_part
+from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
@@ -96,7 +99,7 @@ def _new_arrays_on(device: Device | None) -> Iterator[None]:
 
 def home(world: RuntimeWorld) -> SingleDeviceSharding:
     """Return the sharding of new arrays that nobody placed."""
-    device = _default_device.get() or config.default_device
+    device = _default_device.get() or process_default_device()
     if device is None or device not in world.local_devices:
         device = world.local_devices[0]
     known = world.homes
@@ -156,7 +159,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
         raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
     plain = not typed and dtype is None
-    if plain and value.dtype.kind in "fc" and config.default_float == "float32":
+    if plain and value.dtype.kind in "fc" and DEFAULT_FLOAT.value == "float32":
         value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
         if value.size and all(isinstance(v, int) for v in value.flat):
@@ -334,39 +337,26 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
 
+@memoized(most=1 << 13)
 def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
-    key = ("reshard", source, kind)
-    part: Part | None = world.decisions.get(key)
-    if part is None:
-        processes = world.process_map(kind.sharding)
-        if processes is not None:
-            processes = {**processes, **(world.process_map(source.sharding) or {})}
-        sources, me = [Source(source.layout)], world.process_index
-        part = assemble(kind.layout, sources, processes, me, world.sharing)
-        world.decided(key, part)
-    return part
+    processes = world.process_map(kind.sharding)
+    if processes is not None:
+        processes = {**processes, **(world.process_map(source.sharding) or {})}
+    sources, me = [Source(source.layout)], world.process_index
+    return assemble(kind.layout, sources, processes, me, world.sharing)
 
 
+@memoized(most=1 << 13)
 def wires_between(
     world: RuntimeWorld, source: ArrayType, kind: ArrayType
-) -> tuple[()] | tuple[Move]:
+) -> tuple[()] | tuple[Wire]:
     """Return what an array moves to lie as another type says: one communication or none."""
     if source.guest or source.layout == kind.layout:
         return ()
-    key = ("wire", source, kind)
-    found: Move | None = world.decisions.get(key)
-    if found is None:
-        found = Move(
-            source.str_short(),
-            kind.sharding,
-            (source.sharding,),
-            kind.layout,
-            (Source(source.layout),),
-            kind.dtype.itemsize,
-        )
-        world.decided(key, found)
-    return (found,)
+    from_ = (source.sharding,), kind.layout, (Source(source.layout),)
+    move = Move(kind.sharding, *from_, kind.dtype.itemsize)
+    return (move_wire(source.str_short(), move),)
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
