@@ -27,11 +27,11 @@ from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
+from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
 from meshard.transforms.jit.sharing import program
-from meshard.transforms.lowering.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
