@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import MOST_INTEGER
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
-from meshard.runtime.arguments import MOST_INTEGER
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, final
 
 from meshard.plan.move.wires import Wire
-from meshard.runtime.arguments import too_large
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
+from meshard.runtime.doors import too_large
 from meshard.runtime.moving.place import placed, resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
