@@ -169,7 +169,7 @@ def boxes(draw: random.Random, pages: Pages, sizes: Sequence[int], fill: bool) -
     for size in sizes:
         within = draw.random() < 0.5
         shape = (max(1, size // 8), 16)
-        room = (pages.reachable if within else pages.empty)(shape, F8)
+        room = (pages.reachable if within else pages.allocate)(shape, F8)
         room[...] = draw.random() if fill else -1.0
         box = draw.choice([room, room[:, 3:9], room[::-1, ::2], room[:0], room[0, 0]])
         found.append(box)

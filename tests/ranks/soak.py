@@ -202,10 +202,10 @@ def memory() -> int:
     world._types.clear()
     plan_cache().clear()
     gc.collect()
-    world.pages.trim()
+    world.memory.trim()
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     anonymous = int(fields["RssAnon"].split()[0]) * 1024
-    arena = world.pages.arena
+    arena = world.memory.arena
     shared = 0
     if arena is not None:
         shared = os.stat(f"/proc/self/fd/{arena.handle[1]}").st_blocks * 512

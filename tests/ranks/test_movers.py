@@ -124,7 +124,7 @@ y = meshard.reshard(split(value), NamedSharding(mesh, P()))
 mine = y.addressable_shards[0].data._blocks[0]
 assert (mine == value).all()
 tell("in my arena:", chunk_of(mine) is not None, "writable:", np.asarray(y).flags.writeable)
-arena = here().pages.arena
+arena = here().memory.arena
 del mine, y
 meshard.multihost_utils.sync_global_devices("dropped")
 tell("lent:", arena.lent_bytes)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _LINE = 64
+_BYTE = np.dtype(np.uint8)
 """The alignment in bytes of memory that JAX's CPU devices take without a copy."""
 _SMALL = 256 * 1024
 """Bytes from which a piece has pages of its own; smaller ones of one array share an allocation."""
@@ -109,17 +110,18 @@ class Moving:
                     continue
             size = math.prod(shape) * dtype.itemsize
             if size < _SMALL:
+                least = min(_SMALL, self.x.nbytes + 16 * _LINE)
                 if room is None or room.nbytes - used < size:
-                    room, used = _aligned(max(size, min(_SMALL, self.x.nbytes + 16 * _LINE))), 0
+                    room, used = _aligned(world, max(size, least)), 0
                 piece = np.ndarray(shape, dtype, room, used)
                 used += -(-size // _LINE) * _LINE
                 for copy in recipe.copies:
                     piece[copy.target] = blocks[copy.origin][copy.region]
             else:
-                piece = world.pages.empty(shape, dtype)
+                piece = world.memory.allocate(shape, dtype)
                 for copy in recipe.copies:
                     origin = _view(blocks[copy.origin], copy.region)
-                    tasks += _copies(_view(piece, copy.target), origin)
+                    tasks += _copies(world, _view(piece, copy.target), origin)
             self.pieces.append(piece)
 
     def finish(self) -> Any:
@@ -204,9 +206,9 @@ def is_taken(block: Block) -> bool:
     return block.flags.c_contiguous and _address(block) % _LINE == 0
 
 
-def _aligned(size: int) -> Block:
+def _aligned(world: RuntimeWorld, size: int) -> Block:
     """Return uninitialised bytes that begin on a cache line."""
-    room = np.empty(size + _LINE, np.uint8)
+    room = world.memory.allocate((size + _LINE,), _BYTE)
     start = -_address(room) % _LINE
     return room[start : start + size]
 
@@ -220,22 +222,22 @@ def copied(world: RuntimeWorld, block: Block, tasks: list[Copying]) -> Block:
     """Return memory that JAX takes as it is, filled with a block by the tasks that are added."""
     small = block.nbytes < _SMALL
     piece = (
-        np.ndarray(block.shape, block.dtype, _aligned(block.nbytes))
+        np.ndarray(block.shape, block.dtype, _aligned(world, block.nbytes))
         if small
-        else world.pages.empty(block.shape, block.dtype)
+        else world.memory.allocate(block.shape, block.dtype)
     )
-    tasks += _copies(piece, block)
+    tasks += _copies(world, piece, block)
     return piece
 
 
-def _copies(target: Block, origin: Block) -> list[Copying]:
+def _copies(world: RuntimeWorld, target: Block, origin: Block) -> list[Copying]:
     """Return the tasks of one copy: one, or several of a large one."""
     rows = target.shape[0] if target.ndim else 1
     parts = max(1, min(rows, target.nbytes // _CHUNK))
     if parts == 1:
-        return [partial(np.copyto, target, origin)]
+        return [partial(world.memory.copy, target, origin)]
     spans = [slice(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
-    return [partial(np.copyto, target[span], origin[span]) for span in spans]
+    return [partial(world.memory.copy, target[span], origin[span]) for span in spans]
 
 
 def is_key(x: Any) -> bool:

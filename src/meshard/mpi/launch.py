@@ -28,6 +28,7 @@ from meshard.algebra.world import (
 )
 from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
+from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.settings import HOST, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
@@ -122,9 +123,10 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
     )
     if transport.table.memory:
+        assert isinstance(world.memory, Pages)  # which others can be let into
         transport.reach(
             *open_segments(
-                world.pages,
+                world.memory,
                 hosts,
                 transport.index,
                 transport.table,

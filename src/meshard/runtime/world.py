@@ -15,6 +15,7 @@ from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement
@@ -33,7 +34,7 @@ class RuntimeWorld(World):
     Attributes:
         transport: how to reach the other processes.
         agreement: what is kept of the operations run together with others; None without others.
-        pages: memory for large blocks.
+        memory: where blocks are allocated, and how they get to and from the host.
         workers: the thread pool.
         tables: what this world found out, by the number of each `Memo`.
         device_set: all devices, as a set.
@@ -59,10 +60,9 @@ class RuntimeWorld(World):
         self.transport = transport
         lookout = transport.lookout
         self.agreement: Agreement | None = None if lookout is None else lookout.agreement
-        self.pages = Pages()
+        self.memory: Memory = Pages()
         self.workers = Workers()
         self.tables: list[dict[Any, Any]] = []
-        self.decisions: dict[Hashable, Any] = {}  # only for the bodies that jit walks on types
         self.epoch = config.epoch
         self.ledgers: tuple[Any, ...] = ()
         self.profiles: tuple[Any, ...] = ()
@@ -110,20 +110,13 @@ class RuntimeWorld(World):
     def forget(self) -> None:
         """Empty all tables: the settings are others than those that they were filled under."""
         self.epoch = config.epoch
-        self.decisions.clear()
         for table in self.tables:
             table.clear()
-
-    def decided(self, key: Hashable, decision: Any) -> None:
-        """Keep what jit found in a body that it walked on types."""
-        if len(self.decisions) > _MOST_TYPES:
-            self.decisions.clear()
-        self.decisions[key] = decision
 
     def close(self) -> None:
         """End the threads and give idle memory back."""
         self.workers.close()
-        self.pages.close()
+        self.memory.close()
 
 
 def alone(devices: int | None = None) -> RuntimeWorld:

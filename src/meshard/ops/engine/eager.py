@@ -5,9 +5,8 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
 from meshard.errors import ConcretizationError
@@ -32,10 +31,8 @@ _RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners", 1 << 15)
 
 
 @final
-class Eager:
+class Eager(primitive.Interpreter):
     """Runs operations at once; the decisions live in the world."""
-
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
         """Run one operation and return its result, or a tuple of results."""

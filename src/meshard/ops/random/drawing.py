@@ -21,7 +21,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.errors import ShardingError
-from meshard.ops.engine.later import in_program, made
+from meshard.ops.engine.later import in_program, make_later
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
@@ -150,7 +150,7 @@ def _made(
 ) -> Array:
     """Draw the pieces that this process holds."""
     tiles, shapes, nbytes = _tiles_here(world, kind)
-    empty, dtype = world.pages.empty, kind.dtype
+    empty, dtype = world.memory.allocate, kind.dtype
     blocks = {i: empty(shape, dtype) for i, shape in shapes}
     if nbytes < LARGE:
         if tiles:
@@ -228,7 +228,9 @@ def drawn(
         value = key_words(key, what) if kind.local else 0
         return _made(here(), kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
 
-    return made(what, beside(one._type), make, *operands, asked=sharding is not None, place=beside)
+    return make_later(
+        what, beside(one._type), make, *operands, asked=sharding is not None, place=beside
+    )
 
 
 def refuse_place(what: str, place: Any) -> None:

@@ -468,7 +468,7 @@ def _read(x: Array) -> Block:
         return gathered(here(), kind, blocks)
     block = blocks[0]
     assert block is not None
-    return block
+    return here().memory.to_host(block)
 
 
 def _to_keep(value: Block, fresh: bool) -> Block:
@@ -483,7 +483,9 @@ def _unpickled(value: Block) -> Array:
     world = here()
     alone = SingleDeviceSharding(world.local_devices[0])
     # Nobody else may hold the block: of a pickle's own buffer it would be a view.
-    return Array(world.type_of(value.shape, value.dtype, alone, False), (value.copy(),))
+    block = world.memory.allocate(value.shape, value.dtype)
+    world.memory.from_host(block, value)
+    return Array(world.type_of(value.shape, value.dtype, alone, False), (block,))
 
 
 def live_arrays(platform: str | None = None) -> list[Array]:

@@ -191,16 +191,17 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
 
 
 def _copied(world: RuntimeWorld, value: Block) -> Block:
-    target = world.pages.empty(value.shape, value.dtype)
+    target = world.memory.allocate(value.shape, value.dtype)
     _run_copies(world, [(target, value)])
     return target
 
 
 def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
-    """Copy each second array into the first; large ones in parts, on the workers."""
+    """Bring each second array into the first; large ones in parts, on the workers."""
+    bring = world.memory.from_host
     if sum(t.nbytes for t, _ in copies) < LARGE:
         for target, value in copies:
-            target[...] = value
+            bring(target, value)
         return
     tasks = []
     for target, value in copies:
@@ -208,10 +209,10 @@ def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
         parts = min(rows, max(1, target.nbytes // _CHUNK))
         for i in range(parts):
             if parts == 1:
-                tasks.append(partial(np.copyto, target, value))
+                tasks.append(partial(bring, target, value))
             else:
                 rows_i = slice(rows * i // parts, rows * (i + 1) // parts)
-                tasks.append(partial(np.copyto, target[rows_i], value[rows_i]))
+                tasks.append(partial(bring, target[rows_i], value[rows_i]))
     world.workers.run(tasks)
 
 
@@ -304,7 +305,7 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
     copies = []
     for piece in kind.local:
         box = kind.layout.box(piece)
-        block = world.pages.empty(box.shape, kind.dtype)
+        block = world.memory.allocate(box.shape, kind.dtype)
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
@@ -387,7 +388,7 @@ def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], 
                 "All pieces of an array have one dtype; pass dtype= to convert them."
             )
         if not handed_over(value):
-            block = world.pages.empty(box.shape, kind.dtype)
+            block = world.memory.allocate(box.shape, kind.dtype)
             copies.append((block, value))
             value = block
         blocks[piece] = value

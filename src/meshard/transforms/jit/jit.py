@@ -30,8 +30,8 @@ from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
 from meshard.transforms.jit.stages import Entry, Lowered, Traced
-from meshard.transforms.jit_arguments import Arguments
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
+from meshard.transforms.tracing.arguments import Arguments
 from meshard.transforms.tracing.signature import (
     Trace,
     accepted,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import optree
@@ -27,13 +27,12 @@ from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
+from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
 from meshard.transforms.jit.sharing import program
-from meshard.transforms.lowering.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.lowering.executable import Executable
-from meshard.transforms.lowering.listings import lowered_listing
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Kind, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
@@ -261,14 +260,14 @@ class _Placed(_Stage):
         """Return what runs as a listing, with how each value lies and what moves."""
         trace = self._trace
         called = dict(zip(trace.program.inputs, trace.told, strict=True))
-        return lowered_listing(self._world, self.executable, called)
+        return listing(replace(self.executable.listed(), called=called))
 
     def cost_analysis(self) -> dict[str, float]:
         """Return estimates: ``"flops"``, ``"bytes accessed"``, ``"bytes communicated"``.
 
         They count all devices together; a loop whose number of turns is not known counts as one.
         """
-        return costs(self._world, self.executable)
+        return costs(self.executable)
 
     def explain(self, topology: Topology | str | None = None) -> Explanation:
         """Return what the program does step by step, what it moves, and why.
@@ -306,12 +305,12 @@ class Compiled(_Placed):
     @property
     def output_shardings(self) -> Any:
         """For each result its sharding."""
-        found = [self._aval(k).sharding for k in self.executable.outputs]
+        found = [self._aval(k).sharding for k in self.executable.returns]
         return trees.unflatten(self._trace.out_tree, found)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Return the bytes of arguments, results and temporaries on the device that has most."""
-        return memory(self._world, self.executable)
+        return memory(self.executable)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program.

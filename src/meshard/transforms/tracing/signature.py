@@ -29,9 +29,9 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_array, as_sharding, check_devices_exist, home
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.jit_arguments import Arguments, Statics
 from meshard.transforms.program.program import Kind, Program, Var
 from meshard.transforms.program.simplify import simplified
+from meshard.transforms.tracing.arguments import Arguments, Statics
 from meshard.transforms.tracing.tracing import Typed, anywhere, traced
 
 
