@@ -44,7 +44,6 @@ from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder
 from meshard.transforms.tracing.tracing import anywhere, recording
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import is_text, shown
+from meshard.algebra.arguments import described, integer_of, is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
@@ -21,7 +21,6 @@ from meshard.errors import (
     IndexingError,
     NotAddressableError,
 )
-from meshard.runtime.arguments import described, integer
 from meshard.runtime.array.fetch import element_place, gathered, picked
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
@@ -149,7 +148,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def addressable_data(self, index: int) -> Array:
         """Return the data of one of this process's shards, as an array on its device."""
         shards = self.addressable_shards
-        number = integer(index, "addressable_data", "index")
+        number = integer_of(index, "addressable_data", "index")
         if not -len(shards) <= number < len(shards):
             raise IndexingError(
                 f"addressable_data: index {number} is out of range: this process holds "

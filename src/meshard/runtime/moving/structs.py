@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError, SpecError
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
@@ -55,7 +54,7 @@ class ShapeDtypeStruct(Shaped):
         if dtype is None:
             raise ArgumentError(f"{what}: a dtype is needed, got None.")
         found = as_sharding(sharding, what)
-        sizes = checked_shape(shape, what)
+        sizes = shape_of(shape, what)
         if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):
             raise SpecError(
                 f"{what}: {found!r} is only valid for arrays of rank at least {len(found.spec)}, "

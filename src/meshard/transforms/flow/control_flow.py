@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
-from meshard.runtime.arguments import described, integer
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
@@ -338,7 +337,7 @@ def _bound(x: Any, name: str) -> Any:
         ArgumentError: if it is no integer without dims.
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
-        return integer(x, "fori_loop", name)
+        return integer_of(x, "fori_loop", name)
     value = as_array(x)
     if value.shape or value.dtype.kind not in "iu":
         raise ArgumentError(
