@@ -17,6 +17,9 @@ from tests.ranks import shares
 os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# An oracle need not be fast: a fifth of its tests went into optimising. What meshard compiles with
+# XLA itself is optimised, as for users (tests/test_segment.py).
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 import numpy as np
 import pytest
