@@ -102,7 +102,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         devices: how many devices this process has.
         ours: whether MPI was started here, and is to be ended here.
     """
-    from meshard.mpi.segments import open_segments
+    from meshard.mpi.neighbours import open_neighbours
     from meshard.mpi.transport import MpiTransport
     from meshard.mpi.watch import whereabouts
 
@@ -112,7 +112,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     mine = devices, config.host or socket.gethostname(), config.table, whereabouts()
     told: list[Any] = transport.all_gather(mine, everybody)
     transport.settle(told[0][2])
-    transport.letters.know([place for *_, place in told])
+    transport.channel.know([place for *_, place in told])
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
@@ -121,13 +121,13 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     )
     if transport.table.memory:
         transport.reach(
-            *open_segments(
+            *open_neighbours(
                 world.pages,
                 hosts,
                 transport.index,
                 transport.table,
                 lambda value: transport.all_gather(value, everybody),
-                transport.lookout,
+                transport.watchdog,
             )
         )
     with entered(world):
@@ -140,18 +140,18 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
 
 def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     """Do what is to be done when this process ends, in whichever way."""
-    from meshard.mpi.watch import Ending, end_on_error, speak_when_ended
+    from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
-        if transport.lookout.any_died():
+        if transport.watchdog.any_died():
             # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
             _flush()
             os._exit(1)
         _abort(mpi)
 
-    ending = Ending(transport.lookout, transport.letters, abort)
+    ending = ProcessExit(transport.watchdog, transport.channel, abort)
     end_on_error(ending)
-    speak_when_ended(transport.lookout)
+    speak_when_ended(transport.watchdog)
 
     def finish() -> None:
         if ending.is_copy or mpi.Is_finalized():

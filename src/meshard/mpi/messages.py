@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from meshard.algebra.settings import Table
 from meshard.mpi.datatypes import Datatypes, run_bytes
-from meshard.mpi.letters import unpack
+from meshard.mpi.mailbox import unpack
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.types import Block

@@ -1,7 +1,7 @@
 """What a process of an MPI job sees of the others beside their messages.
 
 In: a communicator of its own, and what the system says of processes of the same host. Out: the side
-channel of `Lookout`, and the last words of a process that ends.
+channel of `Watchdog`, and the last words of a process that ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mpi4py import MPI
 from meshard.algebra.world import config
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
-from meshard.runtime.processes.watchdog import ENDED, Lookout
+from meshard.runtime.processes.watchdog import ENDED, Watchdog
 
 _LETTER = 7
 _SHORT = 3500
@@ -60,7 +60,7 @@ def _state(pid: int) -> tuple[str, str]:
 
 
 @final
-class MpiLetters:
+class MpiSideChannel:
     """The side channel between the processes of a communicator.
 
     Args:
@@ -154,20 +154,20 @@ def _done(request: MPI.Request) -> bool:
 
 
 @final
-class Ending:
+class ProcessExit:
     """How this process ends, and what the others are told of it.
 
     Args:
-        lookout: what this process knows of the others.
-        letters: how to tell them.
+        watchdog: what this process knows of the others.
+        channel: how to tell them.
         abort: ends all processes of the job.
     """
 
     def __init__(
-        self, lookout: Lookout, letters: MpiLetters, abort: Callable[[], NoReturn]
+        self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
     ) -> None:
-        self._lookout = lookout
-        self._letters = letters
+        self._lookout = watchdog
+        self._channel = channel
         self._abort = abort
         self._born = depth()
 
@@ -187,10 +187,10 @@ class Ending:
         while not self._lookout.all_ended():
             if self._lookout.any_failed():
                 self._wait_for_reports()
-                self._letters.flush(_FLUSH)
+                self._channel.flush(_FLUSH)
                 return False
             time.sleep(_SOON)
-        self._letters.flush(_FLUSH)
+        self._channel.flush(_FLUSH)
         return True
 
     def _wait_for_reports(self) -> None:
@@ -217,8 +217,8 @@ class Ending:
             error: the error.
             show: writes it with its traceback.
         """
-        lookout, me = self._lookout, self._lookout.agreement.index
-        lookout.end()
+        watchdog, me = self._lookout, self._lookout.agreement.index
+        watchdog.end()
         if not isinstance(error, TransportError):
             self._goodbye(f"has failed with {kind.__name__}")
         if isinstance(error, AgreementError) and not self._is_first():
@@ -227,9 +227,9 @@ class Ending:
             show()
             say_failed(me)
         if isinstance(error, TransportError):  # all of them see it
-            lookout.report()
+            watchdog.report()
             self._wait_for_reports()
-            if lookout.any_ended():  # its exit code is the job's: it ends once all have reported
+            if watchdog.any_ended():  # its exit code is the job's: it ends once all have reported
                 time.sleep(_COURTESY)
         time.sleep(_HEARD)
         self._abort()
@@ -246,7 +246,7 @@ class Ending:
         return True
 
 
-def end_on_error(ending: Ending) -> None:
+def end_on_error(ending: ProcessExit) -> None:
     """End the whole job when this process fails, since the others would wait for it."""
     before = sys.excepthook
 
@@ -267,12 +267,12 @@ def say_failed(process: int) -> None:
     sys.stdout.flush()
 
 
-def speak_when_ended(lookout: Lookout) -> None:
+def speak_when_ended(watchdog: Watchdog) -> None:
     """Say where this process waits when mpiexec ends it, as it does when another has died."""
     born = depth()
 
     def speak(number: int, frame: FrameType | None) -> None:
-        told = lookout.interrupted() if depth() == born else None
+        told = watchdog.interrupted() if depth() == born else None
         if told is not None:
             sys.stderr.write(f"meshard: the job is ended. {told}\n")
             sys.stderr.flush()

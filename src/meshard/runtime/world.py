@@ -55,8 +55,8 @@ class RuntimeWorld(World):
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
         self.transport = transport
-        lookout = transport.lookout
-        self.agreement: Agreement | None = None if lookout is None else lookout.agreement
+        watchdog = transport.watchdog
+        self.agreement: Agreement | None = None if watchdog is None else watchdog.agreement
         self.pages = Pages()
         self.workers = Workers()
         self.decisions: dict[Hashable, Any] = {}

@@ -2,7 +2,7 @@
 
 In: the operations on arrays that span processes, as tokens. Out: one running hash per set of
 processes, which stamps every message, and an account of the recent steps, which tells who diverged
-when messages do not meet (`verdict`). What a process does with arrays of its own enters nothing.
+when messages do not meet (`divergence`). What a process does with arrays of its own enters nothing.
 
 A stamp also says where among the steps of its set a message belongs, so that a process can tell a
 message of a step that it has left, which is dropped, from one of a step that it has yet to reach.
@@ -43,7 +43,7 @@ _EPOCH = 40
 """Bits of a step's number below its epoch."""
 
 
-class Place(Enum):
+class Arrival(Enum):
     """Where a message belongs, as seen by the process that it has come to."""
 
     NOW = "the step that this process is in"
@@ -53,7 +53,7 @@ class Place(Enum):
 
 
 @final
-class Running:
+class RunningSteps:
     """The steps of one set of processes, as one of them counts them.
 
     Attributes:
@@ -94,7 +94,7 @@ class Token:
 
     __slots__ = ("number", "running", "text")
 
-    def __init__(self, running: Running, number: int, text: str) -> None:
+    def __init__(self, running: RunningSteps, number: int, text: str) -> None:
         self.running = running
         self.number = number
         self.text = text
@@ -102,7 +102,7 @@ class Token:
 
 @final
 @dataclass(frozen=True)
-class Entry:
+class StepReport:
     """One step, as it is told to others.
 
     Attributes:
@@ -139,14 +139,14 @@ class Account:
 
     index: int
     mode: str
-    entries: tuple[Entry, ...]
+    entries: tuple[StepReport, ...]
     before: int
     steps: Mapping[Members, int]
     waits: tuple[int, ...]
     ended: str | None = None
 
     @property
-    def last(self) -> Entry | None:
+    def last(self) -> StepReport | None:
         """The step that it is in, or that it ran last."""
         return self.entries[-1] if self.entries else None
 
@@ -155,7 +155,7 @@ Remembered = tuple[Token, int, int, CodeType | str, int]
 
 
 @final
-class Step(NamedTuple):
+class RememberedStep(NamedTuple):
     """One step, as it is remembered: what it costs least to take down.
 
     Attributes:
@@ -172,12 +172,14 @@ class Step(NamedTuple):
     code: CodeType | str
     place: int
 
-    def entry(self) -> Entry:
+    def report(self) -> StepReport:
         """Return the step as it is told to others."""
         token, line = self.token, self.code
         if not isinstance(line, str):
             line = f"{line.co_filename}:{line_of(line, self.place)}"
-        return Entry(token.running.members, self.step, self.hash, token.number, token.text, line)
+        return StepReport(
+            token.running.members, self.step, self.hash, token.number, token.text, line
+        )
 
 
 @final
@@ -194,10 +196,10 @@ class Agreement:
         self.index = index
         self.count = count
         self._meet = meet
-        self._sets: dict[Members, Running] = {}
-        self._keys: dict[int, Running] = {}
+        self._sets: dict[Members, RunningSteps] = {}
+        self._keys: dict[int, RunningSteps] = {}
         self._turn = 0
-        self._with: list[tuple[Running, ...]] = [()] * count
+        self._with: list[tuple[RunningSteps, ...]] = [()] * count
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
         self._ours: dict[str, bool] = {}
         self._epoch = -1
@@ -230,11 +232,11 @@ class Agreement:
         number = digest(canon)
         return Token(self._running(ordered), number, shortened(canon if text is None else text))
 
-    def _running(self, members: Members) -> Running:
+    def _running(self, members: Members) -> RunningSteps:
         """Return the steps of a set of processes that this one belongs to."""
         running = self._sets.get(members)
         if running is None:
-            running = self._sets[members] = Running(members)
+            running = self._sets[members] = RunningSteps(members)
             self._keys[running.key] = running
             for p in members:
                 self._with[p] = (*self._with[p], running)
@@ -268,7 +270,7 @@ class Agreement:
 
     @property
     def latest(self) -> Remembered | None:
-        """The step that this process is in, or ran last: what makes a `Step`."""
+        """The step that this process is in, or ran last: what makes a `RememberedStep`."""
         return self._ring[-1] if self._ring else None
 
     def stamp(self, peer: int) -> Stamp:
@@ -282,16 +284,16 @@ class Agreement:
         last = shared[0] if len(shared) == 1 else max(shared, key=_turn)
         return (last.key, last.step, last.hash) if last.turn else NOWHERE
 
-    def place(self, peer: int, stamp: Stamp) -> Place:
+    def arrival(self, peer: int, stamp: Stamp) -> Arrival:
         """Return where a message of another process belongs."""
         now = self.stamp(peer)
         if stamp == now:
-            return Place.NOW
+            return Arrival.NOW
         key, step, found = stamp
         running = self._keys.get(key)
         if running is None or step > running.step or not running.turn:
-            return Place.AHEAD
-        return Place.APART if step == running.step and found != running.hash else Place.OVER
+            return Arrival.AHEAD
+        return Arrival.APART if step == running.step and found != running.hash else Arrival.OVER
 
     def is_within(self, steps: Mapping[Members, int], stamp: Stamp) -> bool:
         """Whether a message belongs to one of some steps, or to an earlier one."""
@@ -332,7 +334,7 @@ class Agreement:
             ended: how its program has ended.
         """
         ring = list(self._ring)[0 if whole else -_BRIEF :]
-        entries = tuple([Step(*item).entry() for item in ring])
+        entries = tuple([RememberedStep(*item).report() for item in ring])
         steps = {r.members: r.step for r in self._sets.values()}
         before = self._count() - len(entries)
         return Account(self.index, self.mode, entries, before, steps, tuple(waits), ended)
@@ -356,7 +358,7 @@ class Agreement:
         return {m: (steps.get(m, 0) >> _EPOCH) + 1 for m in _contradicted(mine, ring, other, there)}
 
 
-def _turn(running: Running) -> int:
+def _turn(running: RunningSteps) -> int:
     return running.turn
 
 
@@ -424,7 +426,7 @@ def _comparable(one: Account, other: Account) -> set[Members]:
     }
 
 
-def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
+def parted(one: Account, other: Account) -> tuple[StepReport, StepReport] | None:
     """Return the first step that differs, of those that two processes should both run; else None.
 
     One process may be further than the other, and remember less; what both know of is in one order.

@@ -18,7 +18,7 @@ class LocalTransport:
     index = 0
     count = 1
     hosts: tuple[int, ...] | None = None
-    lookout = None
+    watchdog = None
 
     def __init__(self) -> None:
         self.table = Table()
