@@ -15,7 +15,7 @@ from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, layout_of_b
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.figures.bounds import bounds_of, receive_bound
 from meshard.plan.figures.choice import Leaf
-from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
 from meshard.plan.hops.exact import counter, sums_at, total
 from meshard.plan.hops.exact import product as times
@@ -160,7 +160,7 @@ def test_jobs_and_sums_and_simulations_agree(both):
     assert whole_boxes.received.as_dict() == into
     assert whole_boxes.sent.total == sum(out.values())
     where = topology("two racks")
-    places = Places(where, [hop])
+    places = DevicePlaces(where, [hop])
     for most in (1 << 20, -1):
         load = load_of(hop, places, most_jobs=most).times(8)
         assert load.received.tolist() == [8 * into.get(d, 0) for d in places.ids.tolist()]

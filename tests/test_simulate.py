@@ -10,7 +10,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.errors import ArgumentError
 from meshard.plan.figures.bounds import bounds_of
-from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
 from meshard.plan.figures.simulate import simulate, simulate_many, time_text
 from meshard.plan.figures.topology import Level, Topology
@@ -174,7 +174,7 @@ def layouts(shape):
 
 
 def loads(hop, tree):
-    places = Places(tree, [hop])
+    places = DevicePlaces(tree, [hop])
     return load_of(hop, places), load_of(hop, places, most_jobs=-1)
 
 

@@ -39,7 +39,7 @@ Asked = tuple[tuple[int | None, int | None], ...]
 
 
 @final
-class Route:
+class BufferRoute:
     """What all arrays of one shape do between two shardings; one object for all of them.
 
     Attributes:
@@ -71,9 +71,9 @@ class Moving:
     def __init__(self, world: RuntimeWorld, x: Any, target: Any, what: str) -> None:
         self.x, self.target, self.shape = x, target, tuple(x.shape)
         key = ("jax reshard", x.sharding, target, self.shape)
-        route: Route | None = world.decisions.get(key)
+        route: BufferRoute | None = world.decisions.get(key)
         if route is None:
-            route = Route(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
+            route = BufferRoute(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
             world.decided(key, route)
         self.route = route
         self.pieces: list[Block] = []

@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
 from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most
-from meshard.plan.hops.cells import Grid
+from meshard.plan.hops.cells import CellGrid
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.hops.route import Route
@@ -215,7 +215,7 @@ def _needs(hop: Hop, units: Ints | None) -> _Needs:
     return _Needs(key[once], source[once], destination[once], receiver[once], volume[once])
 
 
-def _box(grid: Grid, cell: int) -> Box:
+def _box(grid: CellGrid, cell: int) -> Box:
     places = [int(p[0]) for p in grid.places(np.array([cell]))]
     starts = [int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]
     stops = [int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]
@@ -322,7 +322,7 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
                 )
 
 
-def _memories(grid: Grid, labels: Ints) -> dict[int, Ints]:
+def _memories(grid: CellGrid, labels: Ints) -> dict[int, Ints]:
     """Return what each unit holds of a labelled array; -1 for the rest."""
     found: dict[int, Ints] = {}
     for unit, cell in zip(grid.held[0].tolist(), grid.held[1].tolist(), strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.plan.figures.schedule import is_gradual
-from meshard.plan.hops.cells import Grid
+from meshard.plan.hops.cells import CellGrid
 from meshard.plan.hops.exact import counter, product, volumes_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Tally, tallied
@@ -79,11 +79,11 @@ def places(units: Ints, some: Ints) -> Ints | slice:
     return slice(None) if len(units) == len(some) else np.searchsorted(units, some)
 
 
-def held(grid: Grid) -> Tally:
+def held(grid: CellGrid) -> Tally:
     """Return the elements that each unit holds.
 
     >>> from meshard.algebra.layout import Layout
-    >>> held(Grid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
+    >>> held(CellGrid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
     {0: 3, 1: 3, 2: 2, 3: 2}
     """
     # A unit holds any element of an array once; a route adds up what three layouts take.

@@ -25,7 +25,7 @@ _GRADUAL = 2 * SLAB
 _BATCH = 8 << 20
 """Bytes of each device, before or after, that are moved together where sources stay."""
 
-Span = tuple[int, int]
+Interval = tuple[int, int]
 
 
 class Moved(Protocol):
@@ -161,7 +161,7 @@ class Sweep:
         """In how many places of the array a step reads."""
         return math.prod([len(cuts) - 1 for cuts, _ in zip(self.cuts, self.counts, strict=False)])
 
-    def _spans(self, step: int) -> list[list[Span]]:
+    def _spans(self, step: int) -> list[list[Interval]]:
         """Return for each dim that is cut the ranges that belong to a step."""
         places = []
         for count in reversed(self.counts):
@@ -189,7 +189,7 @@ class Sweep:
             at = (*[a for a, _ in ranges], *[0] * len(whole))
             yield at, (*[b - a for a, b in ranges], *whole)
 
-    def runs(self, step: int, starts: Sequence[int], shape: Sequence[int]) -> Iterator[Span]:
+    def runs(self, step: int, starts: Sequence[int], shape: Sequence[int]) -> Iterator[Interval]:
         """Yield the runs of a box, in elements in C order, that belong to a step.
 
         >>> sweep = Sweep.of((6, 4), ((0, 4, 6), (0, 4)), 2)

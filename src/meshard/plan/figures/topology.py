@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-Groups = tuple[tuple[int, ...], ...]
+IdGroups = tuple[tuple[int, ...], ...]
 
 
 _LEVEL_KEYS = ("name", "size", "groups", "latency", "bandwidth", "capacity")
@@ -64,7 +64,7 @@ class Level:
     latency: float
     bandwidth: float
     size: int | None = None
-    groups: Groups | None = None
+    groups: IdGroups | None = None
     capacity: float | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Level:
             )
         return float(value)
 
-    def _grouped(self, groups: object) -> Groups:
+    def _grouped(self, groups: object) -> IdGroups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
             raise ArgumentError(f"{told}, one list for each group, not {shown(groups)}.")

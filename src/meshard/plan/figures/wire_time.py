@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshard.plan.figures.load import Load, Places, load_of
+from meshard.plan.figures.load import DevicePlaces, Load, load_of
 from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import busy
 from meshard.plan.figures.topology import Topology
@@ -55,7 +55,7 @@ def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology 
     devices = sorted({d for wire in wires for d in _devices(wire, groups)})
     if not devices:
         return 0.0
-    places = Places(where, (), devices)
+    places = DevicePlaces(where, (), devices)
     load = Load.none(places)
     for wire in wires:
         if any(wire.received.values()):
@@ -74,7 +74,7 @@ def _devices(wire: Wire, groups: Groups | None) -> set[int]:
     return found
 
 
-def _load(wire: Wire, groups: Groups | None, places: Places) -> Load:
+def _load(wire: Wire, groups: Groups | None, places: DevicePlaces) -> Load:
     if isinstance(wire, Move):
         if wire.kind != "move":  # elements keep their places
             return load_of(Hop(wire.sources[0].layout, wire.destination), places).times(
@@ -123,7 +123,7 @@ def _collective(wire: Wire, groups: Groups) -> list[tuple[int, int, float, float
     return found
 
 
-def _between(pairs: Sequence[tuple[int, int, float, float]], places: Places) -> Load:
+def _between(pairs: Sequence[tuple[int, int, float, float]], places: DevicePlaces) -> Load:
     """Return the load of what passes from one device to another."""
     if not pairs:
         return Load.none(places)

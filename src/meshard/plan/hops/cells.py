@@ -32,7 +32,7 @@ def each_device(ids: Ints) -> Ints:
 
 
 @final
-class Grid:
+class CellGrid:
     """A layout's cells, and the units that hold each.
 
     Args:
@@ -190,6 +190,6 @@ class Merge:
         return np.searchsorted(owner, cells), np.searchsorted(owner, cells, side="right")
 
 
-def merged_cuts(source: Grid, destination: Grid) -> tuple[Merge, ...]:
+def merged_cuts(source: CellGrid, destination: CellGrid) -> tuple[Merge, ...]:
     """Return for each dim the common refinement of two grids."""
     return tuple([Merge(a, b) for a, b in zip(source.cuts, destination.cuts, strict=True)])

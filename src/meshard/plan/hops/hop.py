@@ -21,7 +21,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
-from meshard.plan.hops.cells import Grid, Units, each_device, merged_cuts
+from meshard.plan.hops.cells import CellGrid, Units, each_device, merged_cuts
 from meshard.plan.hops.exact import counter, product, total, volumes_of
 from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
 from meshard.plan.hops.spread import spans_of, spread
@@ -102,8 +102,8 @@ class Hop:
         self.destination = destination
         self.split = split
         self.units = units
-        self.before = Grid(source, units if alive is None else _only(units, alive))
-        self.after = Grid(destination, units)
+        self.before = CellGrid(source, units if alive is None else _only(units, alive))
+        self.after = CellGrid(destination, units)
         self.merges = merged_cuts(self.before, self.after)
         # No figure of a hop is more than four times what all units together hold.
         width = max(self.before.holders.shape[1], self.after.holders.shape[1])
@@ -216,7 +216,7 @@ class Hop:
             )
 
     @staticmethod
-    def _cell_box(grid: Grid, cell: int) -> Box:
+    def _cell_box(grid: CellGrid, cell: int) -> Box:
         places = [int(p[0]) for p in grid.places(np.array([cell]))]
         return Box(
             tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 
-from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.cells import CellGrid, Units
 from meshard.plan.hops.exact import counter
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-    Amounts = TypeVar("Amounts", Floats, Ints)
+    Number = TypeVar("Number", Floats, Ints)
     Spans = tuple[Ints, Ints]
 
 
@@ -31,14 +31,14 @@ _PAIRS_AT_ONCE = 1 << 21
 _GROUP_COST = 4096
 
 
-def spans_of(grid: Grid) -> tuple[Spans, ...]:
+def spans_of(grid: CellGrid) -> tuple[Spans, ...]:
     """Return for each dim where the cells of a grid start and stop."""
     return tuple([(c[:-1], c[1:]) for c in grid.cuts])
 
 
 def spread(
-    values: Amounts, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
-) -> Amounts:
+    values: Number, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
+) -> Number:
     """Sum what lies on one grid of cells over each cell of another.
 
     Args:
@@ -65,7 +65,7 @@ def spread(
     return values
 
 
-def _running(values: Amounts, dim: int) -> Amounts:
+def _running(values: Number, dim: int) -> Number:
     """Return the sums of the first 0, 1, ... values along a dim."""
     shape = list(values.shape)
     shape[dim] += 1
@@ -76,14 +76,14 @@ def _running(values: Amounts, dim: int) -> Amounts:
     return sums
 
 
-def _lying(numbers: Ints, dim: int, values: Amounts) -> Amounts:
+def _lying(numbers: Ints, dim: int, values: Number) -> Number:
     shape = [1] * values.ndim
     shape[dim] = len(numbers)
-    found: Amounts = numbers.reshape(shape).astype(values.dtype)
+    found: Number = numbers.reshape(shape).astype(values.dtype)
     return found
 
 
-def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+def _measured(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     starts, stops = spans
     if not len(starts):
         shape = list(values.shape)
@@ -92,10 +92,10 @@ def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
     lengths = stops - starts
     sums = _running(values * _lying(lengths, dim, values), dim)
 
-    def up_to(points: Ints) -> Amounts:
+    def up_to(points: Ints) -> Number:
         cell = np.maximum(np.searchsorted(starts, points, side="right") - 1, 0)
         part = np.clip(points - starts[cell], 0, lengths[cell])
-        found: Amounts = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
+        found: Number = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
             part, dim, values
         )
         return found
@@ -103,7 +103,7 @@ def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
     return up_to(onto[1]) - up_to(onto[0])
 
 
-def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+def _counted(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     starts, stops = spans
     sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
     before = np.searchsorted(stops, onto[0], side="right")
@@ -113,7 +113,7 @@ def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
 
 
 @final
-class Rows:
+class HeldCells:
     """Which cells the groups of some units hold, one row for each group and cell.
 
     Sorted by group and then by cell. Units in group -1 are left out.
@@ -128,7 +128,7 @@ class Rows:
         count: how many units of the group hold the cell.
     """
 
-    def __init__(self, grid: Grid, group_of: Units) -> None:
+    def __init__(self, grid: CellGrid, group_of: Units) -> None:
         self.grid = grid
         units, cells, _ = grid.held
         keys = group_of(units) * max(grid.count, 1) + cells
@@ -165,7 +165,7 @@ class Rows:
         return spans, tuple(found)
 
 
-def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False) -> Amounts:
+def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool = False) -> Number:
     """Sum, for each row, what it shares with the rows of its group in another grid.
 
     Args:
@@ -205,14 +205,14 @@ def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False)
 
 
 def _by_pairs(
-    mine: Rows,
-    other: Rows,
-    weights: Amounts,
+    mine: HeldCells,
+    other: HeldCells,
+    weights: Number,
     rows: Ints,
     first: Ints,
     counts: Ints,
     counting: bool,
-) -> Amounts:
+) -> Number:
     """Sum over the pairs of rows, each of which has at least one other."""
     begin = np.cumsum(counts) - counts
     a = np.repeat(rows, counts)
@@ -220,6 +220,6 @@ def _by_pairs(
     volume = np.ones(len(a), weights.dtype)
     for (start, stop), (low, high) in zip(mine.spans, other.spans, strict=True):
         volume *= np.maximum(np.minimum(stop[a], high[b]) - np.maximum(start[a], low[b]), 0)
-    amount: Amounts = weights[b] * ((volume > 0) if counting else volume)
-    found: Amounts = np.add.reduceat(amount, begin)
+    amount: Number = weights[b] * ((volume > 0) if counting else volume)
+    found: Number = np.add.reduceat(amount, begin)
     return found

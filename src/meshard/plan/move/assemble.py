@@ -47,7 +47,7 @@ class Source:
 
 
 @final
-class _Cells:
+class _SourceCells:
     """A source seen as a product grid: the layout's own, or the refinement of an irregular one."""
 
     def __init__(self, layout: Layout) -> None:
@@ -102,7 +102,7 @@ def _span(source: int, length: int, step: int) -> slice:
 
 
 def _boxes(
-    operand: int, source: Source, cells: _Cells, piece: int, box: Box
+    operand: int, source: Source, cells: _SourceCells, piece: int, box: Box
 ) -> Iterator[list[Copy]]:
     """Yield for each overlapping cell of a source the copies that could bring its part."""
     if not source.flat:
@@ -118,7 +118,7 @@ def _boxes(
 def _box_copies(
     operand: int,
     source: Source,
-    cells: _Cells,
+    cells: _SourceCells,
     piece: int,
     box: Box,
     within: tuple[int, tuple[int, ...]] | None = None,
@@ -161,7 +161,7 @@ def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int,
     Each is the number of elements, and the source's pieces that hold it.
     """
     found = []
-    for choices in _boxes(0, source, _Cells(source.layout), piece, destination.box(piece)):
+    for choices in _boxes(0, source, _SourceCells(source.layout), piece, destination.box(piece)):
         found.append((math.prod(choices[0].shape), [c.origin for c in choices]))
     return found
 
@@ -198,7 +198,7 @@ def _owned(
     destination: Layout, source: Source, process_of: Mapping[int, int], hosts: Sequence[int]
 ) -> tuple[list[Ownership], int]:
     """Return who builds and who maps the pieces with replicas, and the size of the largest."""
-    holders, cells = _processes(source.layout, process_of), _Cells(source.layout)
+    holders, cells = _processes(source.layout, process_of), _SourceCells(source.layout)
     owned: list[Ownership] = []
     volume = 0
     for piece, wanted in enumerate(_processes(destination, process_of)):
@@ -229,7 +229,7 @@ def _alone(
         shared = not takers <= every and any(len(h) > 1 for h in holders[0])
         if shared or max(len(holders[0]), destination.piece_count) > _MANY:
             return _exchange(destination, sources[0], process_of, me)
-    cells = [_Cells(s.layout) for s in sources]
+    cells = [_SourceCells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)
     local: dict[int, list[Copy]] = {}
     sends: dict[int, list[Copy]] = {}
@@ -296,7 +296,7 @@ def _is_plain(source: Source) -> bool:
 
 def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int], me: int) -> Part:
     """Return what process ``me`` does in a hop from one layout to another."""
-    layout, cells = source.layout, _Cells(source.layout)
+    layout, cells = source.layout, _SourceCells(source.layout)
     holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
     local: dict[int, list[Copy]] = {}
     elements: dict[int, int] = {}

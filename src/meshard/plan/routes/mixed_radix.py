@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class Digits:
+class MixedRadix:
     """An even layout on numbered devices.
 
     Attributes:
@@ -36,7 +36,7 @@ class Digits:
         dims: for each dim its digits, the most significant first, as places in ``sizes``; no place
             is there twice.
 
-    >>> rows = Digits((8, 8), (2, 2, 2), ((0, 1), ()))
+    >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1), ()))
     >>> rows.grid, rows.replicas
     ((4, 1), 2)
     """
@@ -63,15 +63,15 @@ class Digits:
         return np.ascontiguousarray(spread.reshape(*self.grid, self.replicas))
 
 
-def closed_form_moved(source: Digits, destination: Digits) -> int:
+def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
     """Return the elements that enter devices which lack them, in time linear in the digits.
 
     A device keeps what agrees with its number in both maps. Of the digits that both use, the number
     must say the same at both places: each tie of two places that were not tied yet leaves one in
     ``p`` devices. Each of those keeps the array divided by all digits that either uses.
 
-    >>> rows = Digits((8, 8), (2, 2, 2), ((0, 1, 2), ()))
-    >>> columns = Digits((8, 8), (2, 2, 2), ((), (0, 1, 2)))
+    >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1, 2), ()))
+    >>> columns = MixedRadix((8, 8), (2, 2, 2), ((), (0, 1, 2)))
     >>> closed_form_moved(rows, columns)
     56
     """
@@ -99,7 +99,7 @@ def closed_form_moved(source: Digits, destination: Digits) -> int:
 
 @final
 @dataclass(frozen=True)
-class _Segment:
+class _Stretch:
     """A stretch of a device's number that says a stretch of the place along a dim.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Segment:
     before: int
 
 
-def digits_of(layouts: Sequence[Layout]) -> list[Digits] | None:
+def mixed_radix_of(layouts: Sequence[Layout]) -> list[MixedRadix] | None:
     """Return layouts as maps of digits of one number, or None where they have no such form.
 
     Devices are numbered by the first layout's tensor, so that their ids do not matter.
@@ -124,25 +124,26 @@ def digits_of(layouts: Sequence[Layout]) -> list[Digits] | None:
     >>> ids = np.arange(4).reshape(2, 2)
     >>> a = Layout((4,), (even_cuts(4, 4),), ids.reshape(4, 1))
     >>> b = Layout((4,), (even_cuts(4, 4),), ids.T.reshape(4, 1))
-    >>> [d.dims for d in digits_of([a, b])]
+    >>> [d.dims for d in mixed_radix_of([a, b])]
     [((0, 1),), ((1, 0),)]
     """
     first = layouts[0]
-    segments: list[list[_Segment]] = []
+    stretches: list[list[_Stretch]] = []
     for layout in layouts:
         if not layout.regular or not layout.even or not math.prod(layout.shape):
             return None
         numbers = _numbers(first, layout)
-        found = None if numbers is None else _segments(numbers)
+        found = None if numbers is None else _stretches(numbers)
         if found is None:
             return None
-        segments.append(found)
-    refined = _refined(segments, first.tensor.size, first.ndim)
+        stretches.append(found)
+    refined = _refined(stretches, first.tensor.size, first.ndim)
     if refined is None:
         return None
     strides, sizes = _places(refined)
     return [
-        Digits(first.shape, sizes, _dims(found, strides, sizes, first.ndim)) for found in segments
+        MixedRadix(first.shape, sizes, _dims(found, strides, sizes, first.ndim))
+        for found in stretches
     ]
 
 
@@ -167,7 +168,7 @@ def _numbers(first: Layout, layout: Layout) -> Ints | None:
     return found if found.min() >= 0 else None
 
 
-def _segments(numbers: Ints) -> list[_Segment] | None:
+def _stretches(numbers: Ints) -> list[_Stretch] | None:
     """Return the stretches along which numbers grow evenly, if numbers are a sum of those."""
     if numbers.reshape(-1)[0]:
         return None
@@ -188,7 +189,7 @@ def _segments(numbers: Ints) -> list[_Segment] | None:
                 return None
             before = len(rest) // count
             dim = axis if axis < numbers.ndim - 1 else None
-            found.append(_Segment(stride, count, dim, before))
+            found.append(_Stretch(stride, count, dim, before))
             tail = rest.reshape(before, count)
             rest = tail[:, 0]
             if (tail - rest[:, None] != stride * np.arange(count)).any():
@@ -196,21 +197,21 @@ def _segments(numbers: Ints) -> list[_Segment] | None:
     return found if (total == numbers).all() else None
 
 
-def _refined(segments: list[list[_Segment]], devices: int, rank: int) -> list[int] | None:
+def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[int] | None:
     """Return the place values at which digits begin, so fine that every map is one of digits.
 
     None where they contradict each other, as 6 = 2 x 3 and 6 = 3 x 2 do.
     """
     strides = {1, devices}
     parts: list[set[int]] = [{1} for _ in range(rank)]
-    for s in (s for found in segments for s in found):
+    for s in (s for found in stretches for s in found):
         strides |= {s.stride, s.stride * s.count}
         if s.dim is not None:
             parts[s.dim] |= {s.before, s.before * s.count}
     grew = True
     while grew:
         grew = False
-        for s in (s for found in segments for s in found if s.dim is not None):
+        for s in (s for found in stretches for s in found if s.dim is not None):
             assert s.dim is not None
             end, fine = s.stride * s.count, s.before * s.count
             for x in sorted(strides):
@@ -245,11 +246,11 @@ def _places(refined: list[int]) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _dims(
-    segments: list[_Segment], strides: list[int], sizes: tuple[int, ...], rank: int
+    stretches: list[_Stretch], strides: list[int], sizes: tuple[int, ...], rank: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return for each dim the places of its digits."""
     dims: list[list[tuple[int, list[int]]]] = [[] for _ in range(rank)]
-    for s in segments:
+    for s in stretches:
         if s.dim is not None:
             inside = [i for i, x in enumerate(strides) if s.stride <= x < s.stride * s.count]
             dims[s.dim].append((s.before, inside))

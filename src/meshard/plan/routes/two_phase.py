@@ -21,7 +21,7 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.route import Route
 from meshard.plan.routes.device_order import best_device_order, kept_elements, living
-from meshard.plan.routes.mixed_radix import Digits, closed_form_moved, digits_of
+from meshard.plan.routes.mixed_radix import MixedRadix, closed_form_moved, mixed_radix_of
 from meshard.plan.routes.relay import refined_cuts
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _two_phase(source: Layout, destination: Layout, most: int) -> list[Route]:
     out = _messages(grids, copies, _one(destination), destination.replicas)
     order = np.lexsort((*_outermost_first(grids), np.abs(into - out), into + out))
     order = order[(into + out < direct)[order]][:_PLACED]
-    both = digits_of([source, destination])
+    both = mixed_radix_of([source, destination])
     routes: list[Route] = []
     least, measured = -1, 0
     for i in order.tolist():
@@ -342,14 +342,14 @@ def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
 
 
 def _placed_by_digits(
-    source: Layout, destination: Layout, grid: tuple[int, ...], both: list[Digits]
+    source: Layout, destination: Layout, grid: tuple[int, ...], both: list[MixedRadix]
 ) -> tuple[int, Layout] | None:
     """Return what moves in both hops, and a layout of some grid, placed where less of it does.
 
     None if the grid is no prefix of the digits.
     """
     before, after = both
-    best: tuple[int, Digits] | None = None
+    best: tuple[int, MixedRadix] | None = None
     for near, far in ((before, after), (after, before)):
         found = _dealt(near, far, grid)
         if found is not None:
@@ -362,7 +362,7 @@ def _placed_by_digits(
     return best[0], Layout(source.shape, _cuts(source, destination, grid), tensor)
 
 
-def _dealt(near: Digits, far: Digits, grid: tuple[int, ...]) -> Digits | None:
+def _dealt(near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]) -> MixedRadix | None:
     """Return a map for a grid: digits stay where one layout has them, else where the other does.
 
     Others go to the first digit of the devices that is free. None if the grid is no prefix.

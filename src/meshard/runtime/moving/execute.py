@@ -263,7 +263,7 @@ def _add_messages(
 
 @final
 @dataclass(frozen=True)
-class Move:
+class ArrayMove:
     """One array's way to another layout: what to do, its blocks, and their dtype."""
 
     part: Part
@@ -273,7 +273,7 @@ class Move:
 
 def run_moves(
     world: RuntimeWorld,
-    moves: Sequence[Move],
+    moves: Sequence[ArrayMove],
     window: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Blocks]:

@@ -28,7 +28,7 @@ from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
 from meshard.runtime.moving.donate import Gradual, run_gradually
-from meshard.runtime.moving.execute import Move, run_moves
+from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import (
     check_devices_exist,
     part_between,
@@ -322,7 +322,7 @@ class _Mover:
                 together.append(way)
         if not together:
             return
-        moves = [Move(w.part, w.array._live(), w.type_.dtype) for w in together]
+        moves = [ArrayMove(w.part, w.array._live(), w.type_.dtype) for w in together]
         try:
             told = teller.told if teller.wanted else None
             found = run_moves(self._world, moves, self._max_bytes, told)
@@ -368,7 +368,7 @@ class _Mover:
         for before, after in pairwise(route.layouts):
             owners = {i: known[i] for i in before.device_ids | after.device_ids}
             part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-            (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], window)
+            (blocks,) = run_moves(world, [ArrayMove(part, blocks, way.type_.dtype)], window)
         return blocks
 
     def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:

@@ -26,7 +26,7 @@ from meshard.runtime.world import here
 
 _WHAT = "make_array_from_process_local_data"
 Shape = tuple[int, ...]
-Spans = list[tuple[int, int]]
+Intervals = list[tuple[int, int]]
 
 
 def make_array_from_process_local_data(
@@ -116,7 +116,7 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
     return filled(world, kind, part, _WHAT)
 
 
-def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[Spans]:
+def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[Intervals]:
     """Return for each dim the spans that a process's devices hold, in order."""
     boxes = [
         box
@@ -126,16 +126,16 @@ def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[S
     return [sorted({(b.starts[dim], b.stops[dim]) for b in boxes}) for dim in range(layout.ndim)]
 
 
-def _length(spans: Spans) -> int:
+def _length(spans: Intervals) -> int:
     return sum(b - a for a, b in spans)
 
 
-def _text(spans: Spans) -> str:
+def _text(spans: Intervals) -> str:
     shown = ", ".join(f"{a}:{b}" for a, b in spans[:8])
     return f"{shown}, ..." if len(spans) > 8 else shown or "of which there are none"
 
 
-def _starts(spans: Spans, dim: int) -> dict[int, int]:
+def _starts(spans: Intervals, dim: int) -> dict[int, int]:
     """Return where each span begins in the data that joins them."""
     at, end, known = 0, 0, {}
     for a, b in spans:

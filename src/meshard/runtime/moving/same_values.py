@@ -27,7 +27,7 @@ _WORDS = 4096
 """The width of the grid of 8-byte words whose row and column sums stand for a large block."""
 
 _PADDED = (np.longdouble, np.clongdouble)
-Told = tuple[tuple[str, bytes], ...]
+Digests = tuple[tuple[str, bytes], ...]
 
 
 def check_same_values(
@@ -99,7 +99,7 @@ def digest(value: Block) -> bytes:
     return found.digest()
 
 
-def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Told]) -> str:
+def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Digests]) -> str:
     """Say which value differs first, and between whom."""
     start = f"{what}: the processes give different "
     end = (
