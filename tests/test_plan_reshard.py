@@ -184,7 +184,7 @@ def test_a_plan_simulates_itself():
 
 def test_a_plan_runs_what_is_installed(monkeypatch):
     plan = Plan([])
-    monkeypatch.setattr(plans._DOORS, "runner", None)
+    monkeypatch.setattr(plans._INSTALLED, "runner", None)
     with pytest.raises(MeshardError, match=r"Plan\.run: nothing is installed.*import meshard"):
         plan.run([])
     install_runner(lambda this, x: (this, x))

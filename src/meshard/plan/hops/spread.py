@@ -199,24 +199,34 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
         done = int(ends[chunk - 1]) if chunk else 0
         stop = max(int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")), chunk + 1)
         some = rows[chunk:stop]
-        result[some] = _by_pairs(mine, other, weights, some, first[some], counts[some], counting)
+        pairs = _paired(some, first[some], counts[some])
+        result[some] = _by_pairs(mine, other, weights, pairs, counting=counting)
         chunk = stop
     return result
+
+
+def _paired(rows: Ints, first: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return all pairs of a row and the others of its group, and where each row's pairs begin.
+
+    >>> a, b, begin = _paired(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
+    >>> a.tolist(), b.tolist(), begin.tolist()
+    ([4, 4, 7, 7, 7], [0, 1, 5, 6, 7], [0, 2])
+    """
+    begin = np.cumsum(counts) - counts
+    a = np.repeat(rows, counts)
+    return a, np.arange(len(a)) + np.repeat(first - begin, counts), begin
 
 
 def _by_pairs(
     mine: HeldCells,
     other: HeldCells,
     weights: Number,
-    rows: Ints,
-    first: Ints,
-    counts: Ints,
+    pairs: tuple[Ints, Ints, Ints],
+    *,
     counting: bool,
 ) -> Number:
-    """Sum over the pairs of rows, each of which has at least one other."""
-    begin = np.cumsum(counts) - counts
-    a = np.repeat(rows, counts)
-    b = np.arange(len(a)) + np.repeat(first - begin, counts)
+    """Sum over pairs of rows, as `_paired` returns them."""
+    a, b, begin = pairs
     volume = np.ones(len(a), weights.dtype)
     for (start, stop), (low, high) in zip(mine.spans, other.spans, strict=True):
         volume *= np.maximum(np.minimum(stop[a], high[b]) - np.maximum(start[a], low[b]), 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -231,10 +232,7 @@ def _alone(
             return _exchange(destination, sources[0], process_of, me)
     cells = [_SourceCells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)
-    local: dict[int, list[Copy]] = {}
-    sends: dict[int, list[Copy]] = {}
-    receives: dict[int, list[Copy]] = {}
-    elements: dict[int, int] = {}
+    found = _Found()
     for piece in range(destination.piece_count):
         if me not in wanted[piece] and not any(me in h for hold in holders for h in hold):
             continue
@@ -248,14 +246,32 @@ def _alone(
                     mine = [o for o in owners if o[0] == receiver]
                     sender, copy = mine[0] if mine else owners[receiver % len(owners)]
                     if receiver == me:
-                        elements[piece] = elements.get(piece, 0) + math.prod(copy.shape)
+                        found.elements[piece] += math.prod(copy.shape)
                         if sender == me:
-                            local.setdefault(piece, []).append(copy)
+                            found.local[piece].append(copy)
                         else:
-                            receives.setdefault(sender, []).append(copy)
+                            found.receives[sender].append(copy)
                     elif sender == me:
-                        sends.setdefault(receiver, []).append(copy)
-    return _part(destination, sources, wanted, me, local, elements, sends, receives)
+                        found.sends[receiver].append(copy)
+    return _part(destination, sources, wanted, me, found)
+
+
+@final
+class _Found:
+    """What one process has to do, as far as it is found.
+
+    Attributes:
+        local: for each piece the copies from blocks of its own.
+        elements: for each piece how many elements it gets, from wherever.
+        sends: for each peer the boxes that it is sent.
+        receives: for each peer the boxes that it sends.
+    """
+
+    def __init__(self) -> None:
+        self.local: defaultdict[int, list[Copy]] = defaultdict(list)
+        self.elements: defaultdict[int, int] = defaultdict(int)
+        self.sends: defaultdict[int, list[Copy]] = defaultdict(list)
+        self.receives: defaultdict[int, list[Copy]] = defaultdict(list)
 
 
 def _part(
@@ -263,10 +279,7 @@ def _part(
     sources: Sequence[Source],
     wanted: Sequence[tuple[int, ...]],
     me: int,
-    local: Mapping[int, list[Copy]],
-    elements: Mapping[int, int],
-    sends: Mapping[int, list[Copy]],
-    receives: Mapping[int, list[Copy]],
+    found: _Found,
 ) -> Part:
     """Return the part of process ``me``: a recipe for each of its pieces, and its messages."""
     recipes: list[Recipe | None] = []
@@ -275,8 +288,8 @@ def _part(
             recipes.append(None)
             continue
         shape = destination.box(piece).shape
-        copies = tuple(local.get(piece, ()))
-        volume, count = math.prod(shape), elements.get(piece, 0)
+        copies = tuple(found.local[piece])
+        volume, count = math.prod(shape), found.elements[piece]
         alias = copies[0] if len(copies) == 1 and count == volume else None
         if alias is not None and (
             alias.shape != shape or any(s.step not in (None, 1) for s in alias.region)
@@ -285,8 +298,8 @@ def _part(
         recipes.append(Recipe(shape, alias, copies, count >= volume, count > volume))
     return Part(
         _with_affordable_views(recipes, sources),
-        tuple(Message(p, tuple(c)) for p, c in sorted(sends.items())),
-        tuple(Message(p, tuple(c)) for p, c in sorted(receives.items())),
+        tuple(Message(p, tuple(c)) for p, c in sorted(found.sends.items())),
+        tuple(Message(p, tuple(c)) for p, c in sorted(found.receives.items())),
     )
 
 
@@ -298,28 +311,22 @@ def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int]
     """Return what process ``me`` does in a hop from one layout to another."""
     layout, cells = source.layout, _SourceCells(source.layout)
     holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
-    local: dict[int, list[Copy]] = {}
-    elements: dict[int, int] = {}
+    found = _Found()
     for piece, processes in enumerate(wanted):
         if me not in processes:
             continue
         box = destination.box(piece)
-        elements[piece] = box.volume
+        found.elements[piece] = box.volume
         for choices in _boxes(0, source, cells, piece, box) if box.volume else ():
             mine = next((c for c in choices if me in holders[c.origin]), None)
             if mine is not None:
-                local.setdefault(piece, []).append(mine)
+                found.local[piece].append(mine)
     hop = Hop(layout, destination, unit_map(process_of))
-    sends: dict[int, list[Copy]] = {}
-    receives: dict[int, list[Copy]] = {}
-    for jobs, messages in ((hop.sends([me]), sends), (hop.receives([me]), receives)):
-        for row in range(len(jobs)):
-            sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
-            peer = receiver if sender == me else sender
-            messages.setdefault(peer, []).extend(
-                _carried(hop, jobs, row, holders, wanted, sender, receiver)
-            )
-    return _part(destination, [source], wanted, me, local, elements, sends, receives)
+    for row, peer in enumerate((sends := hop.sends([me])).receiver.tolist()):
+        found.sends[peer] += _carried(hop, sends, row, holders, wanted)
+    for row, peer in enumerate((receives := hop.receives([me])).sender.tolist()):
+        found.receives[peer] += _carried(hop, receives, row, holders, wanted)
+    return _part(destination, [source], wanted, me, found)
 
 
 def _carried(
@@ -328,10 +335,9 @@ def _carried(
     row: int,
     holders: Sequence[tuple[int, ...]],
     wanted: Sequence[tuple[int, ...]],
-    sender: int,
-    receiver: int,
 ) -> Iterator[Copy]:
     """Yield the copies that one job is, for each piece of the receiver that its cell is in."""
+    sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
     covering = hop.before.pieces_of[int(jobs.source[row])]
     origin = next(p for p in covering if sender in holders[p])
     start = hop.source.box(origin).starts

@@ -45,8 +45,7 @@ def candidates(
     destination: Layout,
     *,
     limit: int = 16,
-    max_bytes: int | None = None,
-    itemsize: int = 1,
+    most: int | None = None,
     split: bool = True,
     alive: Collection[int] | None = None,
 ) -> list[Route]:
@@ -61,9 +60,8 @@ def candidates(
         source: where the elements are.
         destination: where they are to be.
         limit: how many routes to return at most.
-        max_bytes: what a device may hold of the intermediate layout; by default as much as it holds
-            of the source or the destination, whichever is more.
-        itemsize: the bytes of one element.
+        most: how many elements of the intermediate layout a device may hold; by default as many as
+            it holds of the source or the destination, whichever is more.
         split: whether a box may be cut between two senders.
         alive: the ids of the devices that still have their part of the source; None for all. Where
             some do not, the source's devices are left as they are.
@@ -82,9 +80,8 @@ def candidates(
         return []
     if int(destination.tensor.min()) < 0 or source == destination:
         return []
-    most = max(math.prod(source.largest_piece), math.prod(destination.largest_piece))
-    if max_bytes is not None:
-        most = max_bytes // itemsize
+    if most is None:
+        most = max(math.prod(source.largest_piece), math.prod(destination.largest_piece))
     complete = int(living(source, alive).tensor.min()) >= 0
     if complete and _same_devices(source, destination):
         found = _two_phase(source, destination, most)
