@@ -317,20 +317,7 @@ def simulate(
         finally:
             world.close()
 
-    threads = [
-        threading.Thread(
-            target=copy_context().run, args=(body, i), name=f"process {i}", daemon=True
-        )
-        for i in range(processes)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:  # an interrupt of the caller ends the processes that wait
-        post.fail(processes)
-        raise
+    _run_threads(body, post)
     if post.failed is None:
         post.check_empty()
         return results
@@ -341,3 +328,21 @@ def simulate(
     finally:
         del error
         errors.clear()  # an error holds its frames, and so the arrays of its process
+
+
+def _run_threads(body: Callable[[int], None], post: _Post) -> None:
+    """Run a body in a thread for each process, and wait for all."""
+    threads = [
+        threading.Thread(
+            target=copy_context().run, args=(body, i), name=f"process {i}", daemon=True
+        )
+        for i in range(post.count)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt of the caller ends the processes that wait
+        post.fail(post.count)
+        raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -260,40 +260,8 @@ def make_array_from_single_device_arrays(
     what = "make_array_from_single_device_arrays"
     whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
     needed = [d for d in place.device_order if d.process_index == world.process_index]
-    if not isinstance(arrays, (list, tuple)):
-        raise ArgumentError(
-            f"{what}: arrays is a {type(arrays).__name__}; give a list or tuple of Arrays."
-        )
-    given: dict[Device, Array] = {}
-    for x in arrays:
-        if type(x) is not Array:
-            raise ArgumentError(
-                f"{what}: expected Arrays on one device each, got a {type(x).__name__}."
-            )
-        if not isinstance(x.device, Device):
-            raise ShardingError(
-                f"{what}: an array of shape {x.shape} is on {x.sharding.num_devices} devices; "
-                "each must be on one."
-            )
-        if x.device in given:
-            raise ShardingError(
-                f"{what}: two arrays are on {x.device!r}; the arrays must be on distinct devices."
-            )
-        x._live()
-        given[x.device] = x
-    if len(arrays) != len(needed):
-        raise ShardingError(
-            f"{what}: expected {len(needed)} per-device arrays (this is how many devices are "
-            f"addressable by the sharding), but got {len(arrays)}."
-        )
-    for device in needed:
-        if device not in given:
-            foreign = [d for d in given if d.process_index != world.process_index]
-            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
-            raise ShardingError(
-                f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
-                "Each process gives one array for each of its own devices."
-            )
+    given = _by_device(arrays, what)
+    _check_devices(given, needed, what)
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
     wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
@@ -316,3 +284,46 @@ def make_array_from_single_device_arrays(
         if blocks[piece] is None:
             blocks[piece] = x._live()[0]
     return Array(kind, tuple(blocks))
+
+
+def _by_device(arrays: Any, what: str) -> dict[Device, Array]:
+    """Return arrays by the devices that they are on, one on each."""
+    if not isinstance(arrays, (list, tuple)):
+        raise ArgumentError(
+            f"{what}: arrays is a {type(arrays).__name__}; give a list or tuple of Arrays."
+        )
+    given: dict[Device, Array] = {}
+    for x in arrays:
+        if type(x) is not Array:
+            raise ArgumentError(
+                f"{what}: expected Arrays on one device each, got a {type(x).__name__}."
+            )
+        if not isinstance(x.device, Device):
+            raise ShardingError(
+                f"{what}: an array of shape {x.shape} is on {x.sharding.num_devices} devices; "
+                "each must be on one."
+            )
+        if x.device in given:
+            raise ShardingError(
+                f"{what}: two arrays are on {x.device!r}; the arrays must be on distinct devices."
+            )
+        x._live()
+        given[x.device] = x
+    return given
+
+
+def _check_devices(given: Mapping[Device, Array], needed: Sequence[Device], what: str) -> None:
+    """Refuse arrays that are not one for each device of this process."""
+    if len(given) != len(needed):
+        raise ShardingError(
+            f"{what}: expected {len(needed)} per-device arrays (this is how many devices are "
+            f"addressable by the sharding), but got {len(given)}."
+        )
+    for device in needed:
+        if device not in given:
+            foreign = [d for d in given if d.process_index != device.process_index]
+            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
+            raise ShardingError(
+                f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
+                "Each process gives one array for each of its own devices."
+            )

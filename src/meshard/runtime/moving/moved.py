@@ -49,18 +49,30 @@ _KEPT_IDLE = 8 << 20
 
 @final
 class Tree:
-    """The leaves that move, and how they become a tree again.
+    """The leaves that move, where they go, and how they become a tree again.
 
     Args:
         leaves: the leaves.
+        targets: for each leaf where it is to be; None leaves it where it is.
         structure: of the tree; None for a list.
+        routes: for each leaf the way that a plan has chosen; None where none has.
 
     Attributes:
         leaves: the leaves.
+        targets: where they go.
+        routes: their ways; None for one that nobody has chosen.
     """
 
-    def __init__(self, leaves: Sequence[Any], structure: Any = None) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        targets: Sequence[Sharding | None],
+        structure: Any = None,
+        routes: Sequence[Route] | None = None,
+    ) -> None:
         self.leaves = leaves
+        self.targets = targets
+        self.routes: Sequence[Route | None] = routes or [None] * len(leaves)
         self._structure = structure
 
     @cached_property
@@ -131,8 +143,6 @@ class _Way:
 
 def moved(
     tree: Tree,
-    targets: Sequence[Sharding | None],
-    routes: Sequence[Route | None],
     donate: bool,
     max_bytes: int | None,
     progress: Progress = None,
@@ -141,9 +151,7 @@ def moved(
     """Return the leaves of a tree, each moved to its target, by its route where one is given.
 
     Args:
-        tree: the leaves.
-        targets: for each leaf where it is to be; None leaves it where it is.
-        routes: for each leaf the way that a plan has chosen.
+        tree: the leaves, and where they go.
         donate: whether the sources are given up.
         max_bytes: the most bytes on their way from and to this process at once.
         progress: see `reshard`.
@@ -152,16 +160,16 @@ def moved(
     world = here()
     move = _Mover(world, tree, donate, max_bytes, what)
     if not world.profiles:
-        return move.run(targets, routes, progress)
+        return move.run(progress)
     with timed(world, what, "move") as ran_on:
-        ran_on([t for t in targets if t is not None])
-        return move.run(targets, routes, progress)
+        ran_on([t for t in tree.targets if t is not None])
+        return move.run(progress)
 
 
 def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
     """Return arrays that are given up, each moved to its target."""
-    tree = Tree([x for x, _ in leaves])
-    return moved(tree, [t for _, t in leaves], [None] * len(leaves), True, None, what=what)
+    tree = Tree([x for x, _ in leaves], [t for _, t in leaves])
+    return moved(tree, True, None, what=what)
 
 
 @final
@@ -211,23 +219,18 @@ class _Mover:
         self._arrived: set[int] = set()
         self._lost: list[str] = []
 
-    def run(
-        self,
-        targets: Sequence[Sharding | None],
-        routes: Sequence[Route | None],
-        progress: Progress,
-    ) -> list[Any]:
-        world, leaves = self._world, self._tree.leaves
+    def run(self, progress: Progress) -> list[Any]:
+        world, leaves, targets = self._world, self._tree.leaves, self._tree.targets
         types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
         for leaf, type_ in zip(leaves, types, strict=True):
             if type_ is not None:
                 leaf._live()
-        self._place(targets, types)
+        self._place(types)
         every = [
             t for x, type_ in zip(leaves, types, strict=True) if type_ for t in (x._type, type_)
         ]
         agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
-        ways = self._ways(types, routes)
+        ways = self._ways(types)
         if self._max_bytes is not None:
             for way in ways:
                 text, size = way.array._type.str_short(), way.itemsize
@@ -251,9 +254,10 @@ class _Mover:
             raise teller.failure
         return self._results
 
-    def _place(self, targets: Sequence[Any], types: Sequence[ArrayType | None]) -> None:
+    def _place(self, types: Sequence[ArrayType | None]) -> None:
         """Settle the leaves that do not move: those placed anew, and those that are there."""
         known: dict[tuple[int, Any], Any] = {}
+        targets = self._tree.targets
         for number, leaf in enumerate(self._tree.leaves):
             type_ = types[number]
             if leaf is None:
@@ -269,10 +273,9 @@ class _Mover:
                 continue
             self._results[number] = known[key]
 
-    def _ways(
-        self, types: Sequence[ArrayType | None], routes: Sequence[Route | None]
-    ) -> list[_Way]:
+    def _ways(self, types: Sequence[ArrayType | None]) -> list[_Way]:
         """Return each distinct way of an array to a layout, once."""
+        routes = self._tree.routes
         found: dict[tuple[int, ArrayType], _Way] = {}
         for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
             if type_ is None or leaf._type.layout == type_.layout:

@@ -172,8 +172,8 @@ def _run(plan: Plan, x: Any) -> Any:
     by_id = {d.id: d for d in world.devices}
     targets = [_target(plan.leaves[number], by_id) for number in order]
     routes = [plan.routes[plan.choice_of[number]] for number in order]
-    tree = Tree(leaves, structure)
-    return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes))
+    tree = Tree(leaves, targets, structure, routes)
+    return tree.rebuilt(moved(tree, plan.donate, plan.max_bytes))
 
 
 def _order(plan: Plan, paths: Sequence[str]) -> list[int]:

@@ -80,9 +80,8 @@ def reshard(
             "nothing can share its memory. Choose one."
         )
     leaves, structure = flatten_with_none(x)
-    tree = Tree(leaves, structure)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")
-    routes = [None] * len(leaves)
-    return tree.rebuilt(moved(tree, targets, routes, donate, max_bytes, progress))
+    tree = Tree(leaves, targets, structure)
+    return tree.rebuilt(moved(tree, donate, max_bytes, progress))
