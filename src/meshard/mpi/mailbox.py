@@ -148,6 +148,8 @@ class Mailbox:
 
     def _keep_order(self) -> None:
         """Let nothing that comes later be seen before what came earlier."""
+        # Where a processor may reorder its writes (ARM), taking and giving back a lock is a barrier
+        # that Python has; x86 keeps the order of writes by itself.
         if not _ORDERED:
             self._fence.release()
             self._fence.acquire()
@@ -197,6 +199,8 @@ class Mailbox:
             chunk: where the bytes lie instead; the letter then says how many.
             lent: whether the letter tells of chunks that are lent.
         """
+        # The slot of letter n is free when letter n - _SLOTS was read. The number is written last:
+        # whoever sees it sees all of the letter.
         number = self._sent + 1
         if number - self._seen_there[0] > _SLOTS:
             return False

@@ -63,6 +63,7 @@ class Messages:
 
     def sweep(self) -> None:
         """Receive and drop messages of steps that were left, and let go of what is done."""
+        # Somebody who has not left that step yet may still send to it, and waits until it is taken.
         for peer, tag in tuple(self._left):
             try:
                 while message := self._comm.Improbe(peer, tag, status=(status := MPI.Status())):
@@ -74,6 +75,7 @@ class Messages:
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return what moves boxes from a peer, and what moves boxes to it, side by side."""
+        # Receives come first: what arrives before its receive is copied once more by MPI.
         return [self._receive(peer, coming), self._send(peer, going)]
 
     def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
@@ -111,10 +113,15 @@ class Messages:
         yield from window.rest()
 
     def _tag(self, peer: int, kind: int) -> int:
+        # Set, step and hash all enter the sum, so that a message of another step, or of a process
+        # that has diverged, matches no receive of this one: MPI keeps it until its step comes or
+        # `sweep` drops it. Tags are few (32,768 are sure to exist), so that two steps may share
+        # one; MPI then delivers their messages in the order in which they were sent.
         return sum(self._stamp(peer)) % self._stamps * _KINDS + kind
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes; the peer does not know how many."""
+        # A window of no bytes: each message is waited for before the next.
         window = _Window(0, self._stray)
         size = np.array([len(letter)], np.int64)
         for message, kind in (size, _SIZE), ([letter, MPI.BYTE], _OBJECT):
@@ -135,6 +142,7 @@ class Messages:
 
     def _pieces(self, boxes: Sequence[Block]) -> Iterator[list[Block] | Block]:
         """Yield what each message holds: several small boxes, or one slab of a large one."""
+        # Small ones first and large ones after, whatever their order: both ends do the same.
         together: list[Block] = []
         size = 0
         for box in boxes:
@@ -184,6 +192,7 @@ class _Window:
             while not request.Test():
                 yield
         except BaseException:
+            # Also when the generator is closed, where its step is left: MPI goes on with the rest.
             self._stray += [(request, kept) for request, _, kept in self._waiting]
             raise
         self._waiting.popleft()

@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
 from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most
-from meshard.plan.hops.cells import CellGrid
+from meshard.plan.hops.cells import CellGrid, consecutive
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.hops.route import Route
@@ -179,9 +179,7 @@ def _along(hop: Hop, dim: int) -> tuple[Ints, Ints]:
     first = np.searchsorted(b[1:], a[:-1], side="right")
     last = np.searchsorted(b[:-1], a[1:], side="left")
     counts = np.where(a[1:] > a[:-1], np.maximum(last - first, 0), 0)
-    rows = np.repeat(np.arange(len(a) - 1), counts)
-    at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    other = first[rows] + at
+    rows, other = np.repeat(np.arange(len(a) - 1), counts), consecutive(first, counts)
     some = b[other + 1] > b[other]
     return rows[some], other[some]
 
@@ -199,8 +197,7 @@ def _needs(hop: Hop, units: Ints | None) -> _Needs:
         mine, theirs = mine[order], theirs[order]
         begin = np.searchsorted(theirs, places[dim][rows])
         counts = np.searchsorted(theirs, places[dim][rows], side="right") - begin
-        at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        source = np.repeat(source, counts) * n + mine[np.repeat(begin, counts) + at]
+        source = np.repeat(source, counts) * n + mine[consecutive(begin, counts)]
         rows = np.repeat(rows, counts)
     destination = cells[rows]
     pair, column = np.nonzero(wanted[destination])

@@ -161,6 +161,20 @@ def distinct(numbers: Ints) -> Ints:
     return ranked[new]
 
 
+def consecutive(first: Ints, counts: Ints) -> Ints:
+    """Return for each row the numbers from its first on, as many as it counts, row after row.
+
+    This is how a list of ranges becomes an array without a loop: `numpy.repeat` by the same counts
+    brings what belongs to a row beside each of its numbers.
+
+    >>> consecutive(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
+    [10, 11, 30, 31, 32]
+    """
+    ends = np.cumsum(counts)
+    found: Ints = np.arange(int(counts.sum())) + np.repeat(first - (ends - counts), counts)
+    return found
+
+
 @final
 class Merge:
     """The common refinement of two layouts' cuts along one dim.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 
-from meshard.plan.hops.cells import CellGrid, Units
+from meshard.plan.hops.cells import CellGrid, Units, consecutive
 from meshard.plan.hops.exact import counter
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ def _measured(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
         shape = list(values.shape)
         shape[dim] = len(onto[0])
         return np.zeros(shape, values.dtype)
+    # What lies before a point is all of the cells that begin before it, but for the last of them,
+    # of which only the part up to the point counts. A cell's sum is that at its stop less that at
+    # its start, so that it takes two look-ups however many cells it overlaps.
     lengths = stops - starts
     sums = _running(values * _lying(lengths, dim, values), dim)
 
@@ -105,6 +108,9 @@ def _measured(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
 
 def _counted(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     starts, stops = spans
+    # Those that share an element are all that begin before the stop, less all that stop at or
+    # before the start. Empty cells share nothing, wherever they are; an empty cell of the other
+    # grid gets nothing, though its start and stop fall into some cell.
     sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
     before = np.searchsorted(stops, onto[0], side="right")
     after = np.searchsorted(starts, onto[1], side="left")
@@ -178,6 +184,9 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
     first: Ints = np.searchsorted(other.group, mine.group)
     counts: Ints = np.searchsorted(other.group, mine.group, side="right") - first
     _, begin, sizes = np.unique(mine.group, return_index=True, return_counts=True)
+    # A group with many rows on both sides is summed as two grids of its own: of 256 rows and 256
+    # columns of a matrix there are 65,536 pairs, and 512 cells. But the grid of the places that
+    # occur can be larger than all pairs, as it is where the cells lie on a diagonal.
     near = np.ones(len(mine.group), bool)
     for at in np.flatnonzero(counts[begin] * sizes > _GROUP_COST):
         low, size = int(begin[at]), int(sizes[at])
@@ -213,8 +222,7 @@ def _paired(rows: Ints, first: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
     ([4, 4, 7, 7, 7], [0, 1, 5, 6, 7], [0, 2])
     """
     begin = np.cumsum(counts) - counts
-    a = np.repeat(rows, counts)
-    return a, np.arange(len(a)) + np.repeat(first - begin, counts), begin
+    return np.repeat(rows, counts), consecutive(first, counts), begin
 
 
 def _by_pairs(

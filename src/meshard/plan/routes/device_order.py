@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.algebra.layout import Layout
+from meshard.plan.hops.cells import consecutive
 from meshard.plan.hops.exact import products, total
 
 if TYPE_CHECKING:
@@ -201,6 +202,9 @@ class _Slots:
         replicas = self.destination.tensor.shape[-1]
         length = np.prod(counts, axis=0, dtype=np.int64) * replicas
         rows, position = self._shares(length) if length.sum() > DENSE_EDGES else _positions(length)
+        # A position counts the slots that a device's box overlaps, the last dim and then the
+        # replicas fastest: its digits, to the base of how many cells each dim has of them, are how
+        # far the slot's cell is from the first. A `scale` of all cells makes a slot's number of it.
         rest, copy = np.divmod(position, replicas)
         column, gain = np.zeros_like(rows), np.ones(len(rows), self.kept.dtype)
         scale = 1
@@ -219,6 +223,7 @@ class _Slots:
         gain = np.concatenate([gain, self.kept[given]])
         some = (gain > 0) & (self.group[rows] == self.group[column])
         rows, column, gain = rows[some], column[some], gain[some]
+        # The given order was added, and the two shares of a thinned graph overlap.
         keys = rows * self.count + column
         order = np.argsort(keys, kind="stable")
         order = order[np.diff(keys[order], prepend=-1) != 0]
@@ -237,6 +242,10 @@ class _Slots:
 
     def _shares(self, length: Ints) -> tuple[Ints, Ints]:
         """Return for each device some of the slots that its box overlaps, by their position."""
+        # Say four devices hold one box that overlaps eight slots: in the first round they begin at
+        # slots 0, 2, 4 and 6 of it, each at its own, and keep some from there on. In the second all
+        # devices of the layout do so by their given place, since boxes that overlap the same slots
+        # would else all begin at the same ones.
         order = np.lexsort((*self.starts, *self.stops))
         boxes = np.concatenate([self.starts, self.stops])[:, order]
         new = np.ones(self.count, bool)
@@ -284,8 +293,7 @@ def _scaled(gain: Ints) -> Ints:
 
 def _positions(length: Ints) -> tuple[Ints, Ints]:
     """Return all pairs of a row and a position below its length, in order."""
-    rows = np.repeat(np.arange(len(length)), length)
-    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(np.arange(len(length)), length), consecutive(np.zeros_like(length), length)
 
 
 def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
@@ -308,6 +316,7 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     graph = csr_array((np.ones(int(top.sum()), bool), (row[top], column[top])), (count, count))
     chosen[:] = maximum_bipartite_matching(graph, perm_type="column")
     both = csr_array((np.ones(len(row), bool), (row, count + column)), (2 * count, 2 * count))
+    # Devices are nodes 0 to count - 1, and slots those from count on.
     parts, label = connected_components(both, directed=False)
     # A component is done if all its edges weigh the same, or if each device has its best.
     low = np.full(parts, np.iinfo(np.int64).max)
@@ -349,6 +358,10 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     if most * (n + 1) < _EXACT:  # of equally good ones, one that leaves more where they are
         gain = gain * (n + 1) + (row == column)
         most = most * (n + 1) + 1
+    # Rows are the n devices, then images of the m slots; columns the m slots, then images of the n
+    # devices. Edges: each of the graph, device and own image, image of a slot and the slot, and the
+    # mirror image of each edge. Costs are all the same but for those of the graph itself, which are
+    # less by their gain: so the cheapest matching that covers all is the one of the greatest gain.
     rows = np.concatenate([i, np.arange(n), n + np.arange(m), n + j])
     columns = np.concatenate([j, m + np.arange(n), np.arange(m), m + i])
     costs = np.full(len(rows), most + 1)

@@ -78,6 +78,9 @@ def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
     assert source.sizes == destination.sizes
     sizes = source.sizes
     devices, elements = math.prod(sizes), math.prod(source.shape)
+    # Digits that must be equal are one tree each; `root` leads to its top. Rows and columns above,
+    # on 8 devices: dim 0 has digits 0, 1, 2 for the rows and none for the columns, so that nothing
+    # is tied, all 8 devices keep something, and each keeps 64 / 8 / 8 = 1 element.
     root = list(range(len(sizes)))
 
     def top(place: int) -> int:
@@ -87,6 +90,7 @@ def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
 
     keepers, kept = devices, elements
     for mine, yours in zip(source.dims, destination.dims, strict=True):
+        # The longer list cuts the dim finer, and its first digits are the other's, once tied.
         for place in mine if len(mine) > len(yours) else yours:
             kept //= sizes[place]
         for a, b in zip(mine, yours, strict=False):
@@ -169,12 +173,24 @@ def _numbers(first: Layout, layout: Layout) -> Ints | None:
 
 
 def _stretches(numbers: Ints) -> list[_Stretch] | None:
-    """Return the stretches along which numbers grow evenly, if numbers are a sum of those."""
+    """Return the stretches along which numbers grow evenly, if numbers are a sum of those.
+
+    Along one dim of a layout on axes ``(x, z)`` of an ``x y z = 2 2 2`` mesh the numbers are 0, 1,
+    4, 5: a stretch of two with the place value 1, twice, and of those a stretch with 4.
+
+    >>> [
+    ...     (s.stride, s.count, s.before)
+    ...     for s in _stretches(np.array([[0, 2], [1, 3], [4, 6], [5, 7]]))
+    ... ]
+    [(1, 2, 2), (4, 2, 1), (2, 2, 1)]
+    """
     if numbers.reshape(-1)[0]:
         return None
     found = []
     total = np.zeros((1,) * numbers.ndim, np.int64)
     for axis in range(numbers.ndim):
+        # The numbers along this axis, at the beginning of all others. That the others only add to
+        # them is what the last line looks at.
         place = tuple(slice(None) if i == axis else 0 for i in range(numbers.ndim))
         line = numbers[place]
         shape = [1] * numbers.ndim
@@ -202,6 +218,11 @@ def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[i
 
     None where they contradict each other, as 6 = 2 x 3 and 6 = 3 x 2 do.
     """
+    # A digit that begins inside of a stretch cuts it in two, of the number and of the dim: where
+    # one layout has a stretch of 4 at place value 1 that cuts its dim into 4, and another has one
+    # that begins at place value 2, the first becomes two digits, and its dim is cut into 2 and 4.
+    # What cuts a dim may cut stretches of the other layouts in turn, so this goes on until no
+    # stretch is cut any more.
     strides = {1, devices}
     parts: list[set[int]] = [{1} for _ in range(rank)]
     for s in (s for found in stretches for s in found):

@@ -239,7 +239,7 @@ def _useful(
 
 
 def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
-    """Return cuts that divide each cell into so many parts, which differ by at most one.
+    """Return cuts that divide each cell into that many parts, which differ by at most one.
 
     >>> refined_cuts((0, 4, 7), 2)
     (0, 2, 4, 6, 7)
@@ -272,6 +272,9 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
         dim = (even or fits or [longest])[0]
         times[dim] *= p
         factors.append((dim, p))
+    # The parts of all dims are one axis, slowest factor first. Each factor becomes an axis of its
+    # own and goes behind the cells of its dim: with (2, 1) cells in 6 parts, of which 3 along dim 0
+    # and 2 along dim 1, axes (2, 1, 3, 2, copy) become (2, 3, 1, 2, copy), a grid of (6, 2).
     rank = layout.ndim
     tensor = holders.reshape(*layout.grid, *(p for _, p in factors), -1)
     order: list[int] = []

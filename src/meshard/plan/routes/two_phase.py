@@ -278,6 +278,9 @@ def _messages(
     Grids are ``[grid, dim]``, one of the two may be one grid for all. The holders of a cell divide
     what is needed of it evenly, and so a part of it, where fewer need one than hold it.
     """
+    # A device receives from every source cell that its own overlaps. Where a cell has more holders
+    # than devices need it, several of them send it a share each. And it sends to all that need of
+    # its cell, divided by the holders that do the same.
     cells = np.prod(_overlapping(source, destination), axis=1)
     needed = np.prod(_overlapping(destination, source), axis=1) * destination_copies
     found: Ints = np.maximum(
@@ -293,6 +296,8 @@ def _direct_messages(source: Layout, destination: Layout) -> int:
 
 def _overlapping(one: Ints, other: Ints) -> NDArray[np.float64]:
     """Return how many cells of one grid a cell of the other overlaps along each dim, at most."""
+    # Of n even cells one of m overlaps n / m where they nest, and else up to one more: of 10 cells
+    # one of 4 overlaps 2.5, which is 3, or 4 where it begins inside of one.
     nested = (one % other == 0) | (other % one == 0)
     found: NDArray[np.float64] = np.minimum(-(-one // other) + np.where(nested, 0, 1), one) * 1.0
     return found
@@ -309,6 +314,9 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
     """
     common = [math.gcd(n, m) for n, m in zip(side.grid, grid, strict=True)]
     rank = side.ndim
+    # Of each dim's n cells the first digit, of g = gcd(n, m), says where the devices stay; the
+    # other, of n / g, is handed over. Say 6 cells become 4: g is 2, and the 3 cells of each half
+    # are dealt out, with the replicas, to its 2 new ones.
     split = [k for n, g in zip(side.grid, common, strict=True) for k in (g, n // g)]
     tensor = side.tensor.reshape(*split, -1)
     tensor = tensor.transpose(*range(0, 2 * rank, 2), *range(1, 2 * rank, 2), 2 * rank)

@@ -29,6 +29,8 @@ KEPT = 1024
 """How many recent steps a process remembers."""
 _BRIEF = 32
 """How many of them it tells while nothing is known to be wrong."""
+# An odd factor that spreads bits (Knuth's, of his 64-bit generator): multiplying by it loses
+# nothing, so that two hashes that have become different stay so while the same operations follow.
 _MULTIPLIER = 0x5851F42D4C957F2D
 _MASK = (1 << 64) - 1
 
@@ -39,6 +41,9 @@ Stamp = tuple[int, int, int]
 """What marks a message: the set of processes, the number of its step, and the hash up to it."""
 NOWHERE: Stamp = (0, 0, 0)
 """The stamp of what is sent before any step."""
+# Step 3 of epoch 2 is 2 << 40 | 3. So every step of a later epoch is ahead of all steps of an
+# earlier one, and what compares steps (`arrival`, `is_within`) need not know of epochs. A million
+# operations a second fill 40 bits in twelve days; a set of processes is not known to do so many.
 _EPOCH = 40
 """Bits of a step's number below its epoch."""
 
@@ -254,6 +259,8 @@ class Agreement:
         running.step = step = running.step + 1
         running.turn = self._turn = self._turn + 1
         running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK
+        # The user's line is the first frame outside of this package; which files are ours is asked
+        # once. The frame's code and place are kept instead of a line, which takes long to find.
         frame, ours = sys._getframe(1), self._ours
         stated = stated_line()
         while stated is None:
@@ -289,6 +296,8 @@ class Agreement:
         now = self.stamp(peer)
         if stamp == now:
             return Arrival.NOW
+        # An unknown set, or one whose first step is still to come, is ahead like a later step. The
+        # same step with another hash is the proof that the two have diverged.
         key, step, found = stamp
         running = self._keys.get(key)
         if running is None or step > running.step or not running.turn:
@@ -320,6 +329,7 @@ class Agreement:
             running = self._running(members)
             if running.epoch < epoch:
                 running.begin(epoch)
+                # Steps of other sets stay, since those have not diverged.
                 kept = [item for item in self._ring if item[0].running is not running]
                 self._ring = deque(kept, maxlen=KEPT)
 
@@ -400,6 +410,7 @@ def _contradicted(
         other: another.
         theirs: its entries.
     """
+    # Two kinds of proof: each is further than the other in some set, or hashes of one step differ.
     ahead, behind = _ahead(one, other)
     found = {*ahead, *behind} if ahead and behind else set()
     shared = _comparable(one, other)
@@ -446,6 +457,9 @@ def _parting(
     mine: Sequence[Key], theirs: Sequence[Key], from_start: bool
 ) -> tuple[int, int] | None:
     """Return where two sequences of steps differ first; None if they do not, as far as is known."""
+    # Both have forgotten their oldest steps, but not as many: begin at the oldest that both
+    # remember. From there on each runs the shared sets' steps in the same order, or they have
+    # diverged.
     i, j = 0, 0
     if not from_start:
         places = {(members, step): at for at, (members, step, _) in enumerate(theirs)}
