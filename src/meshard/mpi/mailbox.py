@@ -2,7 +2,7 @@
 
 In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to its own mail page
 and reads the other's, so that no lock and no call of the system is needed; a letter that does not
-fit into a slot lies in a chunk of the sender's arena, lent until the reader has dropped it.
+fit into a slot is written to a chunk of the sender's arena, lent until the reader has dropped it.
 
 Each letter is stamped with the step that it belongs to. Letters come in program order, so that
 those of a step that the reader has left before its end stand first: it drops them, with what they
@@ -31,7 +31,7 @@ _WORD = 8
 _FACTS = Struct("QQQQQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
-"""The most bytes of a letter that lies in a slot."""
+"""The most bytes of a letter that is in a slot."""
 _LENGTH = Struct("Q")
 _BYTE = np.dtype(np.uint8)
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64")
@@ -196,7 +196,7 @@ class Mailbox:
         Args:
             letter: the bytes, at most `ROOM`.
             more: how many bytes follow in other slots.
-            chunk: where the bytes lie instead; the letter then says how many.
+            chunk: where the bytes are instead; the letter then says how many.
             lent: whether the letter tells of chunks that are lent.
         """
         # The slot of letter n is free when letter n - _SLOTS was read. The number is written last:

@@ -1,4 +1,4 @@
-"""Boxes as MPI messages: packed, or from where they lie, a window of them on the way at a time.
+"""Boxes as MPI messages: packed or in place, a window of them on the way at a time.
 
 In: the boxes that pass between this process and a peer. Out: generators that move them, and yield
 while they wait. Both ends cut the boxes in the same way, by their shapes and the agreed table.
@@ -63,7 +63,7 @@ class Messages:
 
     def sweep(self) -> None:
         """Receive and drop messages of steps that were left, and let go of what is done."""
-        # Somebody who has not left that step yet may still send to it, and waits until it is taken.
+        # A process that has not left that step may still send to it, and waits until that is taken.
         for peer, tag in tuple(self._left):
             try:
                 while message := self._comm.Improbe(peer, tag, status=(status := MPI.Status())):
@@ -216,5 +216,5 @@ def _size(piece: list[Block] | Block) -> int:
 
 
 def _bytes(block: Block) -> Block:
-    """Return the elements as bytes in C order, as a view if they lie so."""
+    """Return the elements as bytes in C order, as a view if that is how they are stored."""
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8)

@@ -190,9 +190,9 @@ class Neighbours:
         return left
 
     def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
-        """Tell a neighbour where blocks lie that it may look at from now on.
+        """Tell a neighbour where the blocks are that it may look at from now on.
 
-        Those that do not lie in the arena must have been brought there (`within_reach`).
+        Those that are not in the arena must have been brought there (`within_reach`).
         """
         told: list[int] = []
         left: list[Block] = []

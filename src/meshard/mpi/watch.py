@@ -103,7 +103,7 @@ class MpiSideChannel:
             try:
                 if not request.Test():
                     break
-            except MPI.Exception:  # who sent it has died on the way
+            except MPI.Exception:  # its sender has died on the way
                 buffer = None
             del self._coming[0]
             if buffer is not None:

@@ -53,7 +53,7 @@ class CacheStatistics:
     Attributes:
         hits: found for the very same layouts.
         renamed: found for the same layouts on other devices.
-        misses: made anew.
+        misses: made because none was known.
         size: the plans kept.
         limit: the most that are kept.
     """
@@ -136,7 +136,7 @@ def _ids(layout: Layout) -> Ints:
 
 
 def _pattern(source: Layout, destination: Layout) -> tuple[Hashable, Ints]:
-    """Return what two layouts are but for the names of devices, and the names in first order."""
+    """Return two layouts without the names of their devices, and the names as they first occur."""
     both = np.concatenate([_ids(source), _ids(destination)])
     every, first, numbers = np.unique(both, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -234,7 +234,7 @@ def make_plan(
     Args:
         leaves: the arrays.
         options: what the move may cost; by default there is no limit.
-        cache: plans that are known already; None plans anew.
+        cache: plans that are known already; None to start from none.
 
     Raises:
         DataLoss: if no live device holds a part that is needed.
@@ -262,7 +262,7 @@ def make_plan(
 
 
 def _within(plan: Plan, number: int) -> Choice:
-    """Return a choice, or the direct way if too much of a process lies between its hops."""
+    """Return a choice, or the direct way if a process would hold too much between its hops."""
     choice, leaf = plan.choices[number], plan.groups[number][0]
     if plan.max_bytes is None or len(choice.route.layouts) < 3:
         return choice

@@ -188,7 +188,7 @@ def bounds_of(
 
 
 def _hosts(given: object) -> Hosts | None:
-    """Return the map from device ids to hosts, told as a mapping or as a function of arrays."""
+    """Return the map from device ids to hosts, given as a mapping or as a function of arrays."""
     what, name = "bounds_of", "hosts"
     if given is None:
         return None

@@ -87,7 +87,7 @@ class Figures:
         messages: pairs of a sender and a receiver, added up over the hops.
         hops: the number of exchanges, one after another.
         peak_bytes: the most bytes of the array that live on one device at once.
-        messages_exact: whether ``messages`` was counted; else there are at most so many.
+        messages_exact: whether ``messages`` was counted; else there are at most that many.
     """
 
     bytes_moved: int

@@ -28,7 +28,7 @@ FEW_JOBS, MOST_JOBS = 1024, 2_000_000
 
 
 def windows(nbytes: int, max_bytes: int | None) -> int:
-    """Return how many times a window opens until so many bytes have gone through it.
+    """Return how many times a window opens until that many bytes have gone through it.
 
     >>> windows(10, 4), windows(10, None), windows(0, 4)
     (3, 1, 0)
@@ -161,7 +161,7 @@ class Traffic:
     Attributes:
         messages: pairs of a sender and a receiver.
         peers: the most units that one unit sends to, or receives from.
-        exact: whether ``messages`` was counted; else there are at most so many.
+        exact: whether ``messages`` was counted; else there are at most that many.
         peers_exact: likewise for ``peers``.
     """
 
@@ -174,7 +174,7 @@ class Traffic:
 def jobs_at_most(hop: Hop) -> int:
     """Return how many pairs of overlapping cells there are, each counted per receiver.
 
-    There are no more jobs than that, but for boxes that are cut between two senders.
+    There are no more jobs than that, except for boxes that are cut between two senders.
     """
     copies = hop.after.copies
     if len(copies) and (copies == copies[0]).all():

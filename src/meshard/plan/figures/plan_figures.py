@@ -349,7 +349,7 @@ def checked_ids(alive: object, what: str) -> tuple[int, ...]:
     ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
     if not isinstance(alive, Collection) or len(ids) < len(alive):
         raise ArgumentError(
-            f"{what}: alive lists devices, or their ids, which are integers from 0 on; got "
+            f"{what}: alive lists devices, or their ids, which are non-negative integers; got "
             f"{shown(alive)}."
         )
     return tuple(sorted(set(ids)))

@@ -24,7 +24,7 @@ def checked_window(max_bytes: object, what: str) -> int | None:
     """Return ``max_bytes`` as an integer, or None for no limit.
 
     Raises:
-        ArgumentError: if it is neither None nor an integer from 1 on.
+        ArgumentError: if it is neither None nor a positive integer.
     """
     if max_bytes is None:
         return None

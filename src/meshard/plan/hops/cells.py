@@ -1,8 +1,8 @@
 """Layouts as grids of cells with holders, ready for arithmetic on whole arrays of them.
 
 A *cell* is one element of the product of a layout's cuts; of a regular layout it is a shard. Of an
-irregular one, whose boxes form no product, a cell is a part of one or more boxes. A *unit* is what
-sends and receives: a device, or a process that holds several.
+irregular one, whose boxes are not a product of cuts, a cell is a part of one or more boxes. A
+*unit* is what sends and receives: a device, or a process that holds several.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Merge:
     Attributes:
         starts: where each stretch begins.
         lengths: how long it is; none is empty.
-        source: the source's cell that it lies in.
+        source: the source's cell that it is in.
         destination: the destination's.
         of_source: for each source cell the first of its stretches, and one past the last.
         of_destination: likewise.

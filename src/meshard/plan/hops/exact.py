@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST = (1 << 63) - 1
 FLOAT_EXACT = 1 << 53
-"""Whole numbers up to here are exact as 64-bit floats."""
+"""Integers up to here are exact as 64-bit floats."""
 
 
 def counter(most: int) -> type[np.int64]:

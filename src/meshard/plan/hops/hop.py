@@ -119,7 +119,7 @@ class Hop:
 
     @cached_property
     def stays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Pairs of cells that share elements and lie on one unit.
+        """Pairs of cells that share elements and are on one unit.
 
         The unit, the two cells, the unit's column among the destination cell's holders, and the
         number of elements that they share.
@@ -322,7 +322,7 @@ class Hop:
         column = listed[consecutive(begins[pairs.destination], counts)]
         # `both` lists the receivers that hold the cell themselves, as pair and column in one
         # number. A search in it tells whether a receiver is one of them, and how many of its pair
-        # come before it: so many places of the stream are not taken.
+        # come before it: that many places of the stream are not taken.
         place = keys[rows] * width + column
         earlier = np.searchsorted(both, place)
         holds = np.zeros(len(rows), bool)
@@ -344,8 +344,8 @@ class Hop:
     ) -> Jobs:
         """Choose the senders of boxes by where they stand in their cell's stream.
 
-        Holder ``k`` of ``n`` sends what of ``[begin, begin + volume)`` lies in its share,
-        ``[wanted * k // n, wanted * (k + 1) // n)``. A box is one job where it lies in one share,
+        Holder ``k`` of ``n`` sends the part of ``[begin, begin + volume)`` in its share,
+        ``[wanted * k // n, wanted * (k + 1) // n)``. A box is one job if it is within one share,
         and else one for each share from that of its first element to that of its last.
         """
         copies = np.maximum(self.before.copies[source], 1)

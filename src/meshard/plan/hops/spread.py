@@ -1,7 +1,7 @@
 """Amounts on the cells of one layout, summed over the cells of another, without pairs of cells.
 
 What is given on one grid (elements wanted, copies, shares) is carried over to another dim by dim
-with running sums, in the order of dims that keeps what lies between no larger than the two grids.
+with running sums, in the order of dims that keeps what is in between no larger than the two grids.
 The same for groups of units, such as hosts: only cells that a group holds count then, and small
 groups are better served by looking at pairs.
 """
@@ -39,7 +39,7 @@ def spans_of(grid: CellGrid) -> tuple[Spans, ...]:
 def spread(
     values: Number, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
 ) -> Number:
-    """Sum what lies on one grid of cells over each cell of another.
+    """Sum the values on one grid of cells over each cell of another.
 
     Args:
         values: a number for each cell, as an array of the grid's rank. Sums have its dtype, so
@@ -76,7 +76,7 @@ def _running(values: Number, dim: int) -> Number:
     return sums
 
 
-def _lying(numbers: Ints, dim: int, values: Number) -> Number:
+def _along(numbers: Ints, dim: int, values: Number) -> Number:
     shape = [1] * values.ndim
     shape[dim] = len(numbers)
     found: Number = numbers.reshape(shape).astype(values.dtype)
@@ -89,16 +89,16 @@ def _measured(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
         shape = list(values.shape)
         shape[dim] = len(onto[0])
         return np.zeros(shape, values.dtype)
-    # What lies before a point is all of the cells that begin before it, but for the last of them,
-    # of which only the part up to the point counts. A cell's sum is that at its stop less that at
+    # The sum up to a point takes all cells that begin before it, and of the last of them only the
+    # part up to the point. A cell's sum is that at its stop less that at
     # its start, so that it takes two look-ups however many cells it overlaps.
     lengths = stops - starts
-    sums = _running(values * _lying(lengths, dim, values), dim)
+    sums = _running(values * _along(lengths, dim, values), dim)
 
     def up_to(points: Ints) -> Number:
         cell = np.maximum(np.searchsorted(starts, points, side="right") - 1, 0)
         part = np.clip(points - starts[cell], 0, lengths[cell])
-        found: Number = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
+        found: Number = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _along(
             part, dim, values
         )
         return found
@@ -111,7 +111,7 @@ def _counted(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     # Those that share an element are all that begin before the stop, less all that stop at or
     # before the start. Empty cells share nothing, wherever they are; an empty cell of the other
     # grid gets nothing, though its start and stop fall into some cell.
-    sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
+    sums = _running(values * _along((stops > starts).astype(np.int64), dim, values), dim)
     before = np.searchsorted(stops, onto[0], side="right")
     after = np.searchsorted(starts, onto[1], side="left")
     after = np.where(onto[1] > onto[0], np.maximum(after, before), before)
@@ -162,7 +162,7 @@ class HeldCells:
         return found
 
     def packed(self, rows: slice) -> tuple[list[Spans], tuple[Ints, ...]]:
-        """Return the grid of the places that occur in some rows, and where in it each row lies."""
+        """Return the grid of the places that occur in some rows, and where each row is in it."""
         spans, found = [], []
         for cuts, place in zip(self.grid.cuts, self.places, strict=True):
             used, inverse = np.unique(place[rows], return_inverse=True)
@@ -186,19 +186,19 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
     _, begin, sizes = np.unique(mine.group, return_index=True, return_counts=True)
     # A group with many rows on both sides is summed as two grids of its own: of 256 rows and 256
     # columns of a matrix there are 65,536 pairs, and 512 cells. But the grid of the places that
-    # occur can be larger than all pairs, as it is where the cells lie on a diagonal.
+    # occur can be larger than all pairs, as for cells on a diagonal.
     near = np.ones(len(mine.group), bool)
     for at in np.flatnonzero(counts[begin] * sizes > _GROUP_COST):
         low, size = int(begin[at]), int(sizes[at])
         start, many = int(first[low]), int(counts[low])
         mine_at, theirs = slice(low, low + size), slice(start, start + many)
         to, places = mine.packed(mine_at)
-        spans, lying = other.packed(theirs)
+        spans, at_place = other.packed(theirs)
         cells = sum(math.prod([len(s[0]) for s in x]) for x in (to, spans))
         if 2 * cells + _GROUP_COST > size * many:
             continue
         values = np.zeros([len(s[0]) for s in spans], weights.dtype)
-        values[lying] = weights[theirs]
+        values[at_place] = weights[theirs]
         result[mine_at] = spread(values, spans, to, counting=counting)[places]
         near[mine_at] = False
     rows = np.flatnonzero(near & (counts > 0))

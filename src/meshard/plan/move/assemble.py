@@ -34,7 +34,7 @@ class Source:
     """An operand of an assembly.
 
     Attributes:
-        layout: how it lies.
+        layout: how it is laid out.
         maps: how each destination dim reads from it; None for the identity.
         onto: for each dim the destination position of the first element that the map makes, and
             the distance from each to the next; None where they are the destination's positions.
@@ -178,8 +178,8 @@ def assemble(
 
     Args:
         destination: the layout to reach.
-        sources: where the elements come from. Where they overlap, the later ones lie over the
-            first, which then must lie as the destination does.
+        sources: where the elements come from. Where they overlap, the later ones win, and
+            the first must then be laid out as the destination is.
         process_of: the process of each device id; None when one process holds all.
         me: the process whose part is wanted.
         hosts: for each process the number of its host, where those of one host can map each
@@ -262,7 +262,7 @@ class _Found:
 
     Attributes:
         local: for each piece the copies from blocks of its own.
-        elements: for each piece how many elements it gets, from wherever.
+        elements: for each piece how many elements it gets, from here and from others.
         sends: for each peer the boxes that it is sent.
         receives: for each peer the boxes that it sends.
     """

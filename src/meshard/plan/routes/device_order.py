@@ -90,7 +90,7 @@ def _piece_of_slot(layout: Layout) -> Ints:
 def living(layout: Layout, alive: Collection[int] | None) -> Layout:
     """Return a layout with -1 for devices that are not alive.
 
-    Where boxes form no product the layout is returned as it is.
+    Where boxes are not a product of cuts the layout is returned as it is.
 
     >>> pair = Layout((4,), ((0, 4),), np.array([[5, 6]]))
     >>> living(pair, {6}).tensor.tolist()
@@ -264,7 +264,7 @@ class _Slots:
         return np.concatenate(rows), np.concatenate(positions)
 
     def _all_pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Return the pairs of a destination whose boxes form no product.
+        """Return the pairs of a destination whose boxes are not a product of cuts.
 
         Its boxes are compared with each other: nobody makes many by hand.
         """
@@ -345,7 +345,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     """Return the devices, and their slots, of a matching of the greatest gain.
 
     A matching need not cover all; the solver wants one that does. So the graph stands beside its
-    mirror image, and who has no partner is matched with its own image.
+    mirror image, and those without a partner are matched with their own images.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
@@ -360,7 +360,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
         most = most * (n + 1) + 1
     # Rows are the n devices, then images of the m slots; columns the m slots, then images of the n
     # devices. Edges: each of the graph, device and own image, image of a slot and the slot, and the
-    # mirror image of each edge. Costs are all the same but for those of the graph itself, which are
+    # mirror image of each edge. All cost the same except those of the graph itself, which cost
     # less by their gain: so the cheapest matching that covers all is the one of the greatest gain.
     rows = np.concatenate([i, np.arange(n), n + np.arange(m), n + j])
     columns = np.concatenate([j, m + np.arange(n), np.arange(m), m + i])

@@ -50,9 +50,9 @@ def striped(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes form no product, where no device of the source
-        would send less than in a direct exchange, and where relays would have to send more than
-        a direct exchange has its busiest device send or receive.
+        None where cells have one holder, where boxes are not a product of cuts, where no device of
+        the source would send less than in a direct exchange, and where relays would have to send
+        more than a direct exchange has its busiest device send or receive.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8, 8), (even_cuts(8, 8), (0, 8)), np.arange(8).reshape(8, 1, 1))
@@ -98,8 +98,8 @@ def chained(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes form no product, and where the busiest device
-        would not be less busy.
+        None where cells have one holder, where boxes are not a product of cuts, and where the
+        busiest device would not be less busy.
 
     >>> one = Layout((8,), ((0, 8),), np.array([[0]]))
     >>> all_of_them = Layout((8,), ((0, 8),), np.arange(8).reshape(1, 8))
@@ -147,7 +147,7 @@ def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
 
     Returns:
         None where no cell has several holders in a group, where cells differ in how many they have
-        in each, and where boxes form no product.
+        in each, and where boxes are not a product of cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8,), (even_cuts(8, 8),), np.arange(8).reshape(8, 1))

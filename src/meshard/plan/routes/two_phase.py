@@ -52,7 +52,7 @@ def candidates(
     """Return routes of two hops that may be better than one, the most promising of each kind first.
 
     On one set of devices they take fewer messages ("two-phase"). Between two sets they lay the
-    array out anew on the devices of the source ("split replicas first", which moves nothing, and
+    array out again on the devices of the source ("split replicas first", which moves nothing, and
     "retile first") or of the destination ("retile last"), so that fewer messages or fewer bytes
     cross. The order is the same in every process.
 
@@ -67,7 +67,7 @@ def candidates(
             some do not, the source's devices are left as they are.
 
     Returns:
-        Nothing where there are no elements or a layout's boxes form no product.
+        Nothing where there are no elements or the boxes of a layout are not a product of cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((16, 16), (even_cuts(16, 16), (0, 16)), np.arange(16).reshape(16, 1, 1))
@@ -97,7 +97,7 @@ def candidates(
 
 
 def _none(layout: Layout) -> Route:
-    """Return a route that stands for a layout which is no intermediate one."""
+    """Return a route that stands for a layout which is not an intermediate one."""
     return Route("", (layout, layout))
 
 
@@ -169,8 +169,8 @@ def _first(source: Layout, destination: Layout, most: int) -> list[Route]:
     for i in _best(grids, across < direct, across, copies, inside):
         layout = _placed(source, destination, tuple(grids[i].tolist()))
         why = (
-            "The array is first laid out anew on the devices that hold it; then a device has about "
-            f"{int(across[i]):,} messages to or from the others instead of {direct:,}."
+            "The array is first laid out again on the devices that hold it; then a device has "
+            f"about {int(across[i]):,} messages to or from the others instead of {direct:,}."
         )
         routes.append(Route("retile first", (source, layout, destination), why))
     return [r for r in routes if math.prod(r.layouts[1].largest_piece) <= most]
@@ -351,7 +351,7 @@ def _placed_by_digits(
 ) -> tuple[int, Layout] | None:
     """Return what moves in both hops, and a layout of some grid, placed where less of it does.
 
-    None if the grid is no prefix of the digits.
+    None if the grid is not a prefix of the digits.
     """
     before, after = both
     best: tuple[int, MixedRadix] | None = None
@@ -370,7 +370,7 @@ def _placed_by_digits(
 def _dealt(near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]) -> MixedRadix | None:
     """Return a map for a grid: digits stay where one layout has them, else where the other does.
 
-    Others go to the first digit of the devices that is free. None if the grid is no prefix.
+    Others go to the first digit of the devices that is free. None if the grid is not a prefix.
     """
     sizes = near.sizes
     wanted: list[list[int]] = []  # for each dim the sizes of its digits

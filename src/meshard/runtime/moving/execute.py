@@ -58,7 +58,7 @@ def _run_part(
     pieces.begin(world, tasks)
     world.workers.run(tasks)
     pieces.give_up_views(world)
-    if part.sends or part.receives:  # after the copies: what is received lies over them
+    if part.sends or part.receives:  # after the copies: what is received is written over them
         sends: dict[int, list[Block]] = {}
         receives: dict[int, list[Block]] = {}
         pieces.add_messages(sends, receives)

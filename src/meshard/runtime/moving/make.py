@@ -47,7 +47,7 @@ def device_put(
         device: a Sharding, a Device, or a spec where a mesh is set, for all leaves; or a tree of
             them that is a prefix of ``x``. None leaves arrays where they are and puts values on
             the default device.
-        src: accepted as in JAX; where an array lies is known.
+        src: accepted as in JAX; where an array is, is known.
         donate: whether to delete the arrays given, once all have been placed; or a tree of such.
         may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
             never with the memory of a NumPy array.
@@ -56,10 +56,10 @@ def device_put(
         The tree with each leaf an `Array`, committed where a device was given.
 
     Raises:
-        ShardingError: if a leaf's shape cannot lie as asked, or a device does not exist. Nothing
-            has been deleted then.
-        UnequalError: if a value is to lie on devices of several processes, which give different
-            ones: each must give the whole array.
+        ShardingError: if a leaf's shape cannot be laid out as asked, or a device does not exist.
+            Nothing has been deleted then.
+        UnequalError: if a value is to be laid out on devices of several processes, which give
+            different ones: each must give the whole array.
         TreeError: if ``device`` is not a prefix of ``x``.
         ArgumentError: if a leaf is both to be donated and to be aliased.
 
@@ -96,7 +96,7 @@ def device_put(
             results[id(leaf), target] = placed(leaf, target)
     if leaving:
         from meshard.runtime.moving.moved import (
-            moved_away,  # what it needs is not loaded for those who keep arrays
+            moved_away,  # not loaded where arrays are kept
         )
 
         for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
@@ -109,7 +109,7 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
     """Return for each leaf of ``tree``, None included, the leaf of ``prefix`` above it.
 
     Raises:
-        TreeError: if it is no prefix.
+        TreeError: if it is not a prefix.
     """
     try:
         return broadcast_leaves(prefix, tree, none_is_leaf=True)
@@ -238,7 +238,7 @@ def make_array_from_callback(
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Any, arrays: Sequence[Array], *, dtype: Any = None
 ) -> Array:
-    """Make one array of arrays that lie on single devices, without copying.
+    """Make one array of arrays that are on single devices, without copying.
 
     Args:
         shape: the global shape.

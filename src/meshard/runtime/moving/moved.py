@@ -255,7 +255,7 @@ class _Mover:
         return self._results
 
     def _place(self, types: Sequence[ArrayType | None]) -> None:
-        """Settle the leaves that do not move: those placed anew, and those that are there."""
+        """Settle the leaves that do not move: those that are placed, and those that are there."""
         known: dict[tuple[int, Any], Any] = {}
         targets = self._tree.targets
         for number, leaf in enumerate(self._tree.leaves):
@@ -304,7 +304,7 @@ class _Mover:
                 raise teller.failure
 
     def _mark_last(self, ways: Sequence[_Way], order: Sequence[Sequence[int]]) -> None:
-        """Find the last way of each array; one that is wanted as it is has none."""
+        """Find the last way of each array; one that stays in the tree has none."""
         staying = {id(x) for i, x in enumerate(self._tree.leaves) if self._results[i] is not None}
         seen = set(staying)
         for i in [i for numbers in reversed(order) for i in reversed(numbers)]:

@@ -217,7 +217,7 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     """Return the sharding that a placement argument means; None for None.
 
     Raises:
-        ArgumentError: if it is no device, sharding or spec.
+        ArgumentError: if it is not a device, sharding or spec.
         ShardingError: if it is a spec and no mesh is set.
     """
     if given is None or isinstance(given, Sharding):
@@ -264,7 +264,7 @@ def placed(
     """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
 
     Raises:
-        ShardingError: if the shape cannot lie so, or a device does not exist.
+        ShardingError: if the shape cannot be laid out so, or a device does not exist.
         DeletedArrayError: if the array was deleted.
         BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
         ConcretizationError: if it is inside a transformation.
@@ -350,7 +350,7 @@ def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Par
 def wires_between(
     world: RuntimeWorld, source: ArrayType, kind: ArrayType
 ) -> tuple[()] | tuple[Move]:
-    """Return what an array moves to lie as another type says: one communication or none."""
+    """Return what an array moves to be laid out as another type says: one communication or none."""
     if source.guest or source.layout == kind.layout:
         return ()
     key = ("wire", source, kind)

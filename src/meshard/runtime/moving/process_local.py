@@ -35,7 +35,7 @@ def make_array_from_process_local_data(
     """Make global arrays of what each process holds.
 
     Args:
-        sharding: how the global array lies; or a tree of shardings that is a prefix of
+        sharding: how the global array is laid out; or a tree of shardings that is a prefix of
             ``local_data``.
         local_data: this process's part, or a tree of such. Along each dim it is either the whole
             dim, or the shards that this process's devices hold, joined in order.
@@ -48,7 +48,7 @@ def make_array_from_process_local_data(
     Raises:
         CoverageError: if the data does not fill this process's shards exactly, or no global shape
             follows from the parts.
-        TreeError: if a tree is no prefix of ``local_data``.
+        TreeError: if a tree is not a prefix of ``local_data``.
 
     >>> import meshard
     >>> x = make_array_from_process_local_data(meshard.devices()[0], np.arange(3))
@@ -73,7 +73,7 @@ def _is_shape(given: object) -> bool:
 
 
 def _leaf(shape: Any) -> Any:
-    """Return a shape as what is no container, so that it is a leaf of its tree."""
+    """Return a shape as something that is not a container, so that it is a leaf of its tree."""
     return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 
@@ -132,7 +132,7 @@ def _length(spans: Intervals) -> int:
 
 def _text(spans: Intervals) -> str:
     shown = ", ".join(f"{a}:{b}" for a, b in spans[:8])
-    return f"{shown}, ..." if len(spans) > 8 else shown or "of which there are none"
+    return f"{shown}, ..." if len(spans) > 8 else shown or "none"
 
 
 def _starts(spans: Intervals, dim: int) -> dict[int, int]:

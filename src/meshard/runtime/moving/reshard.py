@@ -49,12 +49,12 @@ def reshard(
         weights are, is moved once, and the result is in both places.
 
     Raises:
-        ShardingError: if a leaf's shape cannot lie as asked.
-        UnequalError: if a leaf that is no array is to lie on devices of several processes, which
-            give different ones.
+        ShardingError: if a leaf's shape cannot be laid out as asked.
+        UnequalError: if a leaf that is not an array is to be laid out on devices of several
+            processes, which give different ones.
         ArgumentError: if ``max_bytes`` is not a positive integer, or does not hold one element to
             and from each other process.
-        TreeError: if ``sharding`` is no prefix of ``x``.
+        TreeError: if ``sharding`` is not a prefix of ``x``.
         DeletedArrayError: if an array was deleted.
         AllocationError: if the system has no memory for a result.
 

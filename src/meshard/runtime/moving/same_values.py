@@ -33,14 +33,14 @@ Digests = tuple[tuple[str, bytes], ...]
 def check_same_values(
     tree: Any, leaves: Sequence[Any], targets: Sequence[Sharding | None], what: str
 ) -> None:
-    """Refuse values that are to lie on devices of several processes and differ between these.
+    """Refuse values that are to be laid out over several processes and differ between these.
 
-    Arrays that lie somewhere already are known to all and not compared.
+    Arrays that have been placed already are known to all and are not compared.
 
     Args:
         tree: what the user gave, in which the message names the leaf.
         leaves: its leaves, None included.
-        targets: where each shall lie.
+        targets: the sharding that each shall have.
         what: the function that was called.
 
     Raises:

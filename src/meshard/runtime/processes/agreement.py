@@ -161,7 +161,7 @@ Remembered = tuple[Token, int, int, CodeType | str, int]
 
 @final
 class RememberedStep(NamedTuple):
-    """One step, as it is remembered: what it costs least to take down.
+    """One step, as it is remembered, in the form that costs least to write down.
 
     Attributes:
         token: the operation.

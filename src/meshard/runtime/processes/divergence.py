@@ -1,7 +1,7 @@
 """Who has diverged, in which operation, at which line: from accounts to sentences.
 
-In: what some processes told of their recent steps. Out: one sentence, the same wherever the same
-accounts have come; None where the accounts agree.
+In: what some processes told of their recent steps. Out: one sentence, the same for all that have
+the same accounts; None where the accounts agree.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from meshard.runtime.types import Block
 
 @final
 class LocalTransport:
-    """Nobody to talk to: any message is an error of ours."""
+    """There are no other processes: any message is an error of ours."""
 
     index = 0
     count = 1
