@@ -222,14 +222,14 @@ class Neighbours:
     def take(
         self,
         peer: int,
-        kinds: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]],
+        shapes: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]],
         found: dict[int, Block],
     ) -> Waiting:
         """Put the blocks that a neighbour lends into ``found``, by their numbers, read-only."""
         mailbox = self._mailboxes[peer]
         told = (yield from mailbox.get()).view(np.int64).tolist()
         left: list[Block] = []
-        for at, (number, (shape, dtype)) in enumerate(kinds.items()):
+        for at, (number, (shape, dtype)) in enumerate(shapes.items()):
             chunk, start = told[2 * at : 2 * at + 2]
             if chunk == _NOWHERE:
                 found[number] = self._pages.empty(shape, dtype)

@@ -109,8 +109,8 @@ class MpiTransport:
         found: dict[int, Block] = {}
         jobs: list[Job] = [([(peer,)], near.lend(blocks, peer)) for peer, blocks in going.items()]
         for owner, numbers in coming.items():
-            kinds = {n: taken[n][1:] for n in numbers}
-            jobs.append(([(owner,)], near.take(owner, kinds, found)))
+            shapes = {n: taken[n][1:] for n in numbers}
+            jobs.append(([(owner,)], near.take(owner, shapes, found)))
         self._run(jobs)
         return [found[n] for n in range(len(taken))]
 

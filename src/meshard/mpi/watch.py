@@ -209,18 +209,17 @@ class ProcessExit:
             account = replace(account, entries=account.entries[dropped:], before=before)
         self._lookout.goodbye(account)
 
-    def on_error(self, kind: type[BaseException], error: BaseException, show: Show) -> NoReturn:
+    def on_error(self, error: BaseException, show: Show) -> NoReturn:
         """End the whole job after an error that nobody has caught.
 
         Args:
-            kind: the error's class.
             error: the error.
             show: writes it with its traceback.
         """
         watchdog, me = self._lookout, self._lookout.agreement.index
         watchdog.end()
         if not isinstance(error, TransportError):
-            self._goodbye(f"has failed with {kind.__name__}")
+            self._goodbye(f"has failed with {type(error).__name__}")
         if isinstance(error, AgreementError) and not self._is_first():
             print(f"meshard: process {me} has found this too.", file=sys.stderr, flush=True)
         else:
@@ -251,12 +250,12 @@ def end_on_error(ending: ProcessExit) -> None:
     before = sys.excepthook
 
     def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        class_: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if ending.is_copy:
-            before(kind, error, trace)
+            before(class_, error, trace)
         else:
-            ending.on_error(kind, error, lambda: before(kind, error, trace))
+            ending.on_error(error, lambda: before(class_, error, trace))
 
     sys.excepthook = report
 

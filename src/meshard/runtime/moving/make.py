@@ -231,8 +231,8 @@ def make_array_from_callback(
             raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
         first.append(as_host(data_callback(indices[probe]), what))
         wanted = first[0].dtype
-    kind = world.type_of(whole, wanted, place, True)
-    return made_of(world, kind, value, what)
+    type_ = world.type_of(whole, wanted, place, True)
+    return made_of(world, type_, value, what)
 
 
 def make_array_from_single_device_arrays(
@@ -265,16 +265,16 @@ def make_array_from_single_device_arrays(
     if not needed and dtype is None:
         raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
     wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
-    kind = world.type_of(whole, wanted, place, True)
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    type_ = world.type_of(whole, wanted, place, True)
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
     for device in needed:
         x = given[device]
-        piece = kind.layout.piece_of[device.id]
-        box = kind.layout.box(piece)
+        piece = type_.layout.piece_of[device.id]
+        box = type_.layout.box(piece)
         if x.shape != box.shape:
             raise ShardingError(
                 f"{what}: expected shard shape {box.shape} on {device!r} (index {box}), but its "
-                f"array has shape {x.shape}. The result is {kind.str_short()} with {place!r}."
+                f"array has shape {x.shape}. The result is {type_.str_short()} with {place!r}."
             )
         if x.dtype != wanted:
             raise ShardingError(
@@ -283,7 +283,7 @@ def make_array_from_single_device_arrays(
             )
         if blocks[piece] is None:
             blocks[piece] = x._live()[0]
-    return Array(kind, tuple(blocks))
+    return Array(type_, tuple(blocks))
 
 
 def _by_device(arrays: Any, what: str) -> dict[Device, Array]:

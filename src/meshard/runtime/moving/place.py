@@ -285,30 +285,30 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
     if type(x) is Array and (x.committed or not spans(world, sharding)):
-        kind = world.type_of(x.shape, x.dtype, sharding, True)
-        result = resharded(world, x, kind, what)
+        type_ = world.type_of(x.shape, x.dtype, sharding, True)
+        result = resharded(world, x, type_, what)
         if donate:
             x._discard("donated to device_put")
         return result
     value = as_host(x, what)
     try:
-        kind = world.type_of(value.shape, value.dtype, sharding, True)
+        type_ = world.type_of(value.shape, value.dtype, sharding, True)
     except IndivisibleError as error:
         if not spans(world, sharding):
             raise
         raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
-    agree(world, what, (), (kind,))
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    agree(world, what, (), (type_,))
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
     copies = []
-    for piece in kind.local:
-        box = kind.layout.box(piece)
-        block = world.pages.empty(box.shape, kind.dtype)
+    for piece in type_.local:
+        box = type_.layout.box(piece)
+        block = world.pages.empty(box.shape, type_.dtype)
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
     if donate and type(x) is Array:
         x._discard("donated to device_put")
-    return Array(kind, tuple(blocks))
+    return Array(type_, tuple(blocks))
 
 
 def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
@@ -317,64 +317,66 @@ def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
     return any(d.process_index != me for d in sharding.device_order)
 
 
-def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "device_put") -> Array:
+def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "device_put") -> Array:
     """Return an array in the layout of another type of the same shape and dtype.
 
     Raises:
         BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
     """
     source, blocks = x._type, x._live()
-    agree(world, what, (), (source, kind))
-    if source.layout == kind.layout:
-        return Array(kind, blocks)
+    agree(world, what, (), (source, type_))
+    if source.layout == type_.layout:
+        return Array(type_, blocks)
     if world.ledgers:
-        wired(world, what, wires_between(world, source, kind))
-    part = part_between(world, source, kind)
-    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+        wired(world, what, wires_between(world, source, type_))
+    part = part_between(world, source, type_)
+    return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 
 
-def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
+def part_between(world: RuntimeWorld, source: ArrayType, type_: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
-    key = ("reshard", source, kind)
+    key = ("reshard", source, type_)
     part: Part | None = world.decisions.get(key)
     if part is None:
-        processes = world.process_map(kind.sharding)
+        processes = world.process_map(type_.sharding)
         if processes is not None:
             processes = {**processes, **(world.process_map(source.sharding) or {})}
         sources, me = [Source(source.layout)], world.process_index
-        part = assemble(kind.layout, sources, processes, me, world.sharing)
+        part = assemble(type_.layout, sources, processes, me, world.sharing)
         world.decided(key, part)
     return part
 
 
 def wires_between(
-    world: RuntimeWorld, source: ArrayType, kind: ArrayType
+    world: RuntimeWorld, source: ArrayType, type_: ArrayType
 ) -> tuple[()] | tuple[Move]:
     """Return what an array moves to be laid out as another type says: one communication or none."""
-    if source.guest or source.layout == kind.layout:
+    if source.guest or source.layout == type_.layout:
         return ()
-    key = ("wire", source, kind)
+    key = ("wire", source, type_)
     found: Move | None = world.decisions.get(key)
     if found is None:
         found = Move(
             source.str_short(),
-            kind.sharding,
+            type_.sharding,
             (source.sharding,),
-            kind.layout,
+            type_.layout,
             (Source(source.layout),),
-            kind.dtype.itemsize,
+            type_.dtype.itemsize,
         )
         world.decided(key, found)
     return (found,)
 
 
-def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+def filled(world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], what: str) -> Array:
     """Agree to make an array, and return it; see `made_of`."""
-    agree(world, what, (), (kind,))
-    return made_of(world, kind, values, what)
+    agree(world, what, (), (type_,))
+    return made_of(world, type_, values, what)
 
 
-def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+def made_of(
+    world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], what: str
+) -> Array:
     """Return an array whose local pieces are what ``values(piece)`` gives.
 
     The processes have agreed to make it.
@@ -382,25 +384,25 @@ def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], 
     Raises:
         ShardingError: if a value has another shape or dtype than its piece; the index is named.
     """
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
     copies = []
-    for piece in kind.local:
+    for piece in type_.local:
         value = values(piece)
-        box = kind.layout.box(piece)
+        box = type_.layout.box(piece)
         if value.shape != box.shape:
             raise ShardingError(
                 f"{what}: expected shard shape {box.shape} for index {box}, but got "
-                f"{value.shape}. The array is {kind.str_short()} with sharding {kind.sharding!r}."
+                f"{value.shape}. The array is {type_.str_short()} with sharding {type_.sharding!r}."
             )
-        if value.dtype != kind.dtype:
+        if value.dtype != type_.dtype:
             raise ShardingError(
-                f"{what}: expected dtype {kind.dtype} for index {box}, but got {value.dtype}. "
+                f"{what}: expected dtype {type_.dtype} for index {box}, but got {value.dtype}. "
                 "All pieces of an array have one dtype; pass dtype= to convert them."
             )
         if not handed_over(value):
-            block = world.pages.empty(box.shape, kind.dtype)
+            block = world.pages.empty(box.shape, type_.dtype)
             copies.append((block, value))
             value = block
         blocks[piece] = value
     _run_copies(world, copies)
-    return Array(kind, tuple(blocks))
+    return Array(type_, tuple(blocks))

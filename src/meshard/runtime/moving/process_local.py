@@ -90,14 +90,14 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
                 f"{_WHAT}: the data of process {me} has shape {value.shape}, of rank {value.ndim}, "
                 f"and the global shape {shape} has rank {len(shape)}."
             )
-    kind = world.type_of(shape, value.dtype, sharding, True)
+    type_ = world.type_of(shape, value.dtype, sharding, True)
     starts: list[Mapping[int, int] | None] = []
-    for dim, spans in enumerate(_held(kind.layout, process_of, me)):
+    for dim, spans in enumerate(_held(type_.layout, process_of, me)):
         if value.shape[dim] == shape[dim]:
             starts.append(None)
             continue
         own = _length(spans)
-        if kind.local and value.shape[dim] != own:
+        if type_.local and value.shape[dim] != own:
             raise CoverageError(
                 f"{_WHAT}: the data of process {me} has shape {value.shape}. Along dim {dim} it "
                 f"must have all {shape[dim]} elements of the global shape {shape}, or the {own} "
@@ -107,13 +107,13 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
 
     def part(piece: int) -> Block:
         index: list[Any] = []
-        for a, b, known in zip(*kind.layout.box(piece), starts, strict=True):
+        for a, b, known in zip(*type_.layout.box(piece), starts, strict=True):
             at = a if known is None else known[a]
             index.append(slice(at, at + b - a))
         cut: Block = value[(*index, ...)]
         return cut
 
-    return filled(world, kind, part, _WHAT)
+    return filled(world, type_, part, _WHAT)
 
 
 def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[Intervals]:

@@ -84,8 +84,8 @@ class ShapeDtypeStruct:
     @classmethod
     def like(cls, x: Any) -> ShapeDtypeStruct:
         """Return the struct of an array, with its sharding if it is committed to one."""
-        kind = typeof(x)
-        return cls(kind.shape, kind.dtype, sharding=kind.sharding if kind.committed else None)
+        type_ = typeof(x)
+        return cls(type_.shape, type_.dtype, sharding=type_.sharding if type_.committed else None)
 
     @property
     def ndim(self) -> int:
@@ -154,5 +154,5 @@ def typeof(x: Any) -> Any:
         raise DtypeError(
             f"typeof: {shown(x)} of type {type(x).__name__} is not an array or a number."
         )
-    kind: ArrayType = as_array(x)._type
-    return kind
+    type_: ArrayType = as_array(x)._type
+    return type_

@@ -63,12 +63,12 @@ def canonical(value: Any) -> str:
     return repr(value)
 
 
-def described(kind: ArrayType, *, exact: bool = False) -> str:
+def described(type_: ArrayType, *, exact: bool = False) -> str:
     """Return dtype, shape and sharding of an array; exactly, or as messages say it."""
-    told = kind.str_short()
-    if kind.guest:  # every process has one of its own
+    told = type_.str_short()
+    if type_.guest:  # every process has one of its own
         return told
-    return f"{told} {_lies(kind.sharding, exact=False)}" + (_layout(kind.layout) if exact else "")
+    return f"{told} {_lies(type_.sharding, exact=False)}" + (_layout(type_.layout) if exact else "")
 
 
 def laid_out(

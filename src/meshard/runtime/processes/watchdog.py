@@ -345,14 +345,14 @@ class Watchdog:
 
     def _hear(self) -> None:
         now = time.monotonic()
-        for kind, letter in self._channel.collect():
-            if kind in ("claims", "reported"):
-                (self._claiming if kind == "claims" else self._reported).add(letter)
+        for topic, letter in self._channel.collect():
+            if topic in ("claims", "reported"):
+                (self._claiming if topic == "claims" else self._reported).add(letter)
                 continue
-            if kind == "left":
+            if topic == "left":
                 account = letter.account
                 self._left[account.index] = letter
-            elif kind == "alarm":
+            elif topic == "alarm":
                 account, epochs = letter
                 if self.agreement.is_news(epochs):
                     self._raise_alarm(epochs)
@@ -361,12 +361,12 @@ class Watchdog:
                     self._channel.post(account.index, ("told", mine))
             else:
                 account = letter
-            if kind == "ask" and account.index not in self._ended:
+            if topic == "ask" and account.index not in self._ended:
                 mine = self.agreement.account(self._missing, ended=self._end)
                 self._channel.post(account.index, ("answer", mine))
-            elif kind in ("alarm", "told", "bye"):
+            elif topic in ("alarm", "told", "bye"):
                 self._whole[account.index] = account
-            if kind == "bye":
+            if topic == "bye":
                 self._ended[account.index] = now
             self._heard[account.index] = account
             self._compare(account.index, now)
