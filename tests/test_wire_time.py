@@ -14,7 +14,8 @@ from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.figures.wire_time import seconds_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Fold, Move, all_reduced, exchanged, gathered
+from meshard.plan.move.wires import Move, all_reduced, exchanged, gathered
+from meshard.transforms.collectives.exchanges import Fold
 
 ROWS = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
 WHOLE = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))

@@ -20,7 +20,7 @@ from meshard.errors import NotAddressableError, ShardingError
 from meshard.interop.jax_shardings import jax, layout_of, to_meshard
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -78,16 +78,16 @@ class Moving:
         self.route = route
         self.pieces: list[Block] = []
 
-    def wire(self) -> Move:
+    def wire(self) -> Wire:
         """Return what the move is called in a ledger."""
-        return Move(
-            self.x.aval.str_short(),
+        move = Move(
             to_meshard(self.target, self.shape),
             (to_meshard(self.x.sharding, self.shape),),
             self.route.destination,
             (Source(self.route.source),),
             self.x.dtype.itemsize,
         )
+        return move_wire(self.x.aval.str_short(), move)
 
     def begin(self, world: RuntimeWorld, tasks: list[Copying]) -> None:
         """Make the pieces: views, small ones filled now, large ones by the tasks that are added."""

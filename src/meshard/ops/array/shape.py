@@ -21,7 +21,7 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.operand_mesh import Frame
+from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
@@ -212,7 +212,7 @@ def _flat_if_better(x: Array, new: tuple[int, ...]) -> Any:
 
 def _flat_cuts(kind: ArrayType, new: tuple[int, ...]) -> Cuts | None:
     """Return where to cut the flat array; None where the dims can be regrouped as they lie."""
-    frame = Frame("reshape", [kind])
+    frame = OperandMesh("reshape", [kind])
     placement = frame.placement(kind)
     if placement is None:
         return None

@@ -22,7 +22,7 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.errors import ShardingError
 from meshard.ops.engine.later import in_program, made
-from meshard.ops.engine.operand_mesh import Frame
+from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from meshard.ops.random.tiles import tiling
@@ -175,7 +175,7 @@ def _place(world: RuntimeWorld, kind: ArrayType, shape: tuple[int, ...]) -> tupl
     if isinstance(kind.sharding, SingleDeviceSharding):
         return kind.sharding, kind.committed
     whole = tuple([Split((), (0, n)) for n in shape])
-    return Frame("random", [kind]).sharding(whole), kind.committed
+    return OperandMesh("random", [kind]).sharding(whole), kind.committed
 
 
 def drawn(

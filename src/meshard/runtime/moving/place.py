@@ -33,7 +33,7 @@ from meshard.errors import (
 )
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
@@ -349,21 +349,21 @@ def part_between(world: RuntimeWorld, source: ArrayType, type_: ArrayType) -> Pa
 
 def wires_between(
     world: RuntimeWorld, source: ArrayType, type_: ArrayType
-) -> tuple[()] | tuple[Move]:
+) -> tuple[()] | tuple[Wire]:
     """Return what an array moves to be laid out as another type says: one communication or none."""
     if source.guest or source.layout == type_.layout:
         return ()
     key = ("wire", source, type_)
-    found: Move | None = world.decisions.get(key)
+    found: Wire | None = world.decisions.get(key)
     if found is None:
-        found = Move(
-            source.str_short(),
+        move = Move(
             type_.sharding,
             (source.sharding,),
             type_.layout,
             (Source(source.layout),),
             type_.dtype.itemsize,
         )
+        found = move_wire(source.str_short(), move)
         world.decided(key, found)
     return (found,)
 

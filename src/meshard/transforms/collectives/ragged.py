@@ -21,8 +21,8 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import stack
-from meshard.plan.move import wires as traffic
 from meshard.plan.move.part import Copy, Message, Part, Recipe
+from meshard.plan.move.wires import Wire, collective_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.execute import run_part
@@ -32,7 +32,7 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import Told, laid, laying_wires
+from meshard.transforms.body.noting import laid, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
@@ -42,7 +42,7 @@ from meshard.transforms.collectives.axis_arguments import (
     members,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
-from meshard.transforms.collectives.rows import Wire, active_groups, check_mask, piece_meshes
+from meshard.transforms.collectives.rows import Receipts, active_groups, check_mask, piece_meshes
 from meshard.transforms.jit.sharing import collective
 
 Axes = tuple[str, ...]
@@ -227,7 +227,7 @@ class _Planned:
         members: for each group its number by the axes that are not the collective's, and its cells.
         rest: those axes.
         gather: brings the lists together.
-        wire: what that moves.
+        receipts: what devices receive then.
         sites: the pieces of the automatic axes; one where there are none.
         out: the kind of the result.
     """
@@ -236,7 +236,7 @@ class _Planned:
     members: tuple[tuple[int, tuple[int, ...]], ...]
     rest: Axes
     gather: Exchange
-    wire: Wire
+    receipts: Receipts
     sites: tuple[_Site, ...]
     out: GridKind
 
@@ -263,7 +263,7 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
     real = tuple(a for a in axes if scope.sizes[a] > 1)
     varies = operand.varies | output.varies | table.varies | frozenset(axes)
     rows = operand.shape[0], output.shape[0]
-    world, dtype = scope.world, output.dtype
+    world, mesh, dtype = scope.world, scope.mesh, output.dtype
     told = repr(axes[0]) if len(axes) == 1 else repr(axes)
     name, array = _NAME, output.type.str_short()
     text = f"`{name}` over {told} of {', '.join([k.str_short() for k in (operand, output, table)])}"
@@ -294,7 +294,7 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
             members,
             rest,
             gather,
-            Wire([(gather, rest)]),
+            Receipts([(gather, rest)]),
             tuple(_Site(scope, m, extent) for m in meshes),
             out,
         )
@@ -312,17 +312,19 @@ def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
         if body.notes is not None:
             if laying is not None:
                 body.notes += laying.wires(given)
-            lists_told = partial(plan.wire.of, None)
-            body.notes.append(Told(array, "all-gather", axes, scope.mesh, lists_told))
+            lists_told = partial(plan.receipts.of, None)
+            body.notes.append(collective_wire(array, "all-gather", axes, mesh, lists_told))
             most = dict.fromkeys(map(int, scope.mesh.device_ids.ravel()), output.nbytes)
-            body.notes.append(Told(array, "all-to-all", axes, scope.mesh, most.copy, exact=False))
+            body.notes.append(
+                collective_wire(array, "all-to-all", axes, mesh, most.copy, exact=False)
+            )
         if mask is not None:
             active = frozenset(active_groups(scope, mask.grid, plan.rest))
             if not active:
                 return Grid(body, plan.out, (None,) * scope.count(plan.extent))
         collective(scope, text, plan.rest, active)
         if world.ledgers:
-            communicated(world, "all-gather", axes, plan.wire.of(active), name, array=array)
+            communicated(world, "all-gather", axes, plan.receipts.of(active), name, array=array)
         lists = given[2] if laying is None else laying.tables(given[2], mask is None)
         tables = plan.tables(lists, active)
         runs: dict[int, list[_Run]] = {}
@@ -379,7 +381,7 @@ class _Laid:
         self.shapes = [layouts[0].box(i).shape for i in range(layouts[0].piece_count)]
         self.volumes = [_volume(s) for s in self.shapes]
 
-    def wires(self, given: Sequence[Sequence[Any]]) -> list[traffic.Wire]:
+    def wires(self, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what laying all cells out moves."""
         ways = zip(self._kinds, given, (self._lies, self._lies, self._lists), strict=True)
         return [w for k, cells, lies in ways for w in laying_wires(self._scope, k, cells, lies)]

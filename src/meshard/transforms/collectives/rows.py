@@ -20,6 +20,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
+from meshard.plan.move.wires import collective_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.processes.canonical import call_text
 from meshard.runtime.types import ArrayType
@@ -27,7 +28,7 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import Told, laid, laying_wires
+from meshard.transforms.body.noting import laid, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.exchanges import (
     Active,
@@ -48,8 +49,8 @@ Plan = Callable[[Field, Axes], Exchange | Fold]
 
 
 @final
-class Wire:
-    """What one collective moves on all devices; counted when it is first asked for.
+class Receipts:
+    """What each device receives in one collective; counted when it is first asked for.
 
     Args:
         plans: its plans, with the axes that number the groups of each.
@@ -223,8 +224,8 @@ def _row(
             over = () if mask is None else mask.axes
             if over not in plans:
                 made = planned(over)
-                plans[over] = *made, Wire([(p[0], m.rest) for m in made[1] for p in m.parts])
-            extent, pieces, out, inner, lies, wire = plans[over]
+                plans[over] = *made, Receipts([(p[0], m.rest) for m in made[1] for p in m.parts])
+            extent, pieces, out, inner, lies, receipts = plans[over]
             held = x.cells
             cells = [held[i] for i in scope.onto(kind.extent, extent)]
             active: Active = None
@@ -232,10 +233,10 @@ def _row(
                 active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
             if body.notes is not None:
                 body.notes += laying_wires(scope, kind, cells, lies) if lies else ()
-                told = partial(wire.of, None)
-                body.notes.append(Told(array, wire.kind, axes, scope.mesh, told))
+                told = partial(receipts.of, None)
+                body.notes.append(collective_wire(array, receipts.kind, axes, scope.mesh, told))
             if world.ledgers and (active is None or active):
-                communicated(world, wire.kind, axes, wire.of(active), name, array=array)
+                communicated(world, receipts.kind, axes, receipts.of(active), name, array=array)
             collective(scope, call, pieces[0].rest, active)
             found = (inner or pieces[0].run)(cells, active)
             if factor != 1:

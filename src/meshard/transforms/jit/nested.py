@@ -14,7 +14,8 @@ from functools import partial
 from types import CodeType, ModuleType
 from typing import Any, final
 
-from meshard.ops.engine.infer import WEAK, Ghost
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced

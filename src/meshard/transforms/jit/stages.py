@@ -15,8 +15,8 @@ import optree
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import WEAK
 from meshard.plan.figures.topology import Topology
 from meshard.runtime import trees
 from meshard.runtime.agree import agreed

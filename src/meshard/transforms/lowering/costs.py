@@ -19,7 +19,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.executable import Executable, Step
 from meshard.transforms.lowering.inside import Inside
-from meshard.transforms.lowering.reasons import bound_rule
+from meshard.transforms.lowering.reasons import rule_of
 from meshard.transforms.lowering.unrolled import Item, unrolled
 from meshard.transforms.program.program import Eqn, Var
 
@@ -86,7 +86,7 @@ def _operations(eqn: Eqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> floa
     if eqn.call is not None:
         return 0.0
     if eqn.name == "contract":
-        rule = bound_rule(eqn, inputs)
+        rule = rule_of(eqn, inputs)
         if rule is not None:
             return 2.0 * math.prod(rule.sizes.values())
     return float(max(map(_size, (*inputs, *outputs)), default=0))

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
-from meshard.ops.engine.decide import decide_kernel
-from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.accept import WEAK, accept
+from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.infer import Ghost
-from meshard.ops.engine.row import REGISTRY, MoveOp
-from meshard.plan.move.wires import Wire
+from meshard.plan.move.wires import Wire, collective_wire, in_turns
 from meshard.runtime.doors import Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.body.noting import Told
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.executable import Executable, Step
 from meshard.transforms.lowering.inside import Inner, InnerKind, Inside, inside
@@ -104,12 +101,12 @@ class Item:
     def exact(self) -> bool:
         """Whether it moves so much, and not at most so much, as values will say."""
         everywhere = not isinstance(self.program, Inside) or self.program.everywhere
-        return everywhere and all(getattr(w, "exact", True) for w, _ in self.wires)
+        return everywhere and all(w.exact for w, _ in self.wires)
 
     @property
     def total_bytes(self) -> int:
         """The bytes that all devices receive each time."""
-        return sum(sum(w.received.values()) for w, _ in self.wires)
+        return sum(w.total for w, _ in self.wires)
 
 
 def unrolled(world: RuntimeWorld, executable: Executable) -> list[Item]:
@@ -188,7 +185,7 @@ def _wires(world: RuntimeWorld, step: Step | Inner) -> tuple[tuple[Wire, int | N
     return tuple(found)
 
 
-def _by_values(step: Step) -> Iterator[Told]:
+def _by_values(step: Step) -> Iterator[Wire]:
     """Yield what a function that looks at values may move, at most but for tiny arrays.
 
     A sample sort is one: its parts go where they belong, and settle between neighbours; before that
@@ -209,20 +206,24 @@ def _by_values(step: Step) -> Iterator[Told]:
         }
         shape = sharding.mesh.shape
         axes = tuple(a for dim in sharding.spec.axes(kind.ndim) for a in dim if shape[a] > 1)
-        yield Told(kind.str_short(), "all-to-all", axes, sharding.mesh, received.copy, exact=False)
+        array = kind.str_short()
+        yield collective_wire(array, "all-to-all", axes, sharding.mesh, received.copy, exact=False)
 
 
 def _mover(wire: Wire, inputs: Sequence[Kind | InnerKind]) -> int | None:
     """Return which operand moves; None if partial results do."""
-    origins = getattr(wire, "origins", None)
-    if origins is None:
-        together = getattr(wire, "parts", ())
-        return _mover(together[0], inputs) if together else None
+    origins = wire.origins
+    if not origins:
+        return None
     for number, kind in enumerate(inputs):
         alike = not isinstance(kind, type) and kind.sharding == origins[0]
         if alike and (len(origins) > 1 or _short(kind) == wire.array):
             return number
     return 0 if len(inputs) == 1 else None
+
+
+def _moved_array(wire: Wire) -> str:
+    return _moved_array(wire.parts[0][0]) if wire.parts else wire.array
 
 
 def _short(kind: Kind | InnerKind) -> str:
@@ -256,34 +257,6 @@ def _first_carry(
     return found
 
 
-@final
-@dataclass(frozen=True)
-class _Summed:
-    """What a scan moves to bring positions of an array, or of results, to where they lie."""
-
-    parts: tuple[tuple[Wire, int], ...]
-    array: str
-
-    @property
-    def kind(self) -> str:
-        """What it is called."""
-        return self.parts[0][0].kind
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes that it goes along."""
-        return self.parts[0][0].axes
-
-    @cached_property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives in all turns."""
-        found: dict[int, int] = {}
-        for wire, times in self.parts:
-            for device, count in wire.received.items():
-                found[device] = found.get(device, 0) + times * count
-        return found
-
-
 def _rows(world: RuntimeWorld, step: Step, call: ScanCall) -> list[tuple[Wire, int | None]]:
     """Return what a scan moves besides its body: positions of arrays, and its results."""
     captured, init, arrays = call.parted(list(step.inputs))
@@ -307,14 +280,14 @@ def _rows(world: RuntimeWorld, step: Step, call: ScanCall) -> list[tuple[Wire, i
                 wires = [*noting.wires, *wires_between(world, taken, row)]
                 parts += [(w, stop - start) for w in wires]
         if any(any(w.received.values()) for w, _ in parts):
-            found.append((_Summed(tuple(parts), kind.str_short()), first + number))
+            found.append((in_turns(parts, kind.str_short()), first + number))
     for kind, whole in zip(body.outputs[call.carried :], step.outputs[call.carried :], strict=True):
         if not isinstance(kind, ArrayType) or not isinstance(whole, ArrayType):
             continue
         if kind.layout.piece_count != whole.layout.piece_count:
             lies = world.type_of(kind.shape, kind.dtype, whole.sharding, True)
             for wire in wires_between(world, kind, lies):
-                found.append((_Summed(((wire, call.length),), whole.str_short()), None))
+                found.append((in_turns([(wire, call.length)], whole.str_short()), None))
     return found
 
 
@@ -330,14 +303,11 @@ class _Noting:
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Return the result's type as a value without data."""
-        row = REGISTRY[name]
-        types = [x._type if hasattr(x, "_type") else type(x) for x in operands]
-        if isinstance(row, MoveOp):
-            arrays = [as_array(x)._type for x in operands]
-            move = decide_move(self.world, row, arrays, dict(params))
-            self.wires.append(move.wire)
-            return Ghost(move.output)
-        plan = decide_kernel(self.world, row, types, dict(params))
-        self.wires += plan.wires
-        found = tuple([Ghost(t) for t in plan.outputs])
+        values = accept(name, operands, lambda x: x)
+        types = [type(x) if type(x) in WEAK else x._type for x in values]
+        if takes_arrays_only(name):
+            types = [as_array(x)._type for x in values]
+        decision = decide(self.world, name, types, params)
+        self.wires += decision.wires
+        found = tuple([Ghost(t) for t in decision.outputs])
         return found[0] if len(found) == 1 else found

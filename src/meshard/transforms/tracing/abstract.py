@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any, final
 
 from meshard.algebra.arguments import function_of
-from meshard.ops.engine.infer import WEAK, Ghost, Weak, inferred, number_type
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced

@@ -21,7 +21,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.infer import WEAK
+from meshard.ops.engine.accept import WEAK
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, final
 
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import WEAK, Ghost, Weak, inferred, number_type
+from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Params, innermost, interpreters, interpreting
