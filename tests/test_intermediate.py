@@ -214,7 +214,7 @@ def test_arrays_of_many_dims_are_searched_in_part(monkeypatch):
     source = laid(shape, (4,) * 4 + (1,) * 4, range(256))
     destination = laid(shape, (1,) * 4 + (4,) * 4, range(256))
     for most in (20_000, 400, 1):
-        monkeypatch.setattr(intermediate, "_GRIDS", most)
+        monkeypatch.setattr(intermediate, "MOST_GRIDS", most)
         routes = candidates(source, destination)
         for route in routes:
             assert sum(max(messages(h)) for h in route.hops) < 255

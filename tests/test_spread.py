@@ -60,8 +60,8 @@ def test_what_groups_share_by_pairs_and_by_grids(data, shape, counting, size):
     ways = [(1 << 60, 1 << 20), (1 << 60, 3), (-1 << 60, 3)]
     for cost, at_once in ways[: 3 if shape else 2]:  # a scalar is one pair, never a grid
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_GROUP_COST", cost)
-            patch.setattr(module, "_PAIRS_AT_ONCE", at_once)
+            patch.setattr(module, "GROUP_COST", cost)
+            patch.setattr(module, "PAIRS_AT_ONCE", at_once)
             assert shared(mine, theirs, weights, counting=counting).tolist() == expected.tolist()
 
 

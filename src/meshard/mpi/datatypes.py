@@ -11,8 +11,8 @@ from typing import Any, final
 from mpi4py import MPI
 
 from meshard.runtime.types import Block
+from meshard.tuning import MOST_DATATYPES
 
-_MOST = 256
 _COUNTED = 1 << 31
 
 
@@ -34,7 +34,7 @@ class Datatypes:
         most: how many are kept; the one that was not used for longest is freed.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = MOST_DATATYPES) -> None:
         self._most = most
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 

@@ -26,11 +26,10 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.types import Block
+from meshard.tuning import EAGER_SECONDS
 
 Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
 """What is to be done, and for whom it waits: the first of each tuple is a peer."""
-_EAGER_SECONDS = 2e-3
-"""How long to give the core away between two looks, before sleeping."""
 
 
 @final
@@ -158,7 +157,7 @@ class MpiTransport:
                 if not begun:
                     begun = now
                     watchdog.begin()
-                if now - begun < _EAGER_SECONDS and hasattr(os, "sched_yield"):
+                if now - begun < EAGER_SECONDS and hasattr(os, "sched_yield"):
                     os.sched_yield()
                 else:
                     time.sleep(1e-4)

@@ -30,19 +30,19 @@ from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 from meshard.plan.routes.relay import chained, striped
 from meshard.plan.routes.two_phase import candidates
+from meshard.tuning import (
+    DETOUR_GAIN,
+    LINK_BANDWIDTH,
+    LINK_LATENCY,
+    MOST_DETOURS,
+    VAST_DETOURS,
+    VAST_DEVICES,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-_LATENCY = 5e-6
-_BANDWIDTH = 10e9
-_MOST, _VAST = 16, 1 << 14
-"""Detours that are costed, and the devices from which only two are."""
-_BETTER = 0.95
-"""A detour must take less than this part of the direct way's time."""
 
 
 @final
@@ -309,7 +309,7 @@ def _detours(direct: Route, itemsize: int, options: PlanOptions) -> list[Route]:
     found = [
         make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in (striped, chained)
     ]
-    limit = _MOST if len(direct.source.device_ids) < _VAST else 2
+    limit = MOST_DETOURS if len(direct.source.device_ids) < VAST_DEVICES else VAST_DETOURS
     most = None if options.max_bytes is None else options.max_bytes // itemsize
     return [route for route in found if route is not None] + candidates(
         *ends, limit=limit, most=most, split=split, alive=alive
@@ -350,7 +350,7 @@ def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
         within = options.max_bytes is None or extra <= options.max_bytes
         if options.topology is None:
             within = within and figures.bytes_moved <= straight.figures.bytes_moved
-        if within and time < _BETTER * min(straight.time, costed[best].time):
+        if within and time < DETOUR_GAIN * min(straight.time, costed[best].time):
             best = number
     return best
 
@@ -364,8 +364,8 @@ def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
         return None
     figures = figures_of(direct, itemsize, donate=donate)
     time = _time(direct, figures, itemsize, None)
-    least = hop.received.most * itemsize / _BANDWIDTH
-    if least < _BETTER * time:
+    least = hop.received.most * itemsize / LINK_BANDWIDTH
+    if least < DETOUR_GAIN * time:
         return None
     return (
         f"what one device receives takes {least / time:.0%} of the direct way's time, and a detour "
@@ -379,4 +379,4 @@ def _time(route: Route, figures: Figures, itemsize: int, topology: Topology | No
         return simulate(route, itemsize, topology).seconds
     most = sum(max(hop.sent.most, hop.received.most) for hop in route.hops) * itemsize
     devices = max(1, len(route.destination.device_ids))
-    return most / _BANDWIDTH + _LATENCY * figures.messages / devices
+    return most / LINK_BANDWIDTH + LINK_LATENCY * figures.messages / devices

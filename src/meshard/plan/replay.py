@@ -15,22 +15,17 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
-from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most
+from meshard.plan.figures.footprint import distinct, jobs_at_most
 from meshard.plan.hops.cells import CellGrid, consecutive
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.hops.route import Route
+from meshard.tuning import FOLLOWED_ELEMENTS, SAMPLED_UNITS, TABLE_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-_SMALL = 1 << 16
-"""Elements times units, up to which every element is followed."""
-_SAMPLE = 32
-"""Units that are gone through where there are too many jobs for all."""
 
 
 @final
@@ -87,15 +82,15 @@ def check_route(route: Route) -> Report:
 def _check_hop(hop: Hop, where: str) -> Report:
     receivers = distinct(hop.after.held[0])
     rows = jobs_at_most(hop)
-    if rows <= MOST_JOBS:
+    if rows <= TABLE_JOBS:
         jobs = hop.jobs()
         check_jobs(hop, jobs, where)
-        small = math.prod(hop.shape) * len(receivers) <= _SMALL
+        small = math.prod(hop.shape) * len(receivers) <= FOLLOWED_ELEMENTS
         if small:
             check_elements(hop, jobs, where)
         return Report(hops=1, jobs=len(jobs), elements=int(small), devices=len(receivers))
     each = max(1, rows // max(1, len(receivers)))
-    sample = min(len(receivers), _SAMPLE, max(2, MOST_JOBS // each))
+    sample = min(len(receivers), SAMPLED_UNITS, max(2, TABLE_JOBS // each))
     some = receivers[np.linspace(0, len(receivers) - 1, sample).astype(np.int64)]
     jobs = hop.receives(some.tolist())
     check_jobs(hop, jobs, where, some)

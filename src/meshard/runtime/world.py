@@ -20,8 +20,7 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
-
-_MOST_DECISIONS = 1 << 15
+from meshard.tuning import MOST_DECISIONS
 
 
 @final
@@ -89,7 +88,7 @@ class RuntimeWorld(World):
         key = (shape, dtype, sharding, committed)
         found = self._types.get(key)
         if found is None:
-            if len(self._types) > _MOST_DECISIONS:
+            if len(self._types) > MOST_DECISIONS:
                 self._types.clear()
             # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
             shape = tuple(map(int, shape))
@@ -106,7 +105,7 @@ class RuntimeWorld(World):
 
     def decided(self, key: Hashable, decision: Any) -> None:
         """Keep a decision; all are forgotten when there are too many."""
-        if len(self.decisions) > _MOST_DECISIONS:
+        if len(self.decisions) > MOST_DECISIONS:
             self.decisions.clear()
         self.decisions[key] = decision
 

@@ -10,9 +10,10 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.errors import ShapeError
 from meshard.plan.captions import amount_text, bytes_text
-from meshard.plan.figures.footprint import FEW_JOBS, added, footprint, traffic_of
+from meshard.plan.figures.footprint import added, footprint, traffic_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
+from meshard.tuning import CHOICE_JOBS
 
 _LONGEST = (1 << 63) - 1
 
@@ -149,7 +150,7 @@ class Choice:
 
 
 def figures_of(
-    route: Route, itemsize: int, *, donate: bool = False, most_jobs: int = FEW_JOBS
+    route: Route, itemsize: int, *, donate: bool = False, most_jobs: int = CHOICE_JOBS
 ) -> Figures:
     """Return what a route costs one array.
 

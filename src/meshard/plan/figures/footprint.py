@@ -16,15 +16,12 @@ from meshard.plan.hops.exact import counter, product, volumes_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Tally, tallied
 from meshard.plan.hops.route import Route
+from meshard.tuning import TABLE_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-FEW_JOBS, MOST_JOBS = 1024, 2_000_000
-"""Jobs are listed in order to count messages: few while a route is chosen, many for a table."""
 
 
 def windows(nbytes: int, max_bytes: int | None) -> int:
@@ -186,7 +183,7 @@ def jobs_at_most(hop: Hop) -> int:
     return int((counts * copies).sum())
 
 
-def traffic_of(hop: Hop, *, most_jobs: int = MOST_JOBS) -> Traffic:
+def traffic_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Traffic:
     """Return how many messages a hop takes, and how many peers a unit has.
 
     Args:

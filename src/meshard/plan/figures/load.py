@@ -22,6 +22,7 @@ from meshard.plan.hops.cells import distinct
 from meshard.plan.hops.exact import counter, product, sums_at, total
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.spread import HeldCells, shared
+from meshard.tuning import ESTIMATED_JOBS, LISTED_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
     Amounts = Floats | Ints
-
-
-MOST_JOBS = 5_000_000
-"""Hops with more jobs than this are summed, and not listed, even if that is an estimate."""
-_FEW_JOBS = 20_000
 
 
 @final
@@ -160,7 +156,7 @@ def as_floats(amounts: Amounts) -> Floats:
     return amounts.astype(np.float64, copy=False)
 
 
-def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = MOST_JOBS) -> Load:
+def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = ESTIMATED_JOBS) -> Load:
     """Return the load of a hop between devices, in elements.
 
     Args:
@@ -170,7 +166,7 @@ def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = MOST_JOBS) -> Lo
     """
     pairs = math.prod([len(merge.lengths) for merge in hop.merges])
     jobs = pairs * hop.after.holders.shape[1] + hop.before.holders.size
-    if jobs <= most_jobs and (jobs <= _FEW_JOBS or not _sums_are_exact(hop)):
+    if jobs <= most_jobs and (jobs <= LISTED_JOBS or not _sums_are_exact(hop)):
         return _listed(hop, places)
     return _summed(hop, places)
 

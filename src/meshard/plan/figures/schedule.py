@@ -17,13 +17,7 @@ from itertools import pairwise, product
 from typing import Protocol, final
 
 from meshard.algebra.layout import Cuts, Layout
-
-SLAB = 8 << 20
-"""Bytes that a process copies between two times that pages are given back."""
-_GRADUAL = 2 * SLAB
-"""Bytes from which a donated array moves gradually; smaller ones are moved together up to it."""
-_BATCH = 8 << 20
-"""Bytes of each device, before or after, that are moved together where sources stay."""
+from meshard.tuning import BATCH, GRADUAL
 
 Interval = tuple[int, int]
 
@@ -52,7 +46,7 @@ def is_gradual(layout: Layout, itemsize: int, *, donate: bool, hops: int = 1) ->
     >>> is_gradual(whole, 4, donate=True), is_gradual(whole, 4, donate=False)
     (True, False)
     """
-    return donate and hops == 1 and math.prod(layout.shape) * itemsize >= _GRADUAL
+    return donate and hops == 1 and math.prod(layout.shape) * itemsize >= GRADUAL
 
 
 def largest_piece(layout: Layout) -> int:
@@ -88,11 +82,11 @@ def batches(leaves: Sequence[Moved], *, donate: bool) -> list[tuple[int, ...]]:
                 known[id(layout)] = largest_piece(layout)
         before, after = (known[id(layout)] * leaf.itemsize for layout in ends)
         sizes.append((before, after))
-    most, limit = [max(pair) for pair in sizes], _BATCH
+    most, limit = [max(pair) for pair in sizes], BATCH
     order = list(range(len(leaves)))
     if donate:
         order.sort(key=lambda i: _rank(*sizes[i]))
-        most, limit = [leaf.itemsize * math.prod(leaf.source.shape) for leaf in leaves], _GRADUAL
+        most, limit = [leaf.itemsize * math.prod(leaf.source.shape) for leaf in leaves], GRADUAL
     found: list[tuple[int, ...]] = []
     batch: list[int] = []
     filled = 0

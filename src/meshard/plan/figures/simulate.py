@@ -27,7 +27,6 @@ import numpy as np
 
 from meshard.plan.captions import amount_text, bytes_text
 from meshard.plan.figures.load import (
-    MOST_JOBS,
     DevicePlaces,
     Load,
     added_up,
@@ -41,6 +40,7 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import each_device
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
+from meshard.tuning import ESTIMATED_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,7 +188,7 @@ class Simulation:
 
 
 def simulate(
-    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = MOST_JOBS
+    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = ESTIMATED_JOBS
 ) -> Simulation:
     """Return how long an array takes to move on a topology, and where it is held up.
 
@@ -216,7 +216,10 @@ def simulate(
 
 
 def simulate_many(
-    moves: Iterable[tuple[Moves, int, int]], topology: Topology | str, *, most_jobs: int = MOST_JOBS
+    moves: Iterable[tuple[Moves, int, int]],
+    topology: Topology | str,
+    *,
+    most_jobs: int = ESTIMATED_JOBS,
 ) -> Simulation:
     """Return how long many arrays take to move together.
 

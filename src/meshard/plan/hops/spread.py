@@ -16,6 +16,7 @@ import numpy as np
 
 from meshard.plan.hops.cells import CellGrid, Units, consecutive
 from meshard.plan.hops.exact import counter
+from meshard.tuning import GROUP_COST, PAIRS_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     Spans = tuple[Ints, Ints]
 
 
-_PAIRS_AT_ONCE = 1 << 21
 # One group's grids cost about as much as this many pairs, besides their cells.
-_GROUP_COST = 4096
 
 
 def spans_of(grid: CellGrid) -> tuple[Spans, ...]:
@@ -188,14 +187,14 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
     # columns of a matrix there are 65,536 pairs, and 512 cells. But the grid of the places that
     # occur can be larger than all pairs, as for cells on a diagonal.
     near = np.ones(len(mine.group), bool)
-    for at in np.flatnonzero(counts[begin] * sizes > _GROUP_COST):
+    for at in np.flatnonzero(counts[begin] * sizes > GROUP_COST):
         low, size = int(begin[at]), int(sizes[at])
         start, many = int(first[low]), int(counts[low])
         mine_at, theirs = slice(low, low + size), slice(start, start + many)
         to, places = mine.packed(mine_at)
         spans, at_place = other.packed(theirs)
         cells = sum(math.prod([len(s[0]) for s in x]) for x in (to, spans))
-        if 2 * cells + _GROUP_COST > size * many:
+        if 2 * cells + GROUP_COST > size * many:
             continue
         values = np.zeros([len(s[0]) for s in spans], weights.dtype)
         values[at_place] = weights[theirs]
@@ -206,7 +205,7 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
     chunk = 0
     while chunk < len(rows):
         done = int(ends[chunk - 1]) if chunk else 0
-        stop = max(int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")), chunk + 1)
+        stop = max(int(np.searchsorted(ends, done + PAIRS_AT_ONCE, side="right")), chunk + 1)
         some = rows[chunk:stop]
         pairs = _paired(some, first[some], counts[some])
         result[some] = _by_pairs(mine, other, weights, pairs, counting=counting)

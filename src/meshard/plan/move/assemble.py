@@ -23,9 +23,7 @@ from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.move.part import Copy, Message, Part, Recipe
 from meshard.plan.move.replicas import Ownership, ownership, with_replicas
-
-_MANY = 256
-"""Pieces from which arithmetic on whole arrays of them is quicker than going through them."""
+from meshard.tuning import MANY_PIECES
 
 
 @final
@@ -228,7 +226,7 @@ def _alone(
         every = set.intersection(*map(set, holders[0])) if holders[0] else set()
         takers = {p for h in _processes(destination, process_of) for p in h}
         shared = not takers <= every and any(len(h) > 1 for h in holders[0])
-        if shared or max(len(holders[0]), destination.piece_count) > _MANY:
+        if shared or max(len(holders[0]), destination.piece_count) > MANY_PIECES:
             return _exchange(destination, sources[0], process_of, me)
     cells = [_SourceCells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)

@@ -21,6 +21,7 @@ import numpy as np
 from meshard.algebra.layout import Layout
 from meshard.plan.hops.cells import consecutive
 from meshard.plan.hops.exact import products, total
+from meshard.tuning import DENSE_EDGES, THINNED_SHARE, WEIGHED_EDGES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-DENSE_EDGES = 1 << 19
-"""Pairs of a device and a slot beyond which the graph is thinned."""
-_SHARE = 4
-"""How many slots a device keeps, at least, of each of its two shares of a thinned graph."""
-_WEIGHED = 1 << 10
-"""How many edges are matched together by weight, if the components are not larger."""
 _EXACT = 1 << 50
 """Costs below it, and sums of some, are exact as floats."""
 
@@ -258,7 +253,7 @@ class _Slots:
         rows, positions = [], []
         every = np.flatnonzero(length)
         for begin in (length * rank // sharers, length * np.arange(self.count) // self.count):
-            for at in range(_SHARE):
+            for at in range(THINNED_SHARE):
                 rows.append(every)
                 positions.append(((begin + at) % np.maximum(length, 1))[every])
         return np.concatenate(rows), np.concatenate(positions)
@@ -333,7 +328,7 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
         ends = np.flatnonzero(np.diff(label[row[edges]], append=-1)) + 1
         begin = 0
         for end in ends.tolist():
-            if end - begin >= _WEIGHED or end == len(edges):
+            if end - begin >= WEIGHED_EDGES or end == len(edges):
                 some = edges[begin:end]
                 devices, slots = _weighed(row[some], column[some], gain[some])
                 chosen[devices] = slots

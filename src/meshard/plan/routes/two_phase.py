@@ -23,21 +23,12 @@ from meshard.plan.hops.route import Route
 from meshard.plan.routes.device_order import best_device_order, kept_elements, living
 from meshard.plan.routes.mixed_radix import MixedRadix, closed_form_moved, mixed_radix_of
 from meshard.plan.routes.relay import refined_cuts
+from meshard.tuning import MOST_GRIDS, ORDERED_DEVICES, PLACED_GRIDS, ROUTES_OF_A_KIND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-_GRIDS = 20_000
-"""How many grids are compared at most."""
-_PLACED = 24
-"""For how many of them places of digits are tried."""
-_EACH = 4
-"""How many routes of a kind are kept at most."""
-_ORDERED = 1024
-"""Up to how many devices a grid that does not nest gets the best order of its devices."""
 
 
 def candidates(
@@ -117,12 +108,12 @@ def _two_phase(source: Layout, destination: Layout, most: int) -> list[Route]:
     into = _messages(_one(source), source.replicas, grids, copies)
     out = _messages(grids, copies, _one(destination), destination.replicas)
     order = np.lexsort((*_outermost_first(grids), np.abs(into - out), into + out))
-    order = order[(into + out < direct)[order]][:_PLACED]
+    order = order[(into + out < direct)[order]][:PLACED_GRIDS]
     both = mixed_radix_of([source, destination])
     routes: list[Route] = []
     least, measured = -1, 0
     for i in order.tolist():
-        if len(routes) == _EACH or measured == _EACH:
+        if len(routes) == ROUTES_OF_A_KIND or measured == ROUTES_OF_A_KIND:
             break
         grid = tuple(grids[i].tolist())
         found = None if both is None else _placed_by_digits(source, destination, grid, both)
@@ -211,7 +202,7 @@ def _best(grids: Ints, wanted: NDArray[np.bool_], *figures: Ints) -> list[int]:
     order = np.lexsort((*_outermost_first(grids), *reversed(figures)))
     order = order[wanted[order]]
     found: list[int] = []
-    while len(order) and len(found) < _EACH:
+    while len(order) and len(found) < ROUTES_OF_A_KIND:
         i = int(order[0])
         found.append(i)
         order = order[np.any([f[order] < f[i] for f in figures], axis=0)]
@@ -242,9 +233,9 @@ def _grids(
         more = [s * k for k in _divisors(replicas[0])] + [d * k for k in _divisors(replicas[1])]
         options.append(sorted({*_divisors(s), *_divisors(d), *more}))
     ends = list(zip(source.grid, destination.grid, strict=True))
-    if math.prod(map(len, options)) > _GRIDS:
+    if math.prod(map(len, options)) > MOST_GRIDS:
         options = [sorted({math.gcd(s, d), s, d}) for s, d in ends]
-    if math.prod(map(len, options)) > _GRIDS:
+    if math.prod(map(len, options)) > MOST_GRIDS:
         options = [sorted({s, d}) for s, d in ends]
     mesh = np.meshgrid(*[np.array(o, np.int64) for o in options], indexing="ij")
     grids = np.stack([m.reshape(-1) for m in mesh], axis=1) if mesh else np.ones((1, 0), np.int64)
@@ -326,7 +317,7 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
     tensor = tensor.transpose(*order, 2 * rank).reshape(*grid, -1)
     layout = Layout(side.shape, _cuts(side, other, grid), np.ascontiguousarray(tensor))
     nests = all(n % m == 0 or m % n == 0 for n, m in zip(side.grid, grid, strict=True))
-    return layout if nests or tensor.size > _ORDERED else best_device_order(side, layout)
+    return layout if nests or tensor.size > ORDERED_DEVICES else best_device_order(side, layout)
 
 
 def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:

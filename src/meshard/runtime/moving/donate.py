@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.layout import Cuts, Layout
-from meshard.plan.figures.schedule import SLAB, Sweep
+from meshard.plan.figures.schedule import Sweep
 from meshard.plan.move.part import Copy, Part
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import Memory, held_alone, memory_of
@@ -30,9 +30,7 @@ from meshard.runtime.moving.execute import (
 )
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-
-_MOST_CUTS = 200_000
-"""Boxes that are cut out of copies, over all steps; with more there are fewer and larger steps."""
+from meshard.tuning import MOST_SWEPT_BOXES, SLAB
 
 Located = tuple[Copy, tuple[int, ...]]
 """A copy, and where in the array it begins."""
@@ -108,7 +106,7 @@ class Gradual:
     def _planned(self, source: Layout, type_: ArrayType, window: int | None) -> Sweep:
         slab = (SLAB if window is None else max(1, min(window, SLAB))) * self.world.process_count
         jobs = sum(len(r.copies) for r in self._part.recipes if r is not None) + 1
-        steps = min(-(-type_.nbytes // slab), max(4, _MOST_CUTS // jobs))
+        steps = min(-(-type_.nbytes // slab), max(4, MOST_SWEPT_BOXES // jobs))
         if self.world.process_count == 1:  # one memory: from one end to the other
             cuts: tuple[Cuts, ...] = tuple([(0, n) for n in type_.shape])
         else:

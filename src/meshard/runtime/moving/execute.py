@@ -18,9 +18,7 @@ from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
-
-MIN_PINNED_BYTES = 1 << 16
+from meshard.tuning import LARGE, MIN_PINNED_BYTES
 
 
 def run_part(

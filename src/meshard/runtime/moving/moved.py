@@ -40,11 +40,10 @@ from meshard.runtime.types import ArrayType, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.tuning import KEPT_IDLE
 
 Progress = bool | Callable[[int, int], None] | None
 _NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
-_KEPT_IDLE = 8 << 20
-"""Bytes that a pool may keep while donated arrays are freed, for the next ones to use."""
 
 
 @final
@@ -292,13 +291,13 @@ class _Mover:
         order = batches(ways, donate=donate)
         if donate:
             self._mark_last(ways, order)
-            world.pages.trim(_KEPT_IDLE)
+            world.pages.trim(KEPT_IDLE)
         for numbers in order:
             batch = [ways[i] for i in numbers]
             self._move_batch(batch, teller)
             if donate:
                 self._give_up([way.array for way in batch if way.last])
-                world.pages.trim(_KEPT_IDLE)
+                world.pages.trim(KEPT_IDLE)
             # Others take part in what is left, and would wait for this process.
             if teller.failure is not None and world.process_count == 1:
                 raise teller.failure

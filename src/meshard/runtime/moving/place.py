@@ -44,16 +44,14 @@ from meshard.runtime.types import KEY, ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.tuning import LARGE
+from meshard.tuning import COPY_CHUNK, LARGE, MOST_SHARDINGS
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
-_CHUNK = 4 << 20
 GLOBAL = (
     "In a program of several processes values are global arrays, not the local part of each: make "
     "one from local data with meshard.make_array_from_process_local_data."
 )
 """What is said where a host-local array may have been passed as a global one."""
-_MOST_KNOWN = 4096
 
 
 def default_device(device: Device | str | None) -> AbstractContextManager[None]:
@@ -203,7 +201,7 @@ def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
     tasks = []
     for target, value in copies:
         rows = target.shape[0] if target.ndim else 1
-        parts = min(rows, max(1, target.nbytes // _CHUNK))
+        parts = min(rows, max(1, target.nbytes // COPY_CHUNK))
         for i in range(parts):
             if parts == 1:
                 tasks.append(partial(np.copyto, target, value))
@@ -253,7 +251,7 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
             f"{len(world.devices)} devices. A plan can be made for devices that do not exist, an "
             "array cannot."
         )
-    if len(world.known_shardings) > _MOST_KNOWN:
+    if len(world.known_shardings) > MOST_SHARDINGS:
         world.known_shardings.clear()
     world.known_shardings.add(sharding)
 
