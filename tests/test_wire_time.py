@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from meshard.algebra.device import Device
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
 from meshard.plan.figures.presets import topology
 from meshard.plan.figures.simulate import simulate

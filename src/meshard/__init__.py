@@ -10,6 +10,7 @@ The tower; imports point down only::
     runtime       devices, blocks, pages, workers, Array, placement, executor
     plan          pure: layouts -> what moves, bounds, drawings
     algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
+    settings      what each floor lets the environment and `config` set
     errors        every refusal, as one tree
 """
 
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from meshard import config, distributed, errors, nn, numpy, sharding, tree
 from meshard._version import __version__
 from meshard.algebra.attributes import absent as _absent
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import P
-from meshard.algebra.world import Device
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
 from meshard.runtime.array.array import Array, Shard, live_arrays
 from meshard.runtime.devices import (

@@ -29,7 +29,7 @@ processes. A variable that is almost called so is refused.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.algebra.world import config as _config
+from meshard.environment import config as _config
 
 update = _config.update
 read = _config.read

@@ -165,8 +165,8 @@ MOST_DATATYPES = 256
 
 # What is remembered
 
-MOST_DECISIONS = 1 << 15
-"""Decisions, and types of arrays, that a world keeps before it begins again."""
+MOST_TYPES = 1 << 15
+"""Types of arrays that a world keeps before it begins again; memos have bounds of their own."""
 MOST_SHARDINGS = 4096
 """Shardings whose devices are known to exist."""
 MOST_PROGRAMS = 2048

@@ -26,6 +26,7 @@ from meshard.ops.engine.dtypes import is_float
 from meshard.ops.engine.row import REGISTRY, MoveOp, Op
 from meshard.ops.random import drawing as sampling
 from meshard.ops.reductions import reduce
+from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY
 from meshard.runtime.world import RuntimeWorld
 from tests.programs.cases import CASES
@@ -311,13 +312,13 @@ class Stale(dict[Any, Any]):
 
 
 def stale(patch: pytest.MonkeyPatch) -> None:
-    begin = RuntimeWorld.__init__
+    tables: dict[Any, dict[Any, Any]] = {}
 
-    def init(self: Any, *args: Any) -> None:
-        begin(self, *args)
-        self.decisions = Stale()
+    def table(self: Any, world: RuntimeWorld) -> dict[Any, Any]:
+        kind = Stale if self is eager._RUNNERS else dict
+        return tables.setdefault((self, world), kind())
 
-    patch.setattr(RuntimeWorld, "__init__", init)
+    patch.setattr(Memo, "table", table)
 
 
 def dropped(patch: pytest.MonkeyPatch) -> None:

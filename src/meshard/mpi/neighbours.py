@@ -14,11 +14,11 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.settings import Table
 from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, packed, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Waiting = Generator[None, None, None]
@@ -186,7 +186,8 @@ class Neighbours:
             if offset == _NOWHERE:
                 left.append(box)
             else:
-                np.copyto(self._arenas[peer].at(offset, box.shape, box.dtype, strides), box)
+                room = self._arenas[peer].at(offset, box.shape, box.dtype, strides)
+                self._pages.copy(room, box)
         return left
 
     def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
@@ -216,7 +217,7 @@ class Neighbours:
         if chunk_of(block) is not None and block.flags.c_contiguous:
             return block
         found = self._pages.reachable(block.shape, block.dtype)
-        np.copyto(found, block)
+        self._pages.copy(found, block)
         return found
 
     def take(
@@ -232,7 +233,7 @@ class Neighbours:
         for at, (number, (shape, dtype)) in enumerate(shapes.items()):
             chunk, start = told[2 * at : 2 * at + 2]
             if chunk == _NOWHERE:
-                found[number] = self._pages.empty(shape, dtype)
+                found[number] = self._pages.allocate(shape, dtype)
                 left.append(found[number])
             else:
                 found[number] = self._arenas[peer].borrowed(chunk, start, shape, dtype)

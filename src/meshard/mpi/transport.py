@@ -17,7 +17,6 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
-from meshard.algebra.settings import Table
 from meshard.mpi.messages import Messages
 from meshard.mpi.neighbours import Neighbours
 from meshard.mpi.watch import MpiSideChannel
@@ -25,6 +24,7 @@ from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 from meshard.tuning import EAGER_SECONDS
 

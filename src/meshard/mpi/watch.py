@@ -22,10 +22,10 @@ from typing import Any, NoReturn, final
 import numpy as np
 from mpi4py import MPI
 
-from meshard.algebra.world import config
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes.watchdog import ENDED, Watchdog
+from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
 _SHORT = 3500
@@ -129,7 +129,7 @@ class MpiSideChannel:
         if since != begun or state in ("Z", "X"):
             return f"has died (pid {pid})", True
         if state in ("T", "t"):
-            return f"is stopped (pid {pid})", config.stopped == "fail"
+            return f"is stopped (pid {pid})", STOPPED.value == "fail"
         return None
 
     def notice(self, text: str) -> None:
@@ -166,7 +166,7 @@ class ProcessExit:
     def __init__(
         self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
     ) -> None:
-        self._lookout = watchdog
+        self._watchdog = watchdog
         self._channel = channel
         self._abort = abort
         self._born = depth()
@@ -184,8 +184,8 @@ class ProcessExit:
             or died, nobody may wait for it: this process ends alone, and its exit code counts.
         """
         self._goodbye(ENDED)
-        while not self._lookout.all_ended():
-            if self._lookout.any_failed():
+        while not self._watchdog.all_ended():
+            if self._watchdog.any_failed():
                 self._wait_for_reports()
                 self._channel.flush(_FLUSH)
                 return False
@@ -196,18 +196,18 @@ class ProcessExit:
     def _wait_for_reports(self) -> None:
         """Give the others time to say what is wrong."""
         until = time.monotonic() + _COURTESY
-        while time.monotonic() < until and not self._lookout.all_reported():
+        while time.monotonic() < until and not self._watchdog.all_reported():
             time.sleep(_SOON)
 
     def _goodbye(self, how: str) -> None:
-        account = self._lookout.agreement.account(whole=True, ended=how)
+        account = self._watchdog.agreement.account(whole=True, ended=how)
         kept = len(account.entries)
         while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
             kept //= 2
             dropped = len(account.entries) - kept
             before = account.before + dropped
             account = replace(account, entries=account.entries[dropped:], before=before)
-        self._lookout.goodbye(account)
+        self._watchdog.goodbye(account)
 
     def on_error(self, error: BaseException, show: Show) -> NoReturn:
         """End the whole job after an error that nobody has caught.
@@ -216,7 +216,7 @@ class ProcessExit:
             error: the error.
             show: writes it with its traceback.
         """
-        watchdog, me = self._lookout, self._lookout.agreement.index
+        watchdog, me = self._watchdog, self._watchdog.agreement.index
         watchdog.end()
         if not isinstance(error, TransportError):
             self._goodbye(f"has failed with {type(error).__name__}")
@@ -235,10 +235,10 @@ class ProcessExit:
 
     def _is_first(self) -> bool:
         """Whether this process is to say what several have found: the first that says anything."""
-        self._lookout.claim()
+        self._watchdog.claim()
         until = time.monotonic() + _COURTESY
         while time.monotonic() < until:
-            first = self._lookout.first_to_report()
+            first = self._watchdog.first_to_report()
             if first is not None:
                 return first
             time.sleep(_SOON)

@@ -298,6 +298,7 @@ from meshard.ops.reductions.statistics import (
     quantile,
 )
 from meshard.runtime.array.array import Array as ndarray
+from meshard.runtime.doors import install_namespace as _install_namespace
 
 abs = absolute
 acos = arccos
@@ -392,6 +393,8 @@ __all__ = [
     "zeros_like",
 ]
 # fmt: on
+
+_install_namespace(__name__)
 
 if not _TYPE_CHECKING:  # an editor sees only what is listed
     __getattr__ = _absent(__name__, reference="numpy")

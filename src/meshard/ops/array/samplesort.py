@@ -27,7 +27,7 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import by_values
+from meshard.ops.engine.later import at_run_time
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.engine.promotion import SMALL_FLOATS
 from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
@@ -229,7 +229,7 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
         The sorted array, and the other one in the same order; both lie like ``x``.
     """
     given = (x,) if other is None else (x, other)
-    found: list[Array] = by_values("sort", _sort_split, *given, descending=descending)
+    found: list[Array] = at_run_time("sort", _sort_split, *given, descending=descending)
     return found
 
 

@@ -5,12 +5,10 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
-from meshard.algebra.world import config
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
@@ -20,6 +18,7 @@ from meshard.runtime import doors as primitive
 from meshard.runtime.agree import token_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.types import Block
@@ -28,13 +27,12 @@ from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
 
 Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
+_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners", 1 << 15)
 
 
 @final
-class Eager:
+class Eager(primitive.Interpreter):
     """Runs operations at once; the decisions live in the world."""
-
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
 
     def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
         """Run one operation and return its result, or a tuple of results."""
@@ -48,18 +46,15 @@ class Eager:
                 key.append(kind)
             else:
                 return self.run(name, accept(name, operands, _own), params)
-        if world.settings != config.epoch:
-            world.decisions.clear()
-            world.settings = config.epoch
-        found = world.decisions.get(tuple(key))
+        found = _RUNNERS.table(world).get(tuple(key))
         if found is None:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, accept(name, operands, _own), params)
             found = runner(decide(world, name, key[2:], params))
-            token = token_of(world, name, params, key[2:])
+            token = token_of(world, name, params, tuple(key[2:]))
             if token is not None and world.agreement is not None:
                 found = partial(_agreed, world.agreement, token, found)
-            world.decided(tuple(key), found)
+            _RUNNERS.keep(world, tuple(key), found)
         if world.profiles:
             return _timed(world, name, found, operands)
         return found(world, operands)

@@ -14,6 +14,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.decide import Type, decide, takes_arrays_only
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Params
+from meshard.runtime.memo import memoized
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -78,23 +79,19 @@ def inferred(
     Raises:
         ArgumentError: if there is no such operation.
     """
-    key = ("infer", name, tuple(operands), params)
-    found: list[tuple[ArrayType, Weak]] | None = world.decisions.get(key)
-    if found is None:
-        outputs = _outputs(world, name, operands, params)
-        weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
-        found = [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]
-        world.decided(key, found)
-    return found
+    return _inferred(world, name, tuple(operands), params)
 
 
-def _outputs(
+@memoized(most=1 << 14)
+def _inferred(
     world: RuntimeWorld,
     name: str,
-    operands: Sequence[tuple[Type, Weak]],
+    operands: tuple[tuple[Type, Weak], ...],
     params: Params,
-) -> tuple[ArrayType, ...]:
+) -> list[tuple[ArrayType, Weak]]:
     types: list[Type] = [t if w is None else w for t, w in operands]
     if takes_arrays_only(name) or not any(isinstance(t, ArrayType) for t in types):
         types = [t for t, _ in operands]
-    return decide(world, name, types, params).outputs
+    outputs = decide(world, name, types, params).outputs
+    weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
+    return [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]

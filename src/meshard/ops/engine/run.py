@@ -170,7 +170,7 @@ def _tasks(
     for number, cell in enumerate(decision.cells.runs):
         blocks, params = _cell_blocks(decision, given, cell), cell.params
         if pooled:
-            out = world.pages.empty(output.layout.boxes[piece_of[number]].shape, output.dtype)
+            out = world.memory.allocate(output.layout.boxes[piece_of[number]].shape, output.dtype)
             if decision.row.style == "ufunc":
                 results[number] = (out,)
                 for slab, rows in _slabs(blocks, out, parts):

@@ -14,6 +14,7 @@ import numpy as np
 from meshard.algebra.box import Index
 from meshard.plan.figures.window import quota
 from meshard.plan.move.part import Copy, Part, Replicas
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.watching.profile import timed
@@ -31,7 +32,7 @@ def run_part(
     """Build the local pieces of a destination.
 
     Args:
-        world: whose pages, workers and transport are used.
+        world: whose memory, workers and transport are used.
         part: what to do.
         operands: each source's blocks.
         dtype: the dtype of all blocks.
@@ -149,9 +150,10 @@ class _Pieces:
     def begin(self, world: RuntimeWorld, tasks: list[Callable[[], None]]) -> None:
         """Make the pieces, to be filled by the tasks that are added; little is copied at once."""
         part, operands, dtype, results = self._part, self._operands, self._dtype, self.results
-        empty: Callable[[tuple[int, ...], np.dtype[Any]], Block] = world.pages.empty
+        memory = world.memory
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block] = memory.allocate
         if part.receives or (self._replicas is not None and self._replicas.lent):
-            empty = world.pages.reachable
+            allocate = memory.reachable
         small = part.elements * dtype.itemsize < LARGE
         for recipe in part.recipes:
             if recipe is None:
@@ -163,7 +165,7 @@ class _Pieces:
                     self._views[len(results)] = view
                 results.append(_spread(view, recipe.shape))
                 continue
-            target = empty(recipe.shape, dtype)
+            target = allocate(recipe.shape, dtype)
             results.append(target)
             if not recipe.covered:
                 target[...] = self._fill
@@ -179,17 +181,17 @@ class _Pieces:
                 assert origin is not None
                 copies.append((_target(target, copy), origin[copy.region]))
             if recipe.layered:
-                tasks.append(partial(_in_order, copies))
+                tasks.append(partial(_in_order, memory, copies))
             else:
-                tasks += [partial(np.copyto, *c) for c in copies]
+                tasks += [partial(memory.copy, *c) for c in copies]
 
     def give_up_views(self, world: RuntimeWorld) -> None:
         """Copy the pieces that would keep a large buffer alive for little of it."""
         for number in pins_too_much(self._views):
             recipe, view = self._part.recipes[number], self._views[number]
             assert recipe is not None
-            own = world.pages.empty(view.shape, self._dtype)
-            np.copyto(own, view)
+            own = world.memory.allocate(view.shape, self._dtype)
+            world.memory.copy(own, view)
             self.results[number] = _spread(own, recipe.shape)
 
     def add_messages(self, sends: dict[int, list[Block]], receives: dict[int, list[Block]]) -> None:
@@ -269,9 +271,9 @@ def pins_too_much(views: Mapping[int, Block]) -> list[int]:
     ]
 
 
-def _in_order(copies: Sequence[tuple[Block, Block]]) -> None:
+def _in_order(memory: Memory, copies: Sequence[tuple[Block, Block]]) -> None:
     for target, origin in copies:
-        np.copyto(target, origin)
+        memory.copy(target, origin)
 
 
 @final
@@ -293,7 +295,7 @@ def run_moves(
     """Move several arrays together: their copies side by side, their messages in common rounds.
 
     Args:
-        world: whose pages, workers and transport are used.
+        world: whose memory, workers and transport are used.
         moves: the arrays.
         window: the most bytes that are on their way from and to this process at once.
         progress: called with the bytes that have arrived since the last call.

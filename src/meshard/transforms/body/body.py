@@ -18,7 +18,6 @@ import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import config
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
@@ -28,11 +27,12 @@ from meshard.ops.engine.infer import Ghost, inferred
 from meshard.ops.engine.run import FastPath, as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
-from meshard.runtime.doors import Params
+from meshard.runtime.doors import Interpreter, Params
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
+from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, entered
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
@@ -51,7 +51,7 @@ COLLECTIVES: dict[str, Decide] = {}
 
 
 @final
-class Body:
+class Body(Interpreter):
     """One run of a shard_map body.
 
     Attributes:
@@ -78,6 +78,16 @@ class Body:
             self.mask = Mask(old.axes, old.varies, grid)
         if typed:
             self.mask = Mask((), frozenset(), np.zeros(scope.here.shape, bool))
+
+    @property
+    def ledgers(self) -> tuple[Any, ...]:
+        """The open ledgers and profiles of its world."""
+        return self.scope.world.ledgers
+
+    @property
+    def profiles(self) -> tuple[Any, ...]:
+        """The open profiles of its world."""
+        return self.scope.world.profiles
 
     def close(self) -> None:
         """Let go of values from outside; they hold the body, which would keep them alive."""
@@ -347,10 +357,11 @@ def _fast(
 ) -> Runner:
     """Return the shortest way where all cells are wanted."""
     general = _general(scope, decision, whole, (kind,))
-    extent = kind.extent
+    if scope.local(kind.extent) is not None:  # other processes hold some of the cells
+        return general
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        if body.active(extent) is not None:
+        if body.mask is not None:
             return general(body, values)
         if len(values) == 1:
             return Grid(body, kind, fast(values[0].cells))

@@ -237,7 +237,8 @@ def _row(
                 body.notes.append(collective_wire(array, receipts.kind, axes, scope.mesh, told))
             if world.ledgers and (active is None or active):
                 communicated(world, receipts.kind, axes, receipts.of(active), name, array=array)
-            collective(scope, call, pieces[0].rest, active)
+            if world.agreement is not None:
+                collective(scope, call, pieces[0].rest, active)
             found = (inner or pieces[0].run)(cells, active)
             if factor != 1:
                 found = _scaled(found, factor)

@@ -22,7 +22,7 @@ from meshard.transforms.explain.explanation import Communication, ExplainedStep,
 from meshard.transforms.lowering.costs import device_bytes, live_bytes, most
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.reasons import Notice, notices_of
-from meshard.transforms.lowering.unrolled import Item, unrolled
+from meshard.transforms.lowering.steps_in_order import Item, steps_in_order
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Eqn, Kind, Literal, Var, lies
 from meshard.transforms.program.value_names import Names
@@ -56,12 +56,12 @@ def explained(
     steps = _entering(trace, kinds, executable, where, world)
     notices: list[Notice] = []
     first = len(steps)
-    items = unrolled(world, executable)
+    items = steps_in_order(executable)
     numbers = {id(item): first + n for n, item in enumerate(items, 1)}
     held = live_bytes(executable, items)
     users = {id(p): _users(p, names) for p in _executables(items, executable)}
     for item in items:
-        if item.around is not None and isinstance(item.program, Executable):
+        if item.around is not None and item.scope is None:
             variables = list(item.program.kinds)[: len(item.program.inputs)]
             names.learn_inputs(variables, item.around.eqns[0])
     for item, live in zip(items, held, strict=True):
@@ -127,7 +127,7 @@ def _executables(items: Sequence[Item], top: Executable) -> Iterator[Executable]
     yield top
     seen = {id(top)}
     for item in items:
-        if isinstance(item.program, Executable) and id(item.program) not in seen:
+        if item.scope is None and id(item.program) not in seen:
             seen.add(id(item.program))
             yield item.program
 

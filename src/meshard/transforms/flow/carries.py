@@ -110,9 +110,9 @@ class Carry:
         """The tree."""
         return trees.unflatten(self.shape, self.leaves)
 
-    def replaced(self, leaves: list[Any]) -> Carry:
+    def replaced(self, leaves: Sequence[Any]) -> Carry:
         """Return a carry with other arrays."""
-        return replace(self, leaves=leaves)
+        return replace(self, leaves=list(leaves))
 
     def ghosts(self) -> Carry:
         """Return a carry of the same types without data."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
@@ -26,6 +25,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs

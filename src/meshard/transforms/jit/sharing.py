@@ -8,6 +8,7 @@ itself; or what all processes of a program's arrays must agree on.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from meshard.runtime.agree import agreed
 from meshard.runtime.processes.canonical import described
@@ -52,7 +53,7 @@ def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     which order a process runs what needs nobody else is its own affair: that depends on the cells
     that it has.
     """
-    kinds = (*executable.inputs, *executable.outputs)
+    kinds: list[Any] = [*executable.inputs, *executable.returns]
     arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.guest]
     members = {d.process_index for k in arrays for d in k.sharding.device_order}
     exact = [

@@ -25,7 +25,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.constrained import settled
 from meshard.transforms.lowering.costs import crossing, turns
-from meshard.transforms.lowering.executable import Executable, Run, Step
+from meshard.transforms.lowering.executable import Executable, Moving, Run, Step
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
@@ -34,6 +34,7 @@ from meshard.transforms.lowering.lowered_steps import (
     create,
     first_of,
 )
+from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.lowering.wishes import wishes
 from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
 from meshard.transforms.program.program import (
@@ -97,6 +98,10 @@ def _moved(executable: Executable) -> int:
 _Decisions = dict[Any, Decision]
 
 
+def _nothing() -> tuple[()]:
+    return ()
+
+
 @final
 class _Group:
     """Operations that become one step."""
@@ -110,6 +115,7 @@ class _Group:
         self.inputs: list[Atom] = []
         self.outputs: list[Var] = []
         self.wires: tuple[Wire, ...] = ()
+        self.around: Callable[[], Sequence[Moving]] = _nothing
         self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
 
 
@@ -393,7 +399,7 @@ class _Lowering:
         kinds = [self.kind(x) for x in eqn.inputs]
         found = lowered_call(self.world, eqn, kinds, lower)
         group = _Group(found.run)
-        group.parts = found.parts
+        group.parts, group.around = found.parts, found.around
         self._add(group, eqn, found.outputs)
 
     def _goal(
@@ -421,80 +427,59 @@ class _Lowering:
 
     def _joined(self, outputs: Sequence[Atom]) -> Executable:
         """Give every variable a slot and return the steps."""
-        slots: dict[Var, int] = {}
-        for var in (*self.program.captured, *self.program.inputs):
-            slots[var] = len(slots)
-        # The same value may be given twice.
-        count = len(self.given)
-        numbers: dict[int, Any] = {}
-        literals: dict[tuple[type, str], int] = {}
-
-        def slot(atom: Atom) -> int:
-            nonlocal count
-            if isinstance(atom, Literal):
-                key = type(atom.value), repr(atom.value)
-                if key not in literals:
-                    literals[key] = count
-                    numbers[count] = atom.value
-                    count += 1
-                return literals[key]
-            if atom not in slots:
-                slots[atom] = count
-                count += 1
-            return slots[atom]
-
-        last: dict[Var, int] = {}
-        reads: list[list[Atom]] = []
-        for level, group in enumerate(self._groups):
-            own = group.segment.reads if group.segment is not None else group.inputs
-            reads.append(own)
-            for x in own:
-                if isinstance(x, Var):
-                    last[x] = level
-        returned = {x for x in outputs if isinstance(x, Var)}
-        last |= {x: len(self._groups) for x in returned}
-        steps = []
-        for level, (group, own) in enumerate(zip(self._groups, reads, strict=True)):
-            if group.segment is not None:
-                wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
-                ending = [x for x in self._donated if last.get(x) == level]
-                many = group.segment.finished(wanted, ending)
-                run: Run = many if len(wanted) != 1 else partial(first_of, many)
-                group.outputs = wanted
-                group.name = "+".join([e.name for e in group.eqns])
-            else:
-                assert group.run is not None
-                run = group.run
-            dead = [x for x in own if isinstance(x, Var) and last[x] == level]
-            dead += [x for x in group.outputs if last.get(x, -1) < level]
-            steps.append(
-                Step(
-                    group.name,
-                    group.line,
-                    tuple([self.kind(x) for x in own]),
-                    tuple([self.kinds[x] for x in group.outputs]),
-                    tuple(map(slot, own)),
-                    tuple(map(slot, group.outputs)),
-                    tuple(dict.fromkeys(map(slot, dead))),
-                    run,
-                    group.wires,
-                    tuple(group.eqns),
-                    group.parts,
-                )
-            )
-        results = [slot(x) for x in outputs]
-        kinds = [self.kind(x) for x in outputs]
-        name = self.program.name
+        program = self.program
+        slots = Slots((*program.captured, *program.inputs))
+        reads = [g.inputs if g.segment is None else g.segment.reads for g in self._groups]
+        last = last_uses(reads, outputs)
+        steps = [
+            self._step(level, group, own, last, slots)
+            for level, (group, own) in enumerate(zip(self._groups, reads, strict=True))
+        ]
+        results = slots.all_of(outputs)
         return Executable(
-            name,
-            self.given,
-            kinds,
-            steps,
-            numbers,
-            count,
-            results,
-            partial(self._listed, outputs),
-            self.kinds,
+            name=program.name,
+            inputs=self.given,
+            outputs=tuple(map(self.kind, outputs)),
+            steps=tuple(steps),
+            template=slots.template,
+            results=results,
+            listed=partial(self._listed, outputs),
+            kinds=self.kinds,
+        )
+
+    def _step(
+        self,
+        level: int,
+        group: _Group,
+        reads: Sequence[Atom],
+        last: Mapping[Var, int],
+        slots: Slots,
+    ) -> Step:
+        """Return a group as a step, which lets go of what nobody reads after it."""
+        run = group.run
+        if group.segment is not None:
+            wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
+            ending = [x for x in self._donated if last.get(x) == level]
+            many = group.segment.finished(wanted, ending)
+            run = many if len(wanted) != 1 else partial(first_of, many)
+            group.outputs = wanted
+            group.name = "+".join([e.name for e in group.eqns])
+        assert run is not None
+        dead: list[Atom] = [x for x in reads if isinstance(x, Var) and last[x] == level]
+        dead += [x for x in group.outputs if last.get(x, -1) < level]
+        return Step(
+            name=group.name,
+            line=group.line,
+            inputs=tuple(map(self.kind, reads)),
+            outputs=tuple([self.kinds[x] for x in group.outputs]),
+            reads=slots.all_of(reads),
+            writes=slots.all_of(group.outputs),
+            dead=tuple(dict.fromkeys(slots.all_of(dead))),
+            run=run,
+            wires=group.wires,
+            around=group.around,
+            eqns=tuple(group.eqns),
+            parts=group.parts,
         )
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:
