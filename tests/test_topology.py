@@ -273,7 +273,7 @@ def test_odd_values_are_refused_by_name_wherever_a_topology_takes_one():
             lambda odd=odd: Topology.from_toml(odd),
             lambda odd=odd: topology(odd),
             lambda odd=odd: simulate_many([], odd),
-            lambda odd=odd: seconds_of([], None, odd),
+            lambda odd=odd: seconds_of([], odd),
             lambda odd=odd: Plan([]).simulate(odd),
             lambda odd=odd: PlanOptions(topology=odd if odd is not None else 0),
             lambda odd=odd: meshard.explain(

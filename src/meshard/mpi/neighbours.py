@@ -254,6 +254,12 @@ def _by_size(boxes: Sequence[Block], least: int) -> tuple[list[Block], list[Bloc
     return small, [b for b in boxes if b.nbytes >= least] if len(small) < len(boxes) else []
 
 
+def _sharing(hosts: Sequence[int], reached: Sequence[bool]) -> tuple[int, ...]:
+    """Return each process's host, or a number of its own where one there has not reached all."""
+    apart = {host for host, there in zip(hosts, reached, strict=True) if not there}
+    return tuple([len(hosts) + p if host in apart else host for p, host in enumerate(hosts)])
+
+
 def open_neighbours(
     pages: Pages,
     hosts: Sequence[int],
@@ -286,11 +292,9 @@ def open_neighbours(
     found: dict[int, Neighbour] | None = None
     if opened is not None:
         found = _mapped({p: told[p] for p in here if p != me}, places[me], len(here))
-    reached = all_gather(found is not None)
-    together = {host: all(reached[p] for p, h in enumerate(hosts) if h == host) for host in hosts}
-    shared = tuple([host if together[host] else len(hosts) + p for p, host in enumerate(hosts)])
+    shared = _sharing(hosts, all_gather(found is not None))
     able = shared if len(set(shared)) < len(shared) else None
-    if opened is None or found is None or not together[hosts[me]]:
+    if opened is None or found is None or shared[me] != hosts[me]:
         pages.close_arena()
         return None, able
     mailboxes = {

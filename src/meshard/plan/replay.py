@@ -8,6 +8,7 @@ jobs to list, that is done for some of the units, on both ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -297,17 +298,31 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
                 )
             after[receiver][box.slices] = before[sender][box.slices]
             counts[receiver][box.slices] += 1
+    _check_arrived(hop, {u: (after[u] == labels, counts[u]) for u in after}, where)
+
+
+def _check_arrived(
+    hop: Hop, arrived: Mapping[int, tuple[NDArray[np.bool_], Ints]], where: str
+) -> None:
+    """Refuse what a unit of the destination did not get exactly once.
+
+    Args:
+        hop: the layouts.
+        arrived: for each unit which elements are right, and how often each came.
+        where: what is checked, for messages.
+    """
     for cell in range(hop.after.count):
         box = _box(hop.after, cell)
         for unit in hop.after.holders[cell].tolist():
             if unit < 0 or not box.volume:
                 continue
-            wrong = (after[unit] != labels)[box.slices] | (counts[unit] != 1)[box.slices]
+            right, counts = (x[box.slices] for x in arrived[unit])
+            wrong = ~right | (counts != 1)
             if wrong.any():
                 place = np.argwhere(wrong)[0] + np.array(box.starts, np.int64)
                 at = tuple(int(i) for i in place)
                 one = Box(at, tuple(i + 1 for i in at))
-                times = int(counts[unit][at])
+                times = int(arrived[unit][1][at])
                 raise PlanError(
                     f"{where}: the box {one} of {box} reaches device {unit} {times} times, but "
                     "must reach it once."

@@ -97,15 +97,17 @@ class _Post:
             if failed is not None or gone:
                 watchdog.last_look((source,))
             if failed is not None:
-                who = (
-                    f"process {failed} has failed"
-                    if failed < self.count
-                    else "the caller was interrupted"
-                )
                 raise TransportError(
-                    f"Process {target} waits for a message of process {source}, but {who}."
+                    f"Process {target} waits for a message of process {source}, but "
+                    f"{self._why(failed)}."
                 )
             watchdog.look(lambda: (source,))
+
+    def _why(self, failed: int) -> str:
+        """Return what has ended the wait: a process, or the caller of all."""
+        if failed < self.count:
+            return f"process {failed} has failed"
+        return "the caller was interrupted"
 
     def fail(self, index: int) -> None:
         with self.changed:

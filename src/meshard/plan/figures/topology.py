@@ -201,7 +201,10 @@ class Topology:
                     f"Device {lost} is in a group of level {self.levels[at].name!r} and in none "
                     f"of level {self.levels[off].name!r}; both must have the same devices."
                 )
-        ids = np.array(sorted(known))
+        self._check_above(np.array(sorted(known)))
+
+    def _check_above(self, ids: Ints) -> None:
+        """Refuse a level that tears a group of the level below it apart."""
         below = ids
         for number, level in enumerate(self.levels):
             here = self.group(number, ids)

@@ -222,17 +222,15 @@ def _alone(
 ) -> Part:
     """Return what process ``me`` does where every process builds all its pieces itself."""
     holders = [_processes(s.layout, process_of) for s in sources]
-    if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
-        every = set.intersection(*map(set, holders[0])) if holders[0] else set()
-        takers = {p for h in _processes(destination, process_of) for p in h}
-        shared = not takers <= every and any(len(h) > 1 for h in holders[0])
-        if shared or max(len(holders[0]), destination.piece_count) > MANY_PIECES:
-            return _exchange(destination, sources[0], process_of, me)
-    cells = [_SourceCells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)
+    plain = len(sources) == 1 and _is_plain(sources[0])
+    if process_of is not None and plain and _is_better_as_hop(holders[0], wanted):
+        return _exchange(destination, sources[0], process_of, me)
+    cells = [_SourceCells(s.layout) for s in sources]
     found = _Found()
+    gives = any(me in h for hold in holders for h in hold)
     for piece in range(destination.piece_count):
-        if me not in wanted[piece] and not any(me in h for hold in holders for h in hold):
+        if me not in wanted[piece] and not gives:
             continue
         box = destination.box(piece)
         if not box.volume:
@@ -240,18 +238,19 @@ def _alone(
         for operand, source in enumerate(sources):
             for choices in _boxes(operand, source, cells[operand], piece, box):
                 owners = [(p, c) for c in choices for p in holders[operand][c.origin]]
-                for receiver in wanted[piece]:
-                    mine = [o for o in owners if o[0] == receiver]
-                    sender, copy = mine[0] if mine else owners[receiver % len(owners)]
-                    if receiver == me:
-                        found.elements[piece] += math.prod(copy.shape)
-                        if sender == me:
-                            found.local[piece].append(copy)
-                        else:
-                            found.receives[sender].append(copy)
-                    elif sender == me:
-                        found.sends[receiver].append(copy)
+                found.add(owners, wanted[piece], me)
     return _part(destination, sources, wanted, me, found)
+
+
+def _is_better_as_hop(
+    holders: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether there are many pieces, or several processes hold what another lacks, and share it."""
+    if max(len(holders), len(wanted)) > MANY_PIECES:
+        return True
+    every = set.intersection(*map(set, holders)) if holders else set()
+    takers = {p for processes in wanted for p in processes}
+    return not takers <= every and any(len(h) > 1 for h in holders)
 
 
 @final
@@ -270,6 +269,26 @@ class _Found:
         self.elements: defaultdict[int, int] = defaultdict(int)
         self.sends: defaultdict[int, list[Copy]] = defaultdict(list)
         self.receives: defaultdict[int, list[Copy]] = defaultdict(list)
+
+    def add(self, owners: Sequence[tuple[int, Copy]], wanted: Sequence[int], me: int) -> None:
+        """Add what process ``me`` has to do with one box.
+
+        Args:
+            owners: the processes that hold it, each with the copy that brings it from there.
+            wanted: the processes that need it. Those that lack it take turns among the owners.
+            me: the process.
+        """
+        for receiver in wanted:
+            mine = [o for o in owners if o[0] == receiver]
+            sender, copy = mine[0] if mine else owners[receiver % len(owners)]
+            if receiver == me:
+                self.elements[copy.piece] += math.prod(copy.shape)
+                if sender == me:
+                    self.local[copy.piece].append(copy)
+                else:
+                    self.receives[sender].append(copy)
+            elif sender == me:
+                self.sends[receiver].append(copy)
 
 
 def _part(

@@ -229,30 +229,37 @@ def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[i
         strides |= {s.stride, s.stride * s.count}
         if s.dim is not None:
             parts[s.dim] |= {s.before, s.before * s.count}
-    grew = True
-    while grew:
-        grew = False
-        for s in (s for found in stretches for s in found if s.dim is not None):
-            assert s.dim is not None
-            end, fine = s.stride * s.count, s.before * s.count
-            for x in sorted(strides):
-                if s.stride < x < end:
-                    if x % s.stride or end % x:
-                        return None
-                    y = fine // (x // s.stride)
-                    grew |= y not in parts[s.dim]
-                    parts[s.dim].add(y)
-            for y in sorted(parts[s.dim]):
-                if s.before < y < fine:
-                    if y % s.before or fine % y:
-                        return None
-                    x = s.stride * (fine // y)
-                    grew |= x not in strides
-                    strides.add(x)
+    known = 0
+    while known < len(strides) + sum(map(len, parts)):
+        known = len(strides) + sum(map(len, parts))
+        for s in (s for found in stretches for s in found):
+            if s.dim is not None and not _cut_at_once(s, strides, parts[s.dim]):
+                return None
     chains = [sorted(strides), *map(sorted, parts)]
     if any(b % a for chain in chains for a, b in pairwise(chain)):
         return None
     return chains[0]
+
+
+def _cut_at_once(stretch: _Stretch, strides: set[int], parts: set[int]) -> bool:
+    """Cut the dim where a stretch of the number is cut, and the number where the dim is.
+
+    Returns:
+        Whether the stretch can be cut there: its parts must be equal.
+    """
+    low, high = stretch.stride, stretch.stride * stretch.count
+    coarse, fine = stretch.before, stretch.before * stretch.count
+    for x in sorted(strides):
+        if low < x < high:
+            if x % low or high % x:
+                return False
+            parts.add(fine // (x // low))
+    for y in sorted(parts):
+        if coarse < y < fine:
+            if y % coarse or fine % y:
+                return False
+            strides.add(low * (fine // y))
+    return True
 
 
 def _places(refined: list[int]) -> tuple[list[int], tuple[int, ...]]:

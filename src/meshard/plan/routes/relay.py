@@ -251,15 +251,15 @@ def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
     return (*inner.reshape(-1).tolist(), cuts[-1])
 
 
-def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
-    """Return a layout with each cell cut into parts, and with holders ``[cell..., part, copy]``.
+def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
+    """Return along which dim, and into how many, the cells of a layout are cut, step by step.
 
     Dims are cut from the outermost on, so that parts are long runs in memory: first where the cut
     is even, else where every part has an element, else where cells are longest.
     """
     shortest = [min((b - a for a, b in pairwise(c) if b > a), default=0) for c in layout.cuts]
     times = [1] * layout.ndim
-    factors: list[tuple[int, int]] = []  # the dim and the number of parts, the slowest first
+    factors: list[tuple[int, int]] = []
     for p in sorted(prime_factors(parts), reverse=True):
         wanted = [n * p for n in times]
         even = [
@@ -272,6 +272,13 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
         dim = (even or fits or [longest])[0]
         times[dim] *= p
         factors.append((dim, p))
+    return factors
+
+
+def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
+    """Return a layout with each cell cut into parts, and with holders ``[cell..., part, copy]``."""
+    factors = _factors(layout, parts)
+    times = [math.prod([p for d, p in factors if d == dim]) for dim in range(layout.ndim)]
     # The parts of all dims are one axis, slowest factor first. Each factor becomes an axis of its
     # own and goes behind the cells of its dim: with (2, 1) cells in 6 parts, of which 3 along dim 0
     # and 2 along dim 1, axes (2, 1, 3, 2, copy) become (2, 3, 1, 2, copy), a grid of (6, 2).

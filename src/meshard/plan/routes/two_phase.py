@@ -358,19 +358,28 @@ def _placed_by_digits(
     return best[0], Layout(source.shape, _cuts(source, destination, grid), tensor)
 
 
+def _digit_sizes(
+    near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]
+) -> list[list[int]] | None:
+    """Return for each dim of a grid the sizes of its digits; None if the grid is not a prefix."""
+    found: list[list[int]] = []
+    for mine, yours, cells in zip(near.dims, far.dims, grid, strict=True):
+        chain = [near.sizes[p] for p in (mine if len(mine) >= len(yours) else yours)]
+        products = np.cumprod([1, *chain]).tolist()
+        if cells not in products:
+            return None
+        found.append(chain[: products.index(cells)])
+    return found
+
+
 def _dealt(near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]) -> MixedRadix | None:
     """Return a map for a grid: digits stay where one layout has them, else where the other does.
 
     Others go to the first digit of the devices that is free. None if the grid is not a prefix.
     """
-    sizes = near.sizes
-    wanted: list[list[int]] = []  # for each dim the sizes of its digits
-    for mine, yours, cells in zip(near.dims, far.dims, grid, strict=True):
-        chain = [sizes[p] for p in (mine if len(mine) >= len(yours) else yours)]
-        products = np.cumprod([1, *chain]).tolist()
-        if cells not in products:
-            return None
-        wanted.append(chain[: products.index(cells)])
+    sizes, wanted = near.sizes, _digit_sizes(near, far, grid)
+    if wanted is None:
+        return None
     places: list[list[int]] = [[-1] * len(w) for w in wanted]
     free = [True] * len(sizes)
     for dims in (near.dims, far.dims):

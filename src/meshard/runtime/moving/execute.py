@@ -13,7 +13,7 @@ import numpy as np
 
 from meshard.algebra.box import Index
 from meshard.plan.figures.window import quota
-from meshard.plan.move.part import Copy, Part, Replicas
+from meshard.plan.move.part import Copy, Part, Recipe, Replicas
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
@@ -174,16 +174,19 @@ class _Pieces:
                     origin = operands[copy.operand][copy.origin]
                     box = target if copy.within is None else _within(target, copy.within)
                     box[copy.target] = origin[copy.region]  # type: ignore[index]
-                continue
-            copies = []
-            for copy in recipe.copies:
-                origin = operands[copy.operand][copy.origin]
-                assert origin is not None
-                copies.append((_target(target, copy), origin[copy.region]))
-            if recipe.layered:
-                tasks.append(partial(_in_order, memory, copies))
             else:
-                tasks += [partial(memory.copy, *c) for c in copies]
+                tasks += self._copies(memory, recipe, target)
+
+    def _copies(self, memory: Memory, recipe: Recipe, target: Block) -> list[Callable[[], None]]:
+        """Return the tasks that fill a piece: one where copies lie over each other."""
+        copies = []
+        for copy in recipe.copies:
+            origin = self._operands[copy.operand][copy.origin]
+            assert origin is not None
+            copies.append((_target(target, copy), origin[copy.region]))
+        if recipe.layered:
+            return [partial(_in_order, memory, copies)]
+        return [partial(memory.copy, *c) for c in copies]
 
     def give_up_views(self, world: RuntimeWorld) -> None:
         """Copy the pieces that would keep a large buffer alive for little of it."""

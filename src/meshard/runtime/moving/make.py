@@ -75,17 +75,7 @@ def device_put(
         return placed(x, target)
     leaves, structure = flatten_with_none(x)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
-    given_up = prefix_leaves(donate, x, what, "donate")
-    given_up = [flag_of(gone, what, "donate") for gone in given_up]
-    aliased = prefix_leaves(may_alias, x, what, "may_alias")
-    for gone, shared in zip(
-        given_up, (a is not None and flag_of(a, what, "may_alias") for a in aliased), strict=True
-    ):
-        if gone and shared:
-            raise ArgumentError(
-                f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
-                "nothing can share its memory. Choose one."
-            )
+    given_up = _given_up(donate, may_alias, x, what)
     check_same_values(x, leaves, targets, what)
     results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
     leaving: list[tuple[Any, Sharding | None]] = []
@@ -103,6 +93,19 @@ def device_put(
             results[id(leaf), target] = result
     pairs = zip(leaves, targets, strict=True)
     return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+
+
+def _given_up(donate: Any, may_alias: Any, x: Any, what: str) -> list[bool]:
+    """Return for each leaf of a tree whether it is donated, which then may not be aliased."""
+    found = [flag_of(gone, what, "donate") for gone in prefix_leaves(donate, x, what, "donate")]
+    for gone, aliased in zip(found, prefix_leaves(may_alias, x, what, "may_alias"), strict=True):
+        shared = aliased is not None and flag_of(aliased, what, "may_alias")
+        if gone and shared:
+            raise ArgumentError(
+                f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
+                "nothing can share its memory. Choose one."
+            )
+    return found
 
 
 def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:

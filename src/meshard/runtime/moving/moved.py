@@ -221,22 +221,15 @@ class _Mover:
     def run(self, progress: Progress) -> list[Any]:
         world, leaves, targets = self._world, self._tree.leaves, self._tree.targets
         types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
+        every: list[ArrayType] = []
         for leaf, type_ in zip(leaves, types, strict=True):
             if type_ is not None:
                 leaf._live()
+                every += (leaf._type, type_)
         self._place(types)
-        every = [
-            t for x, type_ in zip(leaves, types, strict=True) if type_ for t in (x._type, type_)
-        ]
         agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
         ways = self._ways(types)
-        if self._max_bytes is not None:
-            for way in ways:
-                text, size = way.array._type.str_short(), way.itemsize
-                check_window(self._max_bytes, world.process_count, size, text, self._what)
-        if world.ledgers:
-            pairs = [(w.array._type, w.type_) for w in ways]
-            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
+        self._announce(ways)
         total = sum([w.local_bytes for w in ways]) if progress else 0
         with progress_bar(total) if progress is True else _NO_BAR as bar:
             teller = _Teller(progress if callable(progress) else bar, total)
@@ -252,6 +245,17 @@ class _Mover:
             self._hand_back(teller.failure)
             raise teller.failure
         return self._results
+
+    def _announce(self, ways: Sequence[_Way]) -> None:
+        """Refuse what the window or a budget does not allow, before anything has moved."""
+        world = self._world
+        if self._max_bytes is not None:
+            for way in ways:
+                text, size = way.array._type.str_short(), way.itemsize
+                check_window(self._max_bytes, world.process_count, size, text, self._what)
+        if world.ledgers:
+            pairs = [(w.array._type, w.type_) for w in ways]
+            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
 
     def _place(self, types: Sequence[ArrayType | None]) -> None:
         """Settle the leaves that do not move: those that are placed, and those that are there."""

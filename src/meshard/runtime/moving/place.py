@@ -145,17 +145,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         ShapeError: if nested lists differ in length.
     """
     typed = isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")
-    try:
-        value = np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
-    except MeshardError:
-        raise
-    except OverflowError as error:
-        raise OutOfRangeError(
-            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
-        ) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
-        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
+    value = _as_numpy(x, what, dtype)
     plain = not typed and dtype is None
     if plain and value.dtype.kind in "fc" and DEFAULT_FLOAT.value == "float32":
         value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
@@ -169,6 +159,21 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
+
+
+def _as_numpy(x: Any, what: str, dtype: Any) -> Block:
+    """Return any array-like as NumPy makes an array of it; what it cannot is refused."""
+    try:
+        return np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
+    except MeshardError:
+        raise
+    except OverflowError as error:
+        raise OutOfRangeError(
+            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
 
 
 def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:

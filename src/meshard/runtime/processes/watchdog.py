@@ -182,6 +182,20 @@ class Watchdog:
         if late:
             law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
             self._give_up(f"has waited {self.deadline:g} s", law=law)
+        self._judge(now, asks=asks)
+        return True
+
+    def _judge(self, now: float, *, asks: bool) -> None:
+        """Give up where one of those that have not come never will; tell the user of a long wait.
+
+        Args:
+            now: the time.
+            asks: whether it is time to ask the system too, which takes longer than a look at what
+                was heard.
+
+        Raises:
+            TransportError: if one that has not come has ended or died.
+        """
         if any(self._is_lost(p, now) for p in self._missing) or (
             asks and any(map(self._is_gone, self._missing))
         ):
@@ -189,7 +203,6 @@ class Watchdog:
         if now >= self._next_notice or (asks and not self._noticed and self._is_odd()):
             self._next_notice, self._noticed = now + self.deadline, True
             self._channel.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
-        return True
 
     def saw(self, peer: int, stamp: Stamp) -> None:
         """Note the stamp of a message that does not belong to this step, while one is waited for.
