@@ -206,7 +206,7 @@ def _owned(
             continue
         complete = set(wanted)
         for choices in _boxes(0, source, cells, piece, box):
-            complete &= {p for c in choices for p in holders[c.origin]}
+            complete &= {p for p, _ in _owners(choices, holders)}
         found = ownership(piece, wanted, complete, hosts)
         if found:
             owned += found
@@ -230,15 +230,12 @@ def _alone(
     found = _Found()
     gives = any(me in h for hold in holders for h in hold)
     for piece in range(destination.piece_count):
-        if me not in wanted[piece] and not gives:
-            continue
         box = destination.box(piece)
-        if not box.volume:
+        if not box.volume or not (gives or me in wanted[piece]):
             continue
         for operand, source in enumerate(sources):
             for choices in _boxes(operand, source, cells[operand], piece, box):
-                owners = [(p, c) for c in choices for p in holders[operand][c.origin]]
-                found.add(owners, wanted[piece], me)
+                found.add(_owners(choices, holders[operand]), wanted[piece], me)
     return _part(destination, sources, wanted, me, found)
 
 
@@ -251,6 +248,11 @@ def _is_better_as_hop(
     every = set.intersection(*map(set, holders)) if holders else set()
     takers = {p for processes in wanted for p in processes}
     return not takers <= every and any(len(h) > 1 for h in holders)
+
+
+def _owners(choices: Sequence[Copy], holders: Sequence[tuple[int, ...]]) -> list[tuple[int, Copy]]:
+    """Return the processes that hold a box, each with the copy that brings it from there."""
+    return [(p, c) for c in choices for p in holders[c.origin]]
 
 
 @final
