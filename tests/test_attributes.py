@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -87,3 +89,27 @@ def test_the_error_can_be_pickled() -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(mnp, "concatenat")  # noqa: B009
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_doors_that_nobody_asked_for_are_listed_and_not_loaded() -> None:
+    code = """
+import sys
+import meshard
+
+late = ["lax", "nn", "random", "debug", "gda", "resharding", "numpy.fft", "numpy.linalg"]
+
+def loaded():
+    return [name for name in late if f"meshard.{name}" in sys.modules]
+
+assert {"lax", "nn", "jit", "__version__"} <= {*dir(meshard)} & {*meshard.__all__}
+assert {"fft", "linalg"} <= {*dir(meshard.numpy)} & {*meshard.numpy.__all__}
+assert not {"algebra", "runtime", "tuning"} & {*meshard.__all__}
+assert not hasattr(meshard, "psum"), "it is a name of lax"
+assert not loaded(), loaded()
+try:
+    meshard.psum
+except AttributeError as error:
+    assert str(error).endswith("Use meshard.lax.psum."), error
+assert meshard.numpy.linalg.norm(meshard.numpy.ones(4)) == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -503,9 +503,8 @@ def test_an_array_names_its_namespace() -> None:
 
 
 def test_the_door_lists_what_it_has() -> None:
-    listed = set(mnp.__all__)
-    here = {n for n in vars(mnp) if not n.startswith("_")}
-    assert here == listed
+    here = {n for n in dir(mnp) if not n.startswith("_")}
+    assert here == set(mnp.__all__)
 
 
 OPS = Path(importlib.import_module("meshard.ops").__file__).parent
