@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshard.errors import ArgumentError, ShapeError, TreeError
+from meshard.errors import ShapeError, TreeError
 from meshard.ops.array import elementwise
 from meshard.ops.array.index import getitem
 from meshard.ops.array.join import concatenate, flip, repeat
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
-from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.lax import table
 from meshard.ops.lax.reduce import (
@@ -23,50 +22,38 @@ from meshard.ops.lax.reduce import (
     reduce_sum,
     reduce_xor,
 )
+from meshard.ops.lax.table import named
 from meshard.runtime import trees
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 
-_MONOIDS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
-    (table.add, reduce_sum),
-    (table.mul, reduce_prod),
-    (table.max, reduce_max),
-    (table.min, reduce_min),
-    (table.bitwise_and, reduce_and),
-    (table.bitwise_or, reduce_or),
-    (table.bitwise_xor, reduce_xor),
-    (elementwise.add, reduce_sum),
-    (elementwise.multiply, reduce_prod),
-    (elementwise.maximum, reduce_max),
-    (elementwise.minimum, reduce_min),
-    (elementwise.bitwise_and, reduce_and),
-    (elementwise.bitwise_or, reduce_or),
-    (elementwise.bitwise_xor, reduce_xor),
+_REDUCTIONS = (
+    (reduce_sum, table.add, elementwise.add),
+    (reduce_prod, table.mul, elementwise.multiply),
+    (reduce_max, table.max, elementwise.maximum),
+    (reduce_min, table.min, elementwise.minimum),
+    (reduce_and, table.bitwise_and, elementwise.bitwise_and),
+    (reduce_or, table.bitwise_or, elementwise.bitwise_or),
+    (reduce_xor, table.bitwise_xor, elementwise.bitwise_xor),
 )
 
 
-@checked
+@named(
+    "lax.reduce(mnp.arange(4), 10, lambda a, b: a + b, (0,)).tolist()",
+    "16",
+    operands="an array, or a tree of arrays of one shape.",
+)
 def reduce(
     operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
 ) -> Any:
     """Return arrays reduced over some dims by any operation.
 
-    Where the operation is one that has a reduction, such as ``lax.add``, that is it. Any other is
-    applied to neighbours, then to what it gave, and so on: in about log2 of the size steps.
-
-    Args:
-        operands: an array, or a tree of arrays of one shape.
-        init_values: for each the value to begin with.
-        computation: an associative function of two trees like ``operands``, elementwise.
-        dimensions: the dims.
+    An operation that has a reduction, such as ``lax.add``, is done as that. Any other is applied
+    to neighbours, then to what it gave, and so on: in about log2 of the size steps.
 
     Raises:
         TreeError: if the trees differ.
         ShapeError: if the arrays have different shapes.
-
-    >>> import meshard.numpy as mnp
-    >>> reduce(mnp.arange(4), 10, lambda a, b: a + b, (0,)).tolist()
-    16
     """
     leaves, structure = trees.flatten(operands)
     firsts, other = trees.flatten(init_values)
@@ -79,9 +66,9 @@ def reduce(
     shape = arrays[0].shape
     if any(x.shape != shape for x in arrays):
         raise ShapeError(f"reduce: operands have shapes {[x.shape for x in arrays]}; give one.")
-    dims = normalised_axes(tuple(dimensions), len(shape), "reduce")
+    dims = normalised_axes(dimensions, len(shape), "reduce")
     begin = [as_array(v).astype(x.dtype, copy=False) for v, x in zip(firsts, arrays, strict=True)]
-    known = next((f for g, f in _MONOIDS if g is computation), None)
+    known = next((f for f, *of in _REDUCTIONS if any(g is computation for g in of)), None)
     if known is not None and len(arrays) == 1:
         return computation(begin[0], known(arrays[0], dims))
     kept = [n for d, n in enumerate(shape) if d not in dims]
@@ -117,7 +104,7 @@ def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Calla
     return combine
 
 
-@checked
+@named("lax.associative_scan(mnp.add, mnp.arange(5)).tolist()", "[0, 1, 3, 6, 10]")
 def associative_scan(
     fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
 ) -> Any:
@@ -125,24 +112,11 @@ def associative_scan(
 
     In about 2 log2 of the size steps, each on all devices at once.
 
-    Args:
-        fn: a function of two trees like ``elems``, elementwise along the dim, that returns one
-            more; ``fn(fn(a, b), c)`` equals ``fn(a, fn(b, c))``.
-        elems: an array, or a tree of arrays.
-        reverse: whether to begin at the end.
-        axis: the dim.
-
     Raises:
-        ShapeError: if the arrays differ in the dim's size.
+        ShapeError: if the arrays differ in the size of the dim.
         TreeError: if the function returns another tree.
-
-    >>> import meshard.numpy as mnp
-    >>> associative_scan(mnp.add, mnp.arange(5)).tolist()
-    [0, 1, 3, 6, 10]
     """
     what = "associative_scan"
-    if not callable(fn):
-        raise ArgumentError(f"{what}: fn comes first and is a function, not {fn!r}.")
     leaves, structure = trees.flatten(elems)
     arrays = [as_array(x) for x in leaves]
     if not arrays:

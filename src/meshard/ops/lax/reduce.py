@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -11,16 +11,18 @@ from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import flip
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.arguments import DtypeLike
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype, is_whole, same_dtype
 from meshard.ops.engine.row import Op, Partial, register
+from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
 from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
 from meshard.ops.reductions.reduce import reduction_rule
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -40,147 +42,104 @@ for _name, _ufunc in (
     ("reduce_or", np.bitwise_or),
     ("reduce_xor", np.bitwise_xor),
 ):
-    _kernel = _bits(_ufunc)
-    register(
-        Op(
-            _name,
-            reduction_rule,
-            _kernel,
-            dtypes=same_dtype,
-            partial=Partial(_ufunc, "selects"),
-            alike=0,
-        )
-    )
+    _partial = Partial(_ufunc, "selects")
+    _op = Op(_name, reduction_rule, _bits(_ufunc), dtypes=same_dtype, partial=_partial, alike=0)
+    register(_op)
 
 
-def _reduced(what: str, row: str, operand: Any, axes: Sequence[int], **more: Any) -> Any:
-    x = as_array(operand)
-    return bind(row, x, axis=normalised_axes(tuple(axes), x.ndim, what), keepdims=False, **more)
+class Fold(Protocol):
+    """A reduction by one operation."""
+
+    def __call__(self, operand: Any, axes: Sequence[int]) -> Array:
+        """Reduce these dims."""
 
 
-def _reduction(name: str, row: str, text: str) -> Callable[..., Any]:
-    whole = row.startswith("reduce_")
+class Running(Protocol):
+    """A running reduction along a dim."""
 
-    def function(operand: Any, axes: Sequence[int]) -> Any:
+    def __call__(self, operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+        """Run along this dim."""
+
+
+def _reduction(name: str, row: str, text: str) -> Fold:
+    def function(operand: Any, axes: Sequence[int]) -> Array:
         x = as_array(operand)
-        if whole and not is_whole(x.dtype):
+        if row == name and not is_whole(x.dtype):
             raise DtypeError(f"{name}: takes integers or bools; the dtype is {x.dtype}.")
         more = {"dtype": x.dtype} if row in ("sum", "prod") else {}
-        return _reduced(name, row, x, axes, **more)
+        return bind(row, x, axis=normalised_axes(axes, x.ndim, name), keepdims=False, **more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""{text}, in the array's dtype.
-
-    A split dim is reduced part by part, and the parts in mesh order.
-
-    Args:
-        operand: the array.
-        axes: the dims, which the result does not have.
-
-    >>> import meshard.numpy as mnp
-    >>> from meshard import lax
-    >>> lax.{name}(mnp.ones((2, 3), int), (0,)).shape
-    (3,)
-    """
-    return checked(function)
+    text = f"{text} over some dims, in the dtype of the array."
+    text += "\n\nA split dim is reduced part by part, and the parts in the order of the mesh."
+    if row == name:
+        text += "\n\nRaises:\n    DtypeError: if the elements are neither integers nor bools."
+    example = f"lax.{name}(mnp.ones((2, 3), int), (0,)).tolist()"
+    printed = {"sum": "[2, 2, 2]", "reduce_xor": "[0, 0, 0]"}.get(row, "[1, 1, 1]")
+    return cast(Fold, finished(function, name, text, (example, printed)))
 
 
-reduce_sum = _reduction("reduce_sum", "sum", "Return the sum over some dims")
-reduce_prod = _reduction("reduce_prod", "prod", "Return the product over some dims")
-reduce_max = _reduction("reduce_max", "max", "Return the maximum over some dims")
-reduce_min = _reduction("reduce_min", "min", "Return the minimum over some dims")
-reduce_and = _reduction("reduce_and", "reduce_and", "Return the bits set in all over some dims")
-reduce_or = _reduction("reduce_or", "reduce_or", "Return the bits set in any over some dims")
+reduce_sum = _reduction("reduce_sum", "sum", "Return the sum")
+reduce_prod = _reduction("reduce_prod", "prod", "Return the product")
+reduce_max = _reduction("reduce_max", "max", "Return the maximum")
+reduce_min = _reduction("reduce_min", "min", "Return the minimum")
+reduce_and = _reduction("reduce_and", "reduce_and", "Return the bits that are set in all elements")
+reduce_or = _reduction("reduce_or", "reduce_or", "Return the bits that are set in any element")
 reduce_xor = _reduction("reduce_xor", "reduce_xor", "Return the bits set in an odd number")
 
 
 # scans
 
 
-def _cumulative(name: str, run: Callable[..., Any], text: str) -> Callable[..., Any]:
-    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def _cumulative(name: str, run: Callable[..., Any], text: str, printed: str) -> Running:
+    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
         x = as_array(operand)
         (dim,) = normalised_axes((axis,), x.ndim, name)
-        return flip(run(flip(x, dim), dim), dim) if reverse else run(x, dim)
+        more = (x.dtype,) if name in ("cumsum", "cumprod") else ()
+        return flip(run(flip(x, dim), dim, *more), dim) if reverse else run(x, dim, *more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""{text}
-
-    Args:
-        operand: the array, whose dtype and sharding the result has.
-        axis: the dim.
-        reverse: whether to begin at the end.
-
-    >>> import meshard.numpy as mnp
-    >>> from meshard import lax
-    >>> lax.{name}(mnp.asarray([1, 3, 2])).shape
-    (3,)
-    """
-    return checked(function)
+    text = f"Return the {text} along a dim.\n\nDtype and sharding are those of the array."
+    example = f"lax.{name}(mnp.asarray([1, 3, 2])).tolist()"
+    return cast(Running, finished(function, name, text, (example, printed)))
 
 
-cumsum = _cumulative(
-    "cumsum",
-    lambda x, dim: scan.cumsum(x, dim, x.dtype),
-    "Return the running sums along a dim.",
-)
-cumprod = _cumulative(
-    "cumprod",
-    lambda x, dim: scan.cumprod(x, dim, x.dtype),
-    "Return the running products along a dim.",
-)
-cummax = _cumulative("cummax", scan.cummax, "Return the greatest element so far along a dim.")
-cummin = _cumulative("cummin", scan.cummin, "Return the least element so far along a dim.")
+cumsum = _cumulative("cumsum", scan.cumsum, "running sums", "[1, 4, 6]")
+cumprod = _cumulative("cumprod", scan.cumprod, "running products", "[1, 3, 6]")
+cummax = _cumulative("cummax", scan.cummax, "greatest elements so far", "[1, 3, 3]")
+cummin = _cumulative("cummin", scan.cummin, "least elements so far", "[1, 1, 1]")
 cumlogsumexp = _cumulative(
     "cumlogsumexp",
     scan.cumlogsumexp,
-    "Return the logarithm of the running sum of exponentials along a dim.",
+    "logarithms of the running sums of exponentials",
+    "[1.0, 3.1269280110429727, 3.4076059644443806]",
 )
 
 
 # order
 
 
-@checked
-def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
-    """Return the positions of the first maximum along a dim, in a dtype of integers.
-
-    >>> import meshard.numpy as mnp
-    >>> argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()
-    1
-    """
+@named('lax.argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "1")
+def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+    """Return the positions of the first maximum along a dim, in a dtype of integers."""
     return reductions.argmax(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
-@checked
-def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
-    """Return the positions of the first minimum along a dim, in a dtype of integers.
-
-    >>> import meshard.numpy as mnp
-    >>> argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()
-    0
-    """
+@named('lax.argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "0")
+def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+    """Return the positions of the first minimum along a dim, in a dtype of integers."""
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
-@checked
+@named(
+    "[x.tolist() for x in lax.sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))]",
+    "[[1, 2], [8, 7]]",
+    operand="an array, or a sequence of arrays of one shape.",
+)
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
     """Return an array sorted along a dim, or several sorted together.
-
-    Args:
-        operand: an array, or a sequence of arrays of one shape.
-        dimension: the dim.
-        is_stable: accepted as in JAX; equal elements always keep their order.
-        num_keys: by how many of the arrays, beginning with the first, the order is decided.
 
     Raises:
         ArgumentError: if ``num_keys`` is not from 1 to the number of arrays.
         ShapeError: if the shapes differ.
-
-    >>> import meshard.numpy as mnp
-    >>> keys, values = sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))
-    >>> keys.tolist(), values.tolist()
-    ([1, 2], [8, 7])
     """
     if not isinstance(operand, (list, tuple)):
         return sorting.sort(operand, dimension)
@@ -197,18 +156,15 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(take_along_axis(x, order, dim) for x in arrays)
 
 
-@checked
+@named(
+    "[x.tolist() for x in lax.sort_key_val(mnp.asarray([2, 1]), mnp.asarray([7, 8]))]",
+    "[[1, 2], [8, 7]]",
+)
 def sort_key_val(
     keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
-) -> tuple[Any, Any]:
-    """Return keys sorted along a dim, and values in the same order.
-
-    >>> import meshard.numpy as mnp
-    >>> [found.tolist() for found in sort_key_val(mnp.asarray([2, 1]), mnp.asarray([7, 8]))]
-    [[1, 2], [8, 7]]
-    """
-    found: tuple[Any, Any] = sort((keys, values), dimension, is_stable)
-    return found
+) -> tuple[Array, Array]:
+    """Return keys sorted along a dim, and values in the same order."""
+    return sort((keys, values), dimension, is_stable)
 
 
 top_k = sorting.top_k
@@ -217,34 +173,24 @@ top_k = sorting.top_k
 # products
 
 
-@checked
+@named(
+    "lax.dot_general(mnp.ones((2, 3, 4)), mnp.ones((2, 4)), (((2,), (1,)), ((0,), (0,)))).shape",
+    "(2, 3)",
+)
 def dot_general(
     lhs: Any,
     rhs: Any,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
-) -> Any:
+) -> Array:
     """Return products summed over pairs of dims, with other pairs as batch dims.
 
-    Args:
-        lhs: the first operand.
-        rhs: the second operand.
-        dimension_numbers: ``((summed of lhs, of rhs), (batch of lhs, of rhs))``.
-        precision: accepted as in JAX; products are computed in full precision.
-        preferred_element_type: the result's dtype.
-
-    Returns:
-        An array of the batch dims, the other dims of ``lhs``, and those of ``rhs``.
+    The result has the batch dims, the other dims of ``lhs``, and those of ``rhs``.
 
     Raises:
         ArgumentError: if ``dimension_numbers`` do not pair dims up.
         ShapeError: if two dims of a pair differ.
-
-    >>> import meshard.numpy as mnp
-    >>> numbers = (((2,), (1,)), ((0,), (0,)))
-    >>> dot_general(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5)), numbers).shape
-    (2, 3, 5)
     """
     x, y = as_array(lhs), as_array(rhs)
     try:
@@ -275,7 +221,7 @@ def dot_general(
     return contract("dot_general", x, y, rule, preferred_element_type)
 
 
-@checked
+@named("lax.dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()", "[3.0, 3.0]")
 def dot(
     lhs: Any,
     rhs: Any,
@@ -283,22 +229,11 @@ def dot(
     dimension_numbers: Any = None,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
-) -> Any:
+) -> Array:
     """Return the product of two vectors or matrices; of others by dimension numbers.
 
-    Args:
-        lhs: the first operand.
-        rhs: the second operand.
-        dimension_numbers: as of `dot_general`.
-        precision: accepted as in JAX.
-        preferred_element_type: the result's dtype.
-
     Raises:
-        ShapeError: if the operands are no vectors or matrices that fit, and no numbers are given.
-
-    >>> import meshard.numpy as mnp
-    >>> dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()
-    [3.0, 3.0]
+        ShapeError: if the operands are not vectors or matrices that fit, and no numbers are given.
     """
     if dimension_numbers is not None:
         return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -311,15 +246,12 @@ def dot(
     return matmul(x, y, preferred_element_type=preferred_element_type)
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+@named("lax.batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape", "(2, 3, 5)")
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
     """Return the products of matrices, whose leading dims are the same.
 
     Raises:
         ShapeError: if they are not.
-
-    >>> import meshard.numpy as mnp
-    >>> batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape
-    (2, 3, 5)
     """
     x, y = as_array(lhs), as_array(rhs)
     if x.ndim < 2 or x.ndim != y.ndim or x.shape[:-2] != y.shape[:-2]:
@@ -333,21 +265,13 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
 # nothing
 
 
+@named("lax.stop_gradient(mnp.ones(2)).tolist()", "[1.0, 1.0]", x="a tree of arrays.")
 def stop_gradient(x: Any) -> Any:
-    """Return the tree as it is; a derivative takes it as constant.
-
-    >>> import meshard.numpy as mnp
-    >>> stop_gradient(mnp.ones(2)).tolist()
-    [1.0, 1.0]
-    """
+    """Return the tree as it is; a derivative takes it as constant."""
     return x
 
 
+@named("lax.optimization_barrier((mnp.ones(2), 1))[1].tolist()", "1", operand="a tree of arrays.")
 def optimization_barrier(operand: Any, /) -> Any:
-    """Return the tree with its leaves as arrays; nothing is reordered here in any case.
-
-    >>> import meshard.numpy as mnp
-    >>> optimization_barrier((mnp.ones(2), 1))[1].tolist()
-    1
-    """
+    """Return the tree with its leaves as arrays; nothing is reordered here in any case."""
     return trees.map(as_array, operand)
