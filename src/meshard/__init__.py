@@ -19,7 +19,6 @@ from meshard import (
     config as config,
     distributed as distributed,
     errors as errors,
-    numpy as numpy,
     sharding as sharding,
     tree as tree,
 )
@@ -81,6 +80,7 @@ if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an ed
         lax as lax,
         multihost_utils as multihost_utils,
         nn as nn,
+        numpy as numpy,
         random as random,
         resharding as resharding,
     )
@@ -103,6 +103,7 @@ else:
             "meshard.lax",
             "meshard.multihost_utils",
             "meshard.nn",
+            "meshard.numpy",
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",

@@ -28,7 +28,7 @@ def array_namespace(api_version: str | None = None) -> Any:
         raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
     import sys
 
-    return sys.modules["meshard.numpy"]
+    return sys.modules["meshard"].numpy
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
