@@ -28,13 +28,10 @@ from meshard.ops.lax.elementwise import (
     select as select,
     select_n as select_n,
 )
-from meshard.ops.lax.fold import (
-    associative_scan as associative_scan,
-    reduce as reduce,
-)
 from meshard.ops.lax.reduce import (
     argmax as argmax,
     argmin as argmin,
+    associative_scan as associative_scan,
     batch_matmul as batch_matmul,
     cumlogsumexp as cumlogsumexp,
     cummax as cummax,
@@ -44,6 +41,7 @@ from meshard.ops.lax.reduce import (
     dot as dot,
     dot_general as dot_general,
     optimization_barrier as optimization_barrier,
+    reduce as reduce,
     reduce_and as reduce_and,
     reduce_max as reduce_max,
     reduce_min as reduce_min,

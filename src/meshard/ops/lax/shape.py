@@ -32,11 +32,7 @@ def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: A
     return create.full(shape, fill_value, dtype, device=sharding)
 
 
-@named(
-    "lax.full_like(mnp.ones(2), 7).tolist()",
-    "[7.0, 7.0]",
-    x="the array that says what the other arguments do not.",
-)
+@named("lax.full_like(mnp.ones(2), 7).tolist()", "[7.0, 7.0]")
 def full_like(
     x: Any, fill_value: Any, dtype: AnyDtypeLike = None, shape: Any = None, sharding: Any = None
 ) -> Array:
@@ -91,13 +87,9 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     return shapes.reshape(x, (*sizes[:low], math.prod(sizes[low:high]), *sizes[high:]))
 
 
-@named(
-    "lax.expand_dims(mnp.ones(3), (0, 2)).shape",
-    "(1, 3, 1)",
-    dimensions="where the new dims stand in the result.",
-)
+@named("lax.expand_dims(mnp.ones(3), (0, 2)).shape", "(1, 3, 1)")
 def expand_dims(array: Any, dimensions: Sequence[int]) -> Array:
-    """Return the array with dims of size one inserted."""
+    """Return the array with dims of size one, which are these dims of the result."""
     return shapes.expand_dims(array, dimensions)
 
 
@@ -113,11 +105,9 @@ def transpose(operand: Any, permutation: Sequence[int]) -> Array:
     return shapes.transpose(operand, permutation)
 
 
-@named(
-    "lax.broadcast(mnp.ones(3), (2,)).shape", "(2, 3)", sizes="the sizes of the new leading dims."
-)
+@named("lax.broadcast(mnp.ones(3), (2,)).shape", "(2, 3)")
 def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
-    """Return the array repeated along new leading dims."""
+    """Return the array repeated along new leading dims of these sizes."""
     x = as_array(operand)
     return shapes.broadcast_to(x, (*sizes, *x.shape))
 
@@ -160,13 +150,9 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Array:
     return move.concatenate(operands, axis=dimension)
 
 
-@named(
-    "lax.stack([mnp.ones(2), mnp.zeros(2)]).shape",
-    "(2, 2)",
-    axis="where the new dim stands in the result.",
-)
+@named("lax.stack([mnp.ones(2), mnp.zeros(2)]).shape", "(2, 2)")
 def stack(operands: Sequence[Any], axis: int = 0) -> Array:
-    """Return arrays of one shape joined along a new dim."""
+    """Return arrays of one shape joined along a new dim of the result."""
     return move.stack(operands, axis=axis)
 
 
@@ -182,11 +168,7 @@ def tile(operand: Any, reps: Sequence[int]) -> Array:
     return move.tile(operand, reps)
 
 
-@named(
-    "[part.tolist() for part in lax.split(mnp.arange(3), (1, 2))]",
-    "[[0], [1, 2]]",
-    sizes="the sizes of the parts.",
-)
+@named("[part.tolist() for part in lax.split(mnp.arange(3), (1, 2))]", "[[0], [1, 2]]")
 def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of these sizes along a dim.
 

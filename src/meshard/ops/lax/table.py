@@ -16,7 +16,6 @@ from meshard.ops.engine.arguments import checked
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 
-_INDENTED: Any = {"initial_indent": "    ", "subsequent_indent": "        "}
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -34,8 +33,8 @@ _ARGUMENTS = {
     "elems": "an array, or a tree of arrays.",
     "exponent_bits": "how many bits the exponent has, at least one.",
     "fill_value": "the value.",
-    "fn": "a function of two trees like ``elems``, elementwise along the dim, that returns one "
-    "more; ``fn(fn(a, b), c)`` equals ``fn(a, fn(b, c))``.",
+    "fn": "a function of two trees like ``elems``, elementwise along the dim, that returns a "
+    "third; ``fn(fn(a, b), c)`` equals ``fn(a, fn(b, c))``.",
     "idxs": "for each of these dims positions, in one dim; they go round the end.",
     "index": "the position.",
     "index_dtype": "the dtype of the positions.",
@@ -89,6 +88,11 @@ _ARGUMENTS = {
 """What the arguments of ``jax.lax`` are: each name means the same in all functions."""
 
 
+def _arguments(function: Any) -> list[str]:
+    names, varargs, _ = inspect.getargs(function.__code__)
+    return [*names, varargs] if varargs else names
+
+
 def finished(function: Any, name: str, text: str, example: tuple[str, str], **own: str) -> Any:
     """Return a function under its name, with a docstring made of a row, checked by annotations.
 
@@ -101,8 +105,11 @@ def finished(function: Any, name: str, text: str, example: tuple[str, str], **ow
     """
     function.__name__ = function.__qualname__ = name
     head, section, raises = inspect.cleandoc(text).partition("\n\nRaises:\n")
-    said = [f"{p}: {own.get(p) or _ARGUMENTS[p]}" for p in inspect.signature(function).parameters]
-    lines = [head, "", "Args:", *(fill(line, 96, **_INDENTED) for line in said), ""]
+    lines = [head, "", "Args:"]
+    for argument in _arguments(function):
+        line = f"    {argument}: {own.get(argument) or _ARGUMENTS[argument]}"
+        lines.append(line if len(line) < 97 else fill(line, 96, subsequent_indent=" " * 8))
+    lines.append("")
     lines += [f"Raises:\n{raises}", ""] if section else []
     lines += [">>> from meshard import lax", ">>> import meshard.numpy as mnp"]
     function.__doc__ = "\n".join([*lines, f">>> {example[0]}", example[1]])
@@ -151,7 +158,7 @@ def _elementwise(function: Any, name: str, operation: Operation, text: str, oper
         ShapeError: if the shapes do not broadcast.
         DtypeError: if an operand is not an array, or has a dtype that this cannot take.
     """
-    names = ", ".join([operands] * len(inspect.signature(function).parameters))
+    names = ", ".join([operands] * len(_arguments(function)))
     return finished(function, name, text, (f"lax.{name}({names}).shape", "(2,)"))
 
 
