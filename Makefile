@@ -6,6 +6,7 @@
 #   make ranks     every law in real processes of every kind (an hour; RANKS="-k 'reduce or sort'")
 #   make check     lint, format check, types, floors and public surface
 #   make bench     the benchmarks (BENCH_ARGS="...")
+#   make house     the source in figures: size, limits, calls (TREES="../before ." compares two)
 #   make coverage  the tests with branch coverage
 #   make format    format and fix what can be fixed
 #   make clean     remove caches and builds (distclean: .venv too)
@@ -19,6 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 # The files that take long start first: tests/conftest.py orders them.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
+TREES ?=
 DEMO_ARGS ?=
 
 # The tests start hundreds of processes; without bytecode each would compile the whole package anew.
@@ -53,10 +55,10 @@ MODEL := $(VENV)/.stamp-$(WEIGHTS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks check demo docs bench coverage format clean distclean
+.PHONY: help setup test ranks check demo docs bench house coverage format clean distclean
 
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,12s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
@@ -82,6 +84,9 @@ docs: $(DOCS)
 
 bench: $(DEV) $(ORACLE)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+house: $(DEV)
+	$(BIN)/python -m bench.house $(TREES)
 
 coverage: setup
 	$(BIN)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)

@@ -19,5 +19,8 @@ options. One module, one thing:
     machine           facts about the machine and the versions
     report            the table and the JSON file
 
+Without rows: `python -m bench.house` counts what the source is made of, and the calls that an
+operation makes (`house_calls`).
+
 A new row is a function in a rows module and an entry in its `ROWS`.
 """

@@ -88,7 +88,7 @@ def main() -> None:
         assert in_child(lambda: state["x"] + 1, lambda: None).startswith("TransportError")
 
     # Chunks that children held are used again when these have ended.
-    arena = here().pages.arena
+    arena = here().memory.arena
     if arena is not None:
         step()
         step()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
-from meshard.algebra.world import Device
+from meshard.algebra.device import Device
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, Sharding
 from meshard.testing.strategies import box_shardings
 

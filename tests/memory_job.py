@@ -68,7 +68,7 @@ def main() -> None:
                 return
             tree = make()
             gc.collect()
-            here().pages.trim()
+            here().memory.trim()
             plan = plan_reshard(tree, target, donate=True)
             planned = sum(n for d, n in plan.peak_tally.as_dict().items() if d in mine)
             # Besides the tree there may be what NumPy's allocator keeps.
@@ -86,7 +86,7 @@ def main() -> None:
             print(json.dumps(told), flush=True)
             del tree, moved, plan
             gc.collect()
-            here().pages.trim()
+            here().memory.trim()
 
 
 if __name__ == "__main__":

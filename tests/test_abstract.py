@@ -8,8 +8,9 @@ from hypothesis import given
 
 from meshard.algebra.abstract import MEMORY_KINDS, Sharding
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
-from meshard.algebra.world import Device, World, entered
+from meshard.algebra.world import World, entered
 from meshard.errors import ArgumentError, CoverageError, ShardingError
 from meshard.testing.strategies import placed_shapes
 from meshard.testing.virtual import virtual_devices

@@ -55,7 +55,7 @@ def test_what_the_owner_writes_a_neighbour_reads_and_the_other_way_round(pages):
 
 def test_small_blocks_and_other_memory_are_not_in_the_arena(pages):
     assert chunk_of(pages.reachable((10,), F8)) is None
-    other = pages.empty((LARGE,), F8)
+    other = pages.allocate((LARGE,), F8)
     assert chunk_of(other) is None
     assert pages.arena.offset_of(other) is None
     without = Pages()

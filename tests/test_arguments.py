@@ -25,8 +25,7 @@ from meshard.algebra.arguments import (
     shown,
     text_of,
 )
-from meshard.algebra.device_arguments import device_ids_of, devices_of
-from meshard.algebra.world import Device
+from meshard.algebra.device import Device, device_ids_of, devices_of
 from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError, TreeError
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices

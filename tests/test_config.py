@@ -11,10 +11,9 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.algebra.settings import SETTINGS, checked, from_environment
-from meshard.algebra.world import Config
 from meshard.errors import ArgumentError, ConfigError
 from meshard.runtime.simulated import simulate
+from meshard.settings import SETTINGS, from_environment
 
 UPDATED = [name for name, setting in SETTINGS.items() if not setting.at_start]
 
@@ -42,7 +41,7 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_setting_is_told_wherever_settings_are():
     for name, setting in SETTINGS.items():
-        assert f"``{name}``" in Config.__doc__
+        assert f"``{name}``" in meshard.config.__doc__ or setting.at_start
         assert f"``{setting.variable}``" in meshard.config.__doc__
         meshard.config.read(name)
     known = re.escape(f"the settings are {', '.join(sorted(SETTINGS))}.")
@@ -75,7 +74,7 @@ def test_every_setting_refuses_what_it_cannot_be(setting):
         if setting.name == "default_device":  # refused where the devices are known
             continue
         with pytest.raises(ArgumentError, match=r"^config: "):
-            checked(setting, given)
+            setting.checked(given)
 
 
 def test_misspelt_variables_are_refused_and_others_warned_of(recwarn):
@@ -118,6 +117,27 @@ def test_how_processes_are_compared_is_one_of_three():
         "ConfigError: The variable MESHARD_CHECK is set to 'always': check is 'off', 'hash' or "
         "'full', not 'always'."
     ) in done.stderr
+
+
+def test_what_was_inferred_before_a_change_is_inferred_anew():
+    x = mnp.arange(4)
+    assert meshard.eval_shape(mnp.sin, x).dtype == np.float64
+    meshard.config.update("default_float", "float32")
+    assert meshard.eval_shape(mnp.sin, x).dtype == np.float32
+
+
+def test_the_environment_is_read_once_and_before_anything_else():
+    """A wrong variable of any floor is refused by the import alone; later changes mean nothing."""
+    for variable in (setting.variable for setting in SETTINGS.values()):
+        done = run("import meshard.sharding", **{variable: "[" if variable[8:] != "HOST" else " "})
+        assert f"ConfigError: The variable {variable} is set to" in done.stderr
+    done = run("import meshard.sharding", MESHARD_TIMOUT="3")
+    assert "did you mean MESHARD_TIMEOUT?" in done.stderr
+    script = (
+        "import os, meshard; os.environ['MESHARD_CHECK'] = 'no'; print(meshard.config.read(%r))"
+    )
+    done = run(script % "check", MESHARD_CHECK="full")
+    assert (done.stdout, done.stderr) == ("full\n", "")
 
 
 def test_floats_that_nothing_else_decides_take_the_default():

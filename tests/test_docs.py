@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import meshard
-from meshard.algebra.settings import INTERNAL
 from meshard.errors import ConfigError
+from meshard.settings import INTERNAL
 from tests.test_api import public_modules, public_names
 
 ROOT = Path(__file__).parents[1]

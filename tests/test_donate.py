@@ -268,13 +268,13 @@ def test_an_interrupt_in_the_middle_of_an_array_loses_nothing(small_steps, monke
 @in_worlds
 def test_without_memory_nothing_is_lost(small_steps) -> None:
     tree = {"big": put(GRID, "i"), "small": put(GRID[:16, :8], "i")}
-    pages = meshard.runtime.world.here().pages
+    pages = meshard.runtime.world.here().memory
 
     def none_left(shape, dtype, **more):
         raise AllocationError("The system has no memory.")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "empty", none_left)
+        patch.setattr(pages, "allocate", none_left)
         patch.setattr(pages, "reachable", none_left)
         with pytest.raises(AllocationError, match=r"reshard: (big|small) could not be"):
             reshard(tree, named(None, "j"), donate=True)

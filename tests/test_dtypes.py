@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import meshard.numpy as mnp
-from meshard.algebra.world import config
 from meshard.errors import DtypeError, ShapeError
 from meshard.ops.engine.dtypes import (
     accumulator,
@@ -26,6 +25,7 @@ from meshard.ops.engine.dtypes import (
 from meshard.ops.engine.promotion import SMALL_FLOATS
 from meshard.ops.engine.row import REGISTRY, Op
 from meshard.runtime.types import KEY
+from meshard.settings import config
 from tests.worlds import in_worlds, put
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -36,7 +36,7 @@ BOOL, C8, C16 = (np.dtype(d) for d in ("?", "c8", "c16"))
 
 @pytest.fixture
 def float32() -> Iterator[None]:
-    before = config.default_float
+    before = config.read("default_float")
     config.update("default_float", "float32")
     try:
         yield

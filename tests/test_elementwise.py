@@ -14,7 +14,6 @@ import scipy.special
 
 import meshard
 import meshard.numpy as mnp
-from meshard.algebra.world import config
 from meshard.errors import (
     ArgumentError,
     DeletedArrayError,
@@ -28,6 +27,7 @@ from meshard.ops.engine.promotion import SMALL_FLOATS
 from meshard.ops.engine.row import REGISTRY, Op
 from meshard.runtime.doors import bind
 from meshard.runtime.world import here
+from meshard.settings import config
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.lays import fetched, same
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
@@ -729,7 +729,7 @@ def test_the_default_float():
         found = [a / 2, mnp.sin(a), a * 0.5, mnp.add(1, 2.5), a * 1j, wide * 0.5, mnp.sqrt(wide)]
         return [(x.dtype.name, fetched(x)) for x in found]
 
-    before = config.default_float
+    before = config.read("default_float")
     config.update("default_float", "float32")
     try:
         found = everywhere(body)

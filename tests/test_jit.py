@@ -20,7 +20,7 @@ from meshard.errors import (
     ShardingError,
     TreeError,
 )
-from meshard.ops.engine.decide import decide_kernel
+from meshard.ops.engine.decide import decide
 from meshard.sharding import NamedSharding, P
 from meshard.transforms.lowering import lower
 from meshard.transforms.program.simplify import told_apart
@@ -434,7 +434,7 @@ def test_operations_that_are_alike_are_decided_once(monkeypatch: pytest.MonkeyPa
             x, calls = put(GRID, "i"), []
             with monkeypatch.context() as patch:
                 patch.setattr(
-                    lower, "decide_kernel", lambda *a: (calls.append(a), decide_kernel(*a))[1]
+                    lower, "decide", lambda *a, **k: (calls.append(a), decide(*a, **k))[1]
                 )
                 meshard.jit(f).lower(x, x)
             return len(calls)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.algebra.settings import Table
 from meshard.mpi import letters as letters_module
 from meshard.mpi.letters import ROOM, packed
 from meshard.mpi.segments import Segments, open_segments
 from meshard.runtime.memory.arena import Neighbour, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import NOWHERE, Stamp
+from meshard.runtime.settings import Table
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16
@@ -169,7 +169,7 @@ def boxes(draw: random.Random, pages: Pages, sizes: Sequence[int], fill: bool) -
     for size in sizes:
         within = draw.random() < 0.5
         shape = (max(1, size // 8), 16)
-        room = (pages.reachable if within else pages.empty)(shape, F8)
+        room = (pages.reachable if within else pages.allocate)(shape, F8)
         room[...] = draw.random() if fill else -1.0
         box = draw.choice([room, room[:, 3:9], room[::-1, ::2], room[:0], room[0, 0]])
         found.append(box)

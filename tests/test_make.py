@@ -463,7 +463,7 @@ def test_a_callback_that_raises_leaves_no_array_and_no_memory():
         fill = meshard.make_array_from_callback((rows,), split("i"), lambda i: value[i])
         del fill
         gc.collect()
-        before, idle = meshard.live_arrays(), here().pages.idle_bytes
+        before, idle = meshard.live_arrays(), here().memory.idle_bytes
         assert idle >= rows * 8
 
         def broken(index: Any) -> np.ndarray:
@@ -475,7 +475,7 @@ def test_a_callback_that_raises_leaves_no_array_and_no_memory():
             meshard.make_array_from_callback((rows,), split("i"), broken)
         gc.collect()
         assert meshard.live_arrays() == before == []
-        assert here().pages.idle_bytes == idle
+        assert here().memory.idle_bytes == idle
 
     alone(body)
 

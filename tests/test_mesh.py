@@ -7,6 +7,7 @@ from contextvars import copy_context
 import numpy as np
 import pytest
 
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import (
     AxisType,
     Mesh,
@@ -15,7 +16,7 @@ from meshard.algebra.mesh import (
     make_mesh,
     set_mesh,
 )
-from meshard.algebra.world import Device, World, entered
+from meshard.algebra.world import World, entered
 from meshard.errors import ArgumentError, ShardingError
 from meshard.testing.virtual import virtual_devices
 

@@ -14,8 +14,8 @@ import scipy.special
 import meshard
 import meshard.numpy as mnp
 from meshard import lax, nn
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.settings import config
 from meshard.sharding import NamedSharding, P
 from tests.lays import fetched, same
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
@@ -142,7 +142,7 @@ def test_integers_become_the_default_float():
     names = everywhere(body)
     assert names[-2:] == ["int64", "int64"]
     assert set(names[:-2]) == {"float64"}
-    before = config.default_float
+    before = config.read("default_float")
     config.update("default_float", "float32")
     try:
         assert set(everywhere(body)[:-2]) == {"float32"}

@@ -22,7 +22,7 @@ class Holder:
 
 
 def pooled():
-    block = here().pages.empty((LARGE,), np.dtype(np.float32))
+    block = here().memory.allocate((LARGE,), np.dtype(np.float32))
     block[:] = 3
     return block
 

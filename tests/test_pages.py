@@ -28,7 +28,7 @@ def address(x: np.ndarray) -> int:
     ("shape", "dtype"), [((LARGE,), "f8"), ((2, 300, 400), "i4"), ((1 << 19,), "u1"), ((7,), "c16")]
 )
 def test_arrays_have_the_shape_and_dtype_asked_for(shape, dtype):
-    x = Pages().empty(shape, np.dtype(dtype))
+    x = Pages().allocate(shape, np.dtype(dtype))
     assert (x.shape, x.dtype) == (shape, np.dtype(dtype))
     assert x.flags.c_contiguous
     assert x.flags.writeable
@@ -39,7 +39,7 @@ def test_arrays_have_the_shape_and_dtype_asked_for(shape, dtype):
 @pytest.mark.parametrize("shape", [(), (0,), (0, 1 << 20), (100,)])
 def test_small_arrays_do_not_come_from_the_pool(shape):
     pages = Pages()
-    x = pages.empty(shape, F8)
+    x = pages.allocate(shape, F8)
     assert x.shape == shape
     assert x.flags.owndata
     del x
@@ -48,11 +48,11 @@ def test_small_arrays_do_not_come_from_the_pool(shape):
 
 def test_memory_is_handed_out_again_when_the_last_view_has_died():
     pages = Pages()
-    x = pages.empty((LARGE,), F8)
+    x = pages.allocate((LARGE,), F8)
     where = address(x)
     del x
     assert pages.idle_bytes == LARGE * 8
-    y = pages.empty((LARGE // 2, 2), F8)
+    y = pages.allocate((LARGE // 2, 2), F8)
     assert address(y) == where
     assert pages.idle_bytes == 0
 
@@ -71,13 +71,13 @@ def test_memory_is_handed_out_again_when_the_last_view_has_died():
 )
 def test_memory_is_not_handed_out_while_a_view_lives(look):
     pages = Pages()
-    x = pages.empty((LARGE,), F8)
+    x = pages.allocate((LARGE,), F8)
     x[:] = 7
     view, where = look(x), address(x)
     del x
     gc.collect()
     assert pages.idle_bytes == 0
-    others = [pages.empty((LARGE,), F8) for _ in range(3)]
+    others = [pages.allocate((LARGE,), F8) for _ in range(3)]
     for other in others:
         other[:] = -1
     assert where not in map(address, others)
@@ -97,7 +97,7 @@ def test_no_two_arrays_that_live_share_memory(steps):
     alive: list[tuple[np.ndarray, int]] = []
     for mark, (step, size, which) in enumerate(steps):
         if step == "take":
-            x = pages.empty(((size + 2) << 15,), F8)
+            x = pages.allocate(((size + 2) << 15,), F8)
             x[:] = mark
             alive.append((x, mark))
         elif alive and step == "view":
@@ -115,11 +115,11 @@ def test_no_two_arrays_that_live_share_memory(steps):
 
 def test_the_youngest_memory_is_taken_first():
     pages = Pages()
-    arrays = [pages.empty((LARGE,), F8) for _ in range(3)]
+    arrays = [pages.allocate((LARGE,), F8) for _ in range(3)]
     places = list(map(address, arrays))
     while arrays:
         del arrays[0]
-    assert address(pages.empty((LARGE,), F8)) == places[-1]
+    assert address(pages.allocate((LARGE,), F8)) == places[-1]
 
 
 @given(st.integers(_SMALLEST, 1 << 40))
@@ -136,33 +136,33 @@ def test_there_are_eight_classes_per_power_of_two():
 
 def test_another_size_of_the_same_class_fits():
     pages = Pages()
-    where = address(pages.empty((LARGE,), F8))
-    x = pages.empty((LARGE - 100,), F8)
+    where = address(pages.allocate((LARGE,), F8))
+    x = pages.allocate((LARGE - 100,), F8)
     assert address(x) == where
     assert x.nbytes == (LARGE - 100) * 8
 
 
 def test_another_class_does_not_fit():
     pages = Pages()
-    x = pages.empty((LARGE,), F8)
+    x = pages.allocate((LARGE,), F8)
     where = address(x)
     del x
-    assert address(pages.empty((2 * LARGE,), F8)) != where
+    assert address(pages.allocate((2 * LARGE,), F8)) != where
     assert pages.idle_bytes == LARGE * 8 + 2 * LARGE * 8
 
 
 def test_no_more_than_the_limit_stays_idle():
     pages = Pages(keep=LARGE * 8 * 2)
-    arrays = [pages.empty((LARGE,), F8) for _ in range(4)]
+    arrays = [pages.allocate((LARGE,), F8) for _ in range(4)]
     del arrays
     assert pages.idle_bytes == LARGE * 8 * 2
 
 
 def test_trim_gives_idle_memory_back():
     pages = Pages()
-    x = pages.empty((LARGE,), F8)
+    x = pages.allocate((LARGE,), F8)
     del x
-    y = pages.empty((2 * LARGE,), F8)
+    y = pages.allocate((2 * LARGE,), F8)
     y[:] = 3
     pages.trim()
     assert pages.idle_bytes == 0
@@ -173,25 +173,25 @@ def test_trim_gives_idle_memory_back():
 
 def test_a_closed_pool_keeps_nothing_and_still_serves():
     pages = Pages()
-    x = pages.empty((LARGE,), F8)
+    x = pages.allocate((LARGE,), F8)
     pages.close()
     x[:] = 3
     assert x.sum() == 3 * LARGE
     del x
     assert pages.idle_bytes == 0
-    assert pages.empty((LARGE,), F8).shape == (LARGE,)
+    assert pages.allocate((LARGE,), F8).shape == (LARGE,)
     assert pages.idle_bytes == 0
 
 
 def test_blocks_outlive_their_pool():
-    x = Pages().empty((LARGE,), F8)
+    x = Pages().allocate((LARGE,), F8)
     gc.collect()
     x[:] = 3
     assert x.sum() == 3 * LARGE
 
 
 def test_huge_pages_are_asked_for_where_there_are_any():
-    x = Pages().empty((1 << 19,), F8)  # 4 MiB
+    x = Pages().allocate((1 << 19,), F8)  # 4 MiB
     x[:] = 1
     assert x.sum() == 1 << 19
 
@@ -202,7 +202,7 @@ def test_threads_may_take_and_give_at_once():
 
     def work(mark: int) -> None:
         for _ in range(300):
-            x = pages.empty((LARGE // 2,), F8)
+            x = pages.allocate((LARGE // 2,), F8)
             x[::4096] = mark
             if not (x[::4096] == mark).all():
                 failures.append(f"{mark} was overwritten")
@@ -219,7 +219,7 @@ def test_threads_may_take_and_give_at_once():
 
 def test_a_lease_says_where_its_memory_is():
     pages = Pages()
-    x = pages.empty((1 << 20,), np.dtype(np.uint8))
+    x = pages.allocate((1 << 20,), np.dtype(np.uint8))
     lease = x.base.base
     assert isinstance(lease, Lease)
     assert lease.__array_interface__["data"][0] == address(x)
@@ -231,7 +231,7 @@ def test_a_lease_says_where_its_memory_is():
 
 def test_chunks_below_a_huge_page_are_carved_out_of_regions_of_huge_pages():
     pages = Pages()
-    blocks = [pages.empty((LARGE,), F8) for _ in range(40)]  # of 512 KiB: 32 to a region
+    blocks = [pages.allocate((LARGE,), F8) for _ in range(40)]  # of 512 KiB: 32 to a region
     spans = sorted(address(b) for b in blocks)
     assert all(b - a >= LARGE * 8 for a, b in itertools.pairwise(spans))
     assert any(start % HUGE == 0 for start in spans)
@@ -247,8 +247,8 @@ def test_chunks_below_a_huge_page_are_carved_out_of_regions_of_huge_pages():
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system lists no mappings")
 def test_no_memory_is_shared_with_other_processes():
     pages = Pages()
-    blocks = [pages.empty((n,), F8) for n in (LARGE, 8 * LARGE)]
-    blocks.append(pages.empty((8 * LARGE,), F8, filled_in=1))
+    blocks = [pages.allocate((n,), F8) for n in (LARGE, 8 * LARGE)]
+    blocks.append(pages.allocate((8 * LARGE,), F8, filled_in=1))
     seen = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, kind = line.split()[:2]
@@ -263,8 +263,8 @@ def test_no_memory_is_shared_with_other_processes():
 def test_trimmed_memory_is_gone_and_what_is_leased_stays():
     with Meter() as meter:
         pages = Pages()
-        small = [pages.empty((LARGE,), F8) for _ in range(64)]
-        large = [pages.empty((16 * LARGE,), F8) for _ in range(4)]
+        small = [pages.allocate((LARGE,), F8) for _ in range(64)]
+        large = [pages.allocate((16 * LARGE,), F8) for _ in range(4)]
         for block in (*small, *large):
             block[:] = 3
         full = meter.now()
@@ -281,6 +281,6 @@ def test_trimmed_memory_is_gone_and_what_is_leased_stays():
 def test_memory_that_the_system_does_not_have_is_named():
     named = r"no memory for a block float64\[\d+,8\] of [\d,]+ bytes"
     with pytest.raises(AllocationError, match=named):
-        Pages().empty((1 << 50, 8), F8)
+        Pages().allocate((1 << 50, 8), F8)
     with pytest.raises(MemoryError):
-        Pages().empty((1 << 62, 8), F8)
+        Pages().allocate((1 << 62, 8), F8)

@@ -1,17 +1,32 @@
 """The door up: `bind` goes to the innermost interpreter, methods to installed functions."""
 
+import ast
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import meshard
+import meshard.lax
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, MeshardError
+from meshard.ops.engine.eager import Eager
+from meshard.ops.engine.row import REGISTRY
 from meshard.runtime import doors as primitive
-from meshard.runtime.doors import bind, call, install, interpreting
+from meshard.runtime.doors import (
+    Interpreter,
+    bind,
+    call,
+    current,
+    install,
+    install_namespace,
+    interpreting,
+    namespace,
+)
 
 
-class Recorder:
+class Recorder(Interpreter):
     """Writes down what it is asked for."""
 
     def __init__(self, answer: Any = None) -> None:
@@ -61,12 +76,43 @@ def test_an_interpreter_is_left_when_an_error_passes():
     assert bind("add", mnp.ones(1), 1).tolist() == [2]
 
 
+def test_an_interpreter_that_says_no_more_calls_functions_where_they_stand():
+    x = mnp.ones(3)
+    with interpreting(Recorder()):
+        here = current()
+        assert (dict(here.axis_sizes), here.in_program, here.layouts_known) == ({}, False, False)
+        for way in (here.when_laid_out, here.at_run_time):
+            assert way("f", lambda *given, by: (given, by), (x, 2), {"by": 3}) == ((x, 2), 3)
+        made = here.make_later("f", x._type, lambda *given: given, (x,), False, None)
+        assert made == (x._type, x)
+    assert isinstance(current(), Eager)
+
+
+def test_operations_are_made_of_those_of_their_own_floor():
+    source = Path(meshard.__file__).parent
+    bound = {
+        (path.name, node.args[0].value)
+        for floor in ("runtime", "ops")
+        for path in (source / floor).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "bind"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert len(bound) > 50
+    assert [(where, name) for where, name in bound if name not in REGISTRY] == []
+
+
+def test_the_namespace_of_arrays_is_the_door_that_said_so(doors):
+    install_namespace("meshard.lax")
+    assert namespace() is meshard.lax
+
+
 def test_an_interpreter_may_bind_to_the_one_outside():
-    class Doubling:
+    class Doubling(Interpreter):
         def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
             return ["twice", name]
 
-    class Passing:
+    class Passing(Interpreter):
         def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
             with interpreting(Doubling()):
                 return bind(name, *operands, **dict(params))

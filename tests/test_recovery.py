@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import meshard
-from meshard.algebra.settings import Table
 from meshard.errors import TransportError
+from meshard.runtime.settings import Table
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from tests import caught

@@ -12,11 +12,11 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.engine.dims import normalised_axes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
+from meshard.settings import config
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.lays import fetched, same
 from tests.operands import in_all_worlds
@@ -581,7 +581,7 @@ def test_the_default_float_is_that_of_means():
         found = [a.mean(), a.std(), a.mean(dtype=float), mnp.average(a), a.astype("f8").mean()]
         return [f.dtype.name for f in found]
 
-    before = config.default_float
+    before = config.read("default_float")
     config.update("default_float", "float32")
     try:
         assert everywhere(body) == ["float32"] * 4 + ["float64"]

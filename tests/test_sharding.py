@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from meshard.algebra import sharding as module
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, device_tensor
 from meshard.algebra.spec import P
-from meshard.algebra.world import Device, World, entered
+from meshard.algebra.world import World, entered
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError, SpecError
 from meshard.testing.strategies import named_shardings, placed_shapes
 from meshard.testing.virtual import virtual_devices

@@ -9,10 +9,11 @@ from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Fold, Move, all_reduced, exchanged, gathered, moved, scattered
+from meshard.plan.move.wires import Move, all_reduced, exchanged, gathered, moved, scattered
 from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
+from meshard.transforms.collectives.exchanges import Fold
 
 DEVICES = virtual_devices(8)
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("i", "j"))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from meshard.algebra.device import Device
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
 from meshard.plan.figures.presets import topology
 from meshard.plan.figures.simulate import simulate
@@ -14,7 +14,8 @@ from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.figures.wire_time import seconds_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Fold, Move, all_reduced, exchanged, gathered
+from meshard.plan.move.wires import Move, all_reduced, exchanged, gathered
+from meshard.transforms.collectives.exchanges import Fold
 
 ROWS = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
 WHOLE = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))

@@ -5,26 +5,27 @@ import threading
 import pytest
 
 from meshard.algebra import world as module
+from meshard.algebra.device import Device
 from meshard.algebra.world import (
-    Config,
-    Device,
+    NUM_DEVICES,
     World,
     count_processes,
     current,
     entered,
     install_world_factory,
+    num_devices,
 )
 from meshard.errors import ArgumentError, ConfigError
+from meshard.runtime.settings import DEFAULT_FLOAT
+from meshard.settings import SETTINGS, config, set_from
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> module._Process:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has done nothing yet."""
-    for name in ("NUM_DEVICES", "DEFAULT_FLOAT"):
-        monkeypatch.delenv(f"MESHARD_{name}", raising=False)
-    process = module._Process()
-    monkeypatch.setattr(module, "_process", process)
-    return process
+    for setting in SETTINGS.values():
+        monkeypatch.setattr(setting, "value", setting.usual)
+    monkeypatch.setattr(module, "_process", module._Process())
 
 
 def some_world(devices: int = 3) -> World:
@@ -124,7 +125,7 @@ def test_processes_are_counted_before_there_is_a_world(fresh):
     assert count_processes() == 1
     install_world_factory(some_world, lambda: 3)
     assert count_processes() == 3
-    fresh.config.update("num_devices", 8)  # no world has been made
+    config.update("num_devices", 8)  # no world has been made
     with entered(some_world()):
         assert count_processes() == current().process_count
     current()
@@ -137,72 +138,70 @@ def test_without_a_runtime_there_is_no_world(fresh):
 
 
 def test_settings_have_defaults(fresh, monkeypatch):
-    assert fresh.config.default_float == "float64"
+    assert DEFAULT_FLOAT.value == "float64"
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda who: {0, 3, 5}, raising=False)
-    assert fresh.config.num_devices == 3
+    assert num_devices() == 3
     monkeypatch.delattr(module.os, "sched_getaffinity")
     monkeypatch.setattr(module.os, "cpu_count", lambda: 5)
-    assert fresh.config.num_devices == 5
+    assert num_devices() == 5
     monkeypatch.setattr(module.os, "cpu_count", lambda: None)
-    assert fresh.config.num_devices == 1
+    assert num_devices() == 1
 
 
-def test_settings_are_read_from_the_environment(monkeypatch):
-    monkeypatch.setenv("MESHARD_NUM_DEVICES", "6")
-    monkeypatch.setenv("MESHARD_DEFAULT_FLOAT", "float32")
-    assert (Config().num_devices, Config().default_float) == (6, "float32")
-    monkeypatch.setenv("MESHARD_NUM_DEVICES", "")
-    assert Config()._values["num_devices"] is None
-    monkeypatch.setenv("MESHARD_NUM_DEVICES", "many")
+def test_settings_are_read_from_the_environment(fresh):
+    set_from({"MESHARD_NUM_DEVICES": "6", "MESHARD_DEFAULT_FLOAT": "float32"})
+    assert (num_devices(), DEFAULT_FLOAT.value) == (6, "float32")
+    set_from({"MESHARD_NUM_DEVICES": ""})
+    assert (NUM_DEVICES.value, DEFAULT_FLOAT.value) == (None, "float64")
     with pytest.raises(
         ConfigError, match="MESHARD_NUM_DEVICES is set to 'many': num_devices is an"
     ):
-        Config()
+        set_from({"MESHARD_DEFAULT_FLOAT": "float32", "MESHARD_NUM_DEVICES": "many"})
+    assert DEFAULT_FLOAT.value == "float64"  # a wrong environment sets nothing
 
 
 def test_an_update_changes_the_value_and_the_epoch(fresh):
-    config = fresh.config
     before = config.epoch
     config.update("default_float", "float32")
     config.update("num_devices", 4)
-    assert (config.default_float, config.num_devices) == ("float32", 4)
+    assert (DEFAULT_FLOAT.value, num_devices()) == ("float32", 4)
     assert config.epoch == before + 2
     config.update("num_devices", None)
-    assert config._values["num_devices"] is None
+    assert NUM_DEVICES.value is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 65_537, 10**30, 2.5, "x", True, ""])
 def test_a_number_of_devices_that_is_none_is_refused(fresh, value):
     with pytest.raises(ArgumentError, match=rf"from 1 to 65536, not {value!r}\."):
-        fresh.config.update("num_devices", value)
+        config.update("num_devices", value)
 
 
 def test_another_float_is_refused(fresh):
     with pytest.raises(ArgumentError, match="is 'float32' or 'float64', not 'float16'"):
-        fresh.config.update("default_float", "float16")
+        config.update("default_float", "float16")
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones(fresh):
     with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, .*num_devices"):
-        fresh.config.update("devices", 3)
+        config.update("devices", 3)
 
 
 def test_a_setting_is_read_by_name(fresh):
-    fresh.config.update("num_devices", 4)
-    assert fresh.config.read("num_devices") == 4
-    assert fresh.config.read("default_float") == "float64"
+    config.update("num_devices", 4)
+    assert config.read("num_devices") == 4
+    assert config.read("default_float") == "float64"
     with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, .*num_devices"):
-        fresh.config.read("devices")
+        config.read("devices")
 
 
 def test_the_number_of_devices_comes_before_first_use(fresh):
     install_world_factory(some_world)
-    fresh.config.update("num_devices", 3)
+    config.update("num_devices", 3)
     current()
-    fresh.config.update("num_devices", 3)
-    epoch = fresh.config.epoch
+    config.update("num_devices", 3)
+    epoch = config.epoch
     with pytest.raises(
         ConfigError, match=r"set to 8 after .* \(3 of them\).*MESHARD_NUM_DEVICES=8"
     ):
-        fresh.config.update("num_devices", 8)
-    assert (fresh.config.num_devices, fresh.config.epoch) == (3, epoch)
+        config.update("num_devices", 8)
+    assert (num_devices(), config.epoch) == (3, epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import interpreting
+from meshard.runtime.doors import Interpreter, interpreting
 from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.world import here
 from meshard.transforms.jit.jit import jit
@@ -32,10 +31,8 @@ class Hidden(Traced):
         return np.asarray(self.inner) if self.constant else super()._concrete(what)
 
 
-class Hiding:
+class Hiding(Interpreter):
     """Runs each operation at once, and hides the result."""
-
-    axis_sizes: Mapping[str, int] = {}
 
     def run(self, name: str, operands: tuple[Any, ...], params: Any) -> Any:
         given = [x.inner if isinstance(x, Hidden) else x for x in operands]

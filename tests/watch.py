@@ -33,8 +33,8 @@ class Watch:
 def watched() -> Iterator[Watch]:
     """Watch the transport and the pages of the current world."""
     world, seen = here(), Watch()
-    transport, pages = world.transport, world.pages
-    exchange, empty, reachable = transport.exchange, pages.empty, pages.reachable
+    transport, pages = world.transport, world.memory
+    exchange, empty, reachable = transport.exchange, pages.allocate, pages.reachable
 
     def counted_exchange(sends: Any, receives: Any) -> None:
         seen.sent += sum(b.nbytes for _, blocks in sends for b in blocks)
@@ -52,9 +52,9 @@ def watched() -> Iterator[Watch]:
         return block
 
     transport.exchange = counted_exchange  # type: ignore[method-assign]
-    pages.empty = counted_empty  # type: ignore[method-assign]
+    pages.allocate = counted_empty  # type: ignore[method-assign]
     pages.reachable = counted_reachable  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        del transport.exchange, pages.empty, pages.reachable  # type: ignore[misc]
+        del transport.exchange, pages.allocate, pages.reachable  # type: ignore[misc]

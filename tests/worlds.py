@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import meshard
-from meshard.algebra.world import Device, entered
+from meshard.algebra.device import Device
+from meshard.algebra.world import entered
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import RuntimeWorld, here

@@ -10,6 +10,7 @@ The tower; imports point down only::
     runtime       devices, blocks, pages, workers, Array, placement, executor
     plan          pure: layouts -> what moves, bounds, drawings
     algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
+    settings      what each floor lets the environment and `config` set
     errors        every refusal, as one tree
 """
 
@@ -24,10 +25,10 @@ from meshard import (
 )
 from meshard._version import __version__ as __version__
 from meshard.algebra.attributes import door as _door
+from meshard.algebra.device import Device as Device
 from meshard.algebra.mesh import Mesh as Mesh, make_mesh as make_mesh, set_mesh as set_mesh
 from meshard.algebra.sharding import NamedSharding as NamedSharding
 from meshard.algebra.spec import P as P
-from meshard.algebra.world import Device as Device
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
 from meshard.runtime.array.array import Array as Array, Shard as Shard, live_arrays as live_arrays
 from meshard.runtime.devices import (
@@ -38,6 +39,7 @@ from meshard.runtime.devices import (
     process_count as process_count,
     process_index as process_index,
 )
+from meshard.runtime.doors import install_namespace as _install_namespace
 from meshard.runtime.moving.make import (
     block_until_ready as block_until_ready,
     device_get as device_get,
@@ -71,6 +73,8 @@ _ABSENT: dict[str, str] = {
     "ShardedDeviceArray": _ONE_TYPE,
     "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
 }
+
+_install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an editor sees it
     from meshard import (

@@ -29,7 +29,7 @@ processes. A variable that is almost called so is refused.
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.algebra.world import config as _config
+from meshard.environment import config as _config
 
 update = _config.update
 read = _config.read

@@ -29,7 +29,7 @@ from meshard.transforms.explain.explanation import (
     ExplainedStep as ExplainedStep,
     Explanation as Explanation,
 )
-from meshard.transforms.lowering.reasons import Notice as Notice
+from meshard.transforms.explain.reasons import Notice as Notice
 
 if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, make_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
-from meshard.algebra.world import Device, World, entered
+from meshard.algebra.world import World, entered
 from meshard.errors import ShardingError
 from meshard.testing.strategies import meshes, named_shardings, placed_shapes, shapes, specs
 

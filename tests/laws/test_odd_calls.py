@@ -29,8 +29,8 @@ from hypothesis.strategies import SearchStrategy
 
 import meshard
 import meshard.numpy as mnp
-from meshard.algebra.world import config
 from meshard.errors import ShapeError
+from meshard.settings import SETTINGS
 from meshard.sharding import (
     BoxSharding,
     Mesh,
@@ -527,9 +527,10 @@ SPECIAL |= {name: {"value": value} for name, (_, value) in MORE.items()}
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run each test where files do no harm, and leave the settings as they were."""
     monkeypatch.chdir(tmp_path)
-    before = dict(config._values)
+    before = {s: s.value for s in SETTINGS.values()}
     yield
-    config._values.update(before)
+    for setting, value in before.items():
+        setting.value = value
 
 
 def arrays_in(arguments: dict[str, Any]) -> list[tuple[str, meshard.Array, Any]]:

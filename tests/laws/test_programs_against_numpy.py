@@ -20,12 +20,13 @@ import pytest
 
 import meshard
 from meshard.algebra.dimmap import DimMap
-from meshard.ops.engine import eager
+from meshard.ops.engine import eager, run
 from meshard.ops.engine import reduction as exchange
 from meshard.ops.engine.dtypes import is_float
 from meshard.ops.engine.row import REGISTRY, MoveOp, Op
 from meshard.ops.random import drawing as sampling
 from meshard.ops.reductions import reduce
+from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY
 from meshard.runtime.world import RuntimeWorld
 from tests.programs.cases import CASES
@@ -311,13 +312,13 @@ class Stale(dict[Any, Any]):
 
 
 def stale(patch: pytest.MonkeyPatch) -> None:
-    begin = RuntimeWorld.__init__
+    tables: dict[Any, dict[Any, Any]] = {}
 
-    def init(self: Any, *args: Any) -> None:
-        begin(self, *args)
-        self.decisions = Stale()
+    def table(self: Any, world: RuntimeWorld) -> dict[Any, Any]:
+        kind = Stale if self is eager._RUNNERS else dict
+        return tables.setdefault((self, world), kind())
 
-    patch.setattr(RuntimeWorld, "__init__", init)
+    patch.setattr(Memo, "table", table)
 
 
 def dropped(patch: pytest.MonkeyPatch) -> None:
@@ -360,7 +361,7 @@ def wrong_axis(patch: pytest.MonkeyPatch) -> None:
 
 def unordered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exchange, "combined", lambda world, combine, parts: tuple(parts[-1]))
-    patch.setattr(eager, "combined", lambda world, combine, parts: tuple(parts[-1]))
+    patch.setattr(run, "combined", lambda world, combine, parts: tuple(parts[-1]))
 
 
 @pytest.mark.parametrize("plant", [stale, dropped, beside, wrong_axis, unordered])

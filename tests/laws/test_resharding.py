@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshard
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
-from meshard.algebra.world import Device
 from meshard.plan.figures.bounds import receive_bound
 from meshard.plan.figures.choice import Leaf
 from meshard.plan.move.assemble import Source, assemble

@@ -198,14 +198,14 @@ def memory() -> int:
     What it keeps for the next time is given up before, and only what would never come back counts.
     """
     world = here()
-    world.decisions.clear()
+    world.forget()
     world._types.clear()
     plan_cache().clear()
     gc.collect()
-    world.pages.trim()
+    world.memory.trim()
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     anonymous = int(fields["RssAnon"].split()[0]) * 1024
-    arena = world.pages.arena
+    arena = world.memory.arena
     shared = 0
     if arena is not None:
         shared = os.stat(f"/proc/self/fd/{arena.handle[1]}").st_blocks * 512

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from meshard.algebra.settings import Table, from_environment
 from meshard.errors import ConfigError
+from meshard.runtime.settings import Table
+from meshard.settings import from_environment
 from tests.ranks.test_failures import run
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +45,7 @@ from mpi4py import MPI
 from meshard.mpi.datatypes import Datatypes, run_bytes
 from meshard.mpi.messages import Messages, slabs
 from meshard.mpi.transport import MpiTransport
-from meshard.algebra.settings import Table
+from meshard.runtime.settings import Table
 import meshard.runtime.world
 """
 
@@ -123,7 +124,7 @@ y = meshard.reshard(split(value), NamedSharding(mesh, P()))
 mine = y.addressable_shards[0].data._blocks[0]
 assert (mine == value).all()
 tell("in my arena:", chunk_of(mine) is not None, "writable:", np.asarray(y).flags.writeable)
-arena = here().pages.arena
+arena = here().memory.arena
 del mine, y
 meshard.multihost_utils.sync_global_devices("dropped")
 tell("lent:", arena.lent_bytes)

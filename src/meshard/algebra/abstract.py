@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from meshard.algebra.arguments import count_of, instance_of, is_text, shape_of, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, layout_of_boxes
-from meshard.algebra.world import Device, current
+from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShardingError
 
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")

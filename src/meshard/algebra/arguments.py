@@ -204,10 +204,14 @@ def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
             sizes = tuple([operator.index(n) for n in items])  # type: ignore[arg-type]
             if all(0 <= n < 1 << 63 for n in sizes):
                 return sizes
-    except Exception:  # what an array-like of the caller's own raises is no better
-        pass
+    except Exception:  # an array-like of the caller's own may raise anything
+        raise _no_shape(value, what, name) from None
+    raise _no_shape(value, what, name)
+
+
+def _no_shape(value: object, what: str, name: str) -> ShapeError:
     whose = f"{what}: {shown(value)}" if name == "shape" else f"{what}: {name}: {shown(value)}"
-    raise ShapeError(
+    return ShapeError(
         f"{whose} is not a shape: sizes must be non-negative integers of at most 63 bits."
     )
 

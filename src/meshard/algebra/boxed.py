@@ -8,7 +8,7 @@ from typing import final
 from meshard.algebra.abstract import Sharding, box_of
 from meshard.algebra.arguments import instance_of, items_of, shape_of, shown
 from meshard.algebra.box import Box, Index
-from meshard.algebra.world import Device
+from meshard.algebra.device import Device
 from meshard.errors import ShapeError, ShardingError
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, items_of, names_of, refusal, shape_of, shown
-from meshard.algebra.device_arguments import devices_of
+from meshard.algebra.device import Device, devices_of
 from meshard.algebra.frozen import Frozen
-from meshard.algebra.world import Device, current
+from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import numpy as np
 from meshard.algebra.abstract import Sharding, checked_memory_kind
 from meshard.algebra.arguments import items_of, refusal, shown
 from meshard.algebra.box import Index
+from meshard.algebra.device import Device
 from meshard.algebra.frozen import Frozen
 from meshard.algebra.layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.errors import IndivisibleError, ShardingError, SpecError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 import meshard
-from meshard.algebra.world import config as settings
+from meshard.algebra.world import NUM_DEVICES
 from meshard.cli import show
 from meshard.cli.errors import CommandError
 from meshard.cli.model import (
@@ -33,6 +33,7 @@ from meshard.cli.model import (
 )
 from meshard.cli.weights import Index, Weights
 from meshard.mpi.launch import job_size
+from meshard.settings import config as settings
 from meshard.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Two by two about the same thing: each sentence's neighbour is the other one of its pair.
@@ -129,7 +130,7 @@ def run(
 
 def _devices_per_process(devices: int | None) -> int:
     """Return how many devices each process gets of those asked for, or of the usual number."""
-    size, given = job_size() or 1, settings.num_devices_given
+    size, given = job_size() or 1, NUM_DEVICES.value
     if devices is None:
         devices = DEVICES if DEVICES % size == 0 else size
         if size > 1 and given is not None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from meshard.algebra.arguments import count_of, function_of, shown
 from meshard.algebra.box import Index
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.world import Device
 from meshard.compat.shard_buffers import checked_buffers, listed, put_shards
 from meshard.compat.shard_places import (
     MeshAxes,

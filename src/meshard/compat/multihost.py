@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal, shown
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.compat.survey import Brought, Leaf, listed, surveyed
 from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
 from meshard.runtime.array.array import Array, to_numpy

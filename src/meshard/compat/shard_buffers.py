@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.compat.shard_places import Places
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 from meshard.runtime.array.array import Array

@@ -9,13 +9,14 @@ from typing import final
 
 from meshard.algebra.arguments import refusal, shape_of, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import check_devices_exist
-from meshard.runtime.world import here
+from meshard.runtime.world import RuntimeWorld, here
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]
 
@@ -91,14 +92,9 @@ def places_of(
             f"for each dim; P() splits none.{advice}"
         )
     shape = shape_of(global_shape, what, "global_shape")
-    world = here()
     try:
         spec = mesh_axes if isinstance(mesh_axes, PartitionSpec) else PartitionSpec(*mesh_axes)
-        key = ("shard places", shape, global_mesh, spec)
-        found: Places | None = world.decisions.get(key)
-        if found is None:
-            found = Places(shape, NamedSharding(global_mesh, spec))
-            world.decided(key, found)
+        return _places(here(), shape, global_mesh, spec)
     except ShardingError as error:
         note = ""
         if isinstance(error, IndivisibleError):
@@ -107,7 +103,11 @@ def places_of(
             f"{what}: mesh_axes {shown(mesh_axes)} cannot lay out global_shape {shape} over "
             f"global_mesh {global_mesh!r}. {error}{note}"
         ) from None
-    return found
+
+
+@memoized(most=1 << 12)
+def _places(world: RuntimeWorld, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> Places:
+    return Places(shape, NamedSharding(mesh, spec))
 
 
 def real_places(

@@ -29,6 +29,7 @@ from meshard.errors import (
 )
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.runtime.array.array import Array
+from meshard.runtime.memo import Memo
 from meshard.runtime.trees import flatten_with_path, unflatten
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
@@ -322,13 +323,21 @@ def _laid(
     return NamedSharding(mesh, like.spec, memory_kind=like.memory_kind, uneven=uneven)
 
 
+_PARTS: Memo[tuple[ArrayType, str, tuple[int, ...]], list[tuple[ArrayType, Sources]]] = Memo(
+    "parts", 1 << 12
+)
+_JOINED: Memo[tuple[tuple[ArrayType, ...], str], tuple[ArrayType, Sources]] = Memo(
+    "joined parts", 1 << 12
+)
+
+
 def _parts(
     world: RuntimeWorld, kind: ArrayType, mesh_axis: str, meshes: Sequence[Mesh]
 ) -> list[tuple[ArrayType, Sources]]:
     """Return the type of each part of an array, and where its blocks are found."""
     sizes = tuple([mesh.shape[mesh_axis] for mesh in meshes])
-    key = ("split_by_mesh_axis", kind, mesh_axis, sizes)
-    known: list[tuple[ArrayType, Sources]] | None = world.decisions.get(key)
+    key = kind, mesh_axis, sizes
+    known = _PARTS.table(world).get(key)
     if known is not None:
         return known
     sharding = kind.sharding
@@ -345,16 +354,15 @@ def _parts(
         laid = _laid(mesh, sharding, tuple(cuts), [sharding.uneven])
         part = world.type_of(tuple([c[-1] for c in cuts]), kind.dtype, laid, True)
         found.append((part, _sources(world, part, [kind.layout])))
-    world.decided(key, found)
-    return found
+    return _PARTS.keep(world, key, found)
 
 
 def _join(
     world: RuntimeWorld, kinds: tuple[ArrayType, ...], mesh: Mesh, mesh_axis: str, leaf: str
 ) -> tuple[ArrayType, Sources]:
     """Return the type of the joined array, and where its blocks are found."""
-    key = ("concatenate_by_mesh_axis", kinds, mesh_axis)
-    known: tuple[ArrayType, Sources] | None = world.decisions.get(key)
+    key = kinds, mesh_axis
+    known = _JOINED.table(world).get(key)
     if known is not None:
         return known
     shardings = [kind.sharding for kind in kinds]
@@ -376,9 +384,8 @@ def _join(
         cuts.append(first.layout.cuts[dim])
     whole = _laid(mesh, laid, tuple(cuts), [s.uneven for s in named])
     result = world.type_of(tuple([c[-1] for c in cuts]), first.dtype, whole, True)
-    found = result, _sources(world, result, [kind.layout for kind in kinds])
-    world.decided(key, found)
-    return found
+    sources = _sources(world, result, [kind.layout for kind in kinds])
+    return _JOINED.keep(world, key, (result, sources))
 
 
 def _check_alike(

@@ -20,7 +20,8 @@ from meshard.errors import NotAddressableError, ShardingError
 from meshard.interop.jax_shardings import jax, layout_of, to_meshard
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
+from meshard.runtime.memo import Memo
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _LINE = 64
+_BYTE = np.dtype(np.uint8)
 """The alignment in bytes of memory that JAX's CPU devices take without a copy."""
 _SMALL = 256 * 1024
 """Bytes from which a piece has pages of its own; smaller ones of one array share an allocation."""
@@ -64,30 +66,33 @@ class Route:
         self.places = places_of(target, self.destination)
 
 
+_ROUTES: Memo[tuple[Any, Any, tuple[int, ...]], Route] = Memo("routes of JAX's arrays", 1 << 12)
+
+
 @final
 class Moving:
     """One array on its way."""
 
     def __init__(self, world: RuntimeWorld, x: Any, target: Any, what: str) -> None:
         self.x, self.target, self.shape = x, target, tuple(x.shape)
-        key = ("jax reshard", x.sharding, target, self.shape)
-        route: Route | None = world.decisions.get(key)
+        key = (x.sharding, target, self.shape)
+        route = _ROUTES.table(world).get(key)
         if route is None:
             route = Route(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
-            world.decided(key, route)
+            _ROUTES.keep(world, key, route)
         self.route = route
         self.pieces: list[Block] = []
 
-    def wire(self) -> Move:
+    def wire(self) -> Wire:
         """Return what the move is called in a ledger."""
-        return Move(
-            self.x.aval.str_short(),
+        move = Move(
             to_meshard(self.target, self.shape),
             (to_meshard(self.x.sharding, self.shape),),
             self.route.destination,
             (Source(self.route.source),),
             self.x.dtype.itemsize,
         )
+        return move_wire(self.x.aval.str_short(), move)
 
     def begin(self, world: RuntimeWorld, tasks: list[Copying]) -> None:
         """Make the pieces: views, small ones filled now, large ones by the tasks that are added."""
@@ -105,17 +110,18 @@ class Moving:
                     continue
             size = math.prod(shape) * dtype.itemsize
             if size < _SMALL:
+                least = min(_SMALL, self.x.nbytes + 16 * _LINE)
                 if room is None or room.nbytes - used < size:
-                    room, used = _aligned(max(size, min(_SMALL, self.x.nbytes + 16 * _LINE))), 0
+                    room, used = _aligned(world, max(size, least)), 0
                 piece = np.ndarray(shape, dtype, room, used)
                 used += -(-size // _LINE) * _LINE
                 for copy in recipe.copies:
                     piece[copy.target] = blocks[copy.origin][copy.region]
             else:
-                piece = world.pages.empty(shape, dtype)
+                piece = world.memory.allocate(shape, dtype)
                 for copy in recipe.copies:
                     origin = _view(blocks[copy.origin], copy.region)
-                    tasks += _copies(_view(piece, copy.target), origin)
+                    tasks += _copies(world, _view(piece, copy.target), origin)
             self.pieces.append(piece)
 
     def finish(self) -> Any:
@@ -200,9 +206,9 @@ def is_taken(block: Block) -> bool:
     return block.flags.c_contiguous and _address(block) % _LINE == 0
 
 
-def _aligned(size: int) -> Block:
+def _aligned(world: RuntimeWorld, size: int) -> Block:
     """Return uninitialised bytes that begin on a cache line."""
-    room = np.empty(size + _LINE, np.uint8)
+    room = world.memory.allocate((size + _LINE,), _BYTE)
     start = -_address(room) % _LINE
     return room[start : start + size]
 
@@ -216,22 +222,22 @@ def copied(world: RuntimeWorld, block: Block, tasks: list[Copying]) -> Block:
     """Return memory that JAX takes as it is, filled with a block by the tasks that are added."""
     small = block.nbytes < _SMALL
     piece = (
-        np.ndarray(block.shape, block.dtype, _aligned(block.nbytes))
+        np.ndarray(block.shape, block.dtype, _aligned(world, block.nbytes))
         if small
-        else world.pages.empty(block.shape, block.dtype)
+        else world.memory.allocate(block.shape, block.dtype)
     )
-    tasks += _copies(piece, block)
+    tasks += _copies(world, piece, block)
     return piece
 
 
-def _copies(target: Block, origin: Block) -> list[Copying]:
+def _copies(world: RuntimeWorld, target: Block, origin: Block) -> list[Copying]:
     """Return the tasks of one copy: one, or several of a large one."""
     rows = target.shape[0] if target.ndim else 1
     parts = max(1, min(rows, target.nbytes // _CHUNK))
     if parts == 1:
-        return [partial(np.copyto, target, origin)]
+        return [partial(world.memory.copy, target, origin)]
     spans = [slice(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
-    return [partial(np.copyto, target[span], origin[span]) for span in spans]
+    return [partial(world.memory.copy, target[span], origin[span]) for span in spans]
 
 
 def is_key(x: Any) -> bool:

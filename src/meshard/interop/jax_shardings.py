@@ -12,11 +12,12 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device, current
+from meshard.algebra.world import current
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
 
 try:

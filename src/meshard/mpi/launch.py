@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from meshard.algebra.arguments import shown
+from meshard.algebra.device import Device
 from meshard.algebra.world import (
-    Device,
+    NUM_DEVICES,
     World,
-    config,
+    check_default_device,
     current,
     entered,
     install_world_factory,
@@ -27,7 +28,9 @@ from meshard.algebra.world import (
 )
 from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
+from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
+from meshard.runtime.settings import HOST, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
@@ -73,7 +76,7 @@ def _made() -> World:
     size = job_size()
     if size is None:
         return alone()
-    devices = config.num_devices_given or 1
+    devices = NUM_DEVICES.value or 1
     if size == 1:
         return alone(devices)
     mpi = _imported(size)
@@ -106,10 +109,10 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     from meshard.mpi.transport import MpiTransport
     from meshard.mpi.watch import whereabouts
 
-    transport = MpiTransport(mpi.COMM_WORLD, config.timeout)
+    transport = MpiTransport(mpi.COMM_WORLD, TIMEOUT.value)
     size = transport.count
     everybody = range(size)
-    mine = devices, config.host or socket.gethostname(), config.table, whereabouts()
+    mine = devices, HOST.value or socket.gethostname(), TABLE.value, whereabouts()
     told: list[Any] = transport.all_gather(mine, everybody)
     transport.settle(told[0][2])
     transport.letters.know([place for *_, place in told])
@@ -120,9 +123,10 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
     )
     if transport.table.memory:
+        assert isinstance(world.memory, Pages)  # which others can be let into
         transport.reach(
             *open_segments(
-                world.pages,
+                world.memory,
                 hosts,
                 transport.index,
                 transport.table,
@@ -131,7 +135,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
             )
         )
     with entered(world):
-        config.check_devices()
+        check_default_device()
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
     _watch(mpi, transport, ours)

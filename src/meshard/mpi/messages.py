@@ -17,11 +17,11 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
-from meshard.algebra.settings import Table
 from meshard.mpi.datatypes import Datatypes, run_bytes
 from meshard.mpi.letters import unpack
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Waiting = Generator[None, None, None]

@@ -14,11 +14,11 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.settings import Table
 from meshard.mpi.letters import ROOM, Letters, Stamps, mail_bytes, packed, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Waiting = Generator[None, None, None]
@@ -189,7 +189,8 @@ class Segments:
             if offset == _NOWHERE:
                 left.append(box)
             else:
-                np.copyto(self._neighbours[peer].at(offset, box.shape, box.dtype, strides), box)
+                room = self._neighbours[peer].at(offset, box.shape, box.dtype, strides)
+                self._pages.copy(room, box)
         return left
 
     def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
@@ -219,7 +220,7 @@ class Segments:
         if chunk_of(block) is not None and block.flags.c_contiguous:
             return block
         found = self._pages.reachable(block.shape, block.dtype)
-        np.copyto(found, block)
+        self._pages.copy(found, block)
         return found
 
     def take(
@@ -235,7 +236,7 @@ class Segments:
         for at, (number, (shape, dtype)) in enumerate(kinds.items()):
             chunk, start = told[2 * at : 2 * at + 2]
             if chunk == _NOWHERE:
-                found[number] = self._pages.empty(shape, dtype)
+                found[number] = self._pages.allocate(shape, dtype)
                 left.append(found[number])
             else:
                 found[number] = self._neighbours[peer].borrowed(chunk, start, shape, dtype)

@@ -17,7 +17,6 @@ from typing import Any, final
 import numpy as np
 from mpi4py import MPI
 
-from meshard.algebra.settings import Table
 from meshard.mpi.messages import Messages
 from meshard.mpi.segments import Segments
 from meshard.mpi.watch import MpiLetters
@@ -25,6 +24,7 @@ from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]

@@ -22,10 +22,10 @@ from typing import Any, NoReturn, final
 import numpy as np
 from mpi4py import MPI
 
-from meshard.algebra.world import config
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes.watchdog import ENDED, Lookout
+from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
 _SHORT = 3500
@@ -129,7 +129,7 @@ class MpiLetters:
         if since != begun or state in ("Z", "X"):
             return f"has died (pid {pid})", True
         if state in ("T", "t"):
-            return f"is stopped (pid {pid})", config.stopped == "fail"
+            return f"is stopped (pid {pid})", STOPPED.value == "fail"
         return None
 
     def notice(self, text: str) -> None:

@@ -29,7 +29,7 @@ from meshard.ops.engine.dtypes import (
     is_whole,
     operand_dtype,
 )
-from meshard.ops.engine.later import by_layout
+from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
@@ -190,7 +190,7 @@ def _many(
         x = _along(name, x, "rfft", n, dim, scale)
     complex_way = "ifft" if how in ("ifft", "irfft") else "fft"
     if len(work) > 1:
-        x = by_layout(name, _each, x, name=name, how=complex_way, work=tuple(work), scale=scale)
+        x = when_laid_out(name, _each, x, name=name, how=complex_way, work=tuple(work), scale=scale)
     else:
         x = _each(x, name=name, how=complex_way, work=work, scale=scale)
     if how == "irfft":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshard.errors import ArgumentError
 from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
 from meshard.ops.array import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
 from meshard.ops.array import join as move
@@ -17,27 +16,12 @@ from meshard.ops.reductions import moments, reduce, scan, sort
 from meshard.runtime.doors import install
 from meshard.runtime.moving.make import device_put
 
-
-def array_namespace(api_version: str | None = None) -> Any:
-    """Return ``meshard.numpy``, for the Array API standard's ``__array_namespace__``.
-
-    Raises:
-        ArgumentError: if a version is asked for that is not supported.
-    """
-    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
-        raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
-    import sys
-
-    return sys.modules["meshard"].numpy
-
-
 _METHODS: dict[str, Callable[..., Any]] = {
     "all": reduce.all,
     "any": reduce.any,
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
     "argsort": sort.argsort,
-    "array_namespace": array_namespace,
     "astype": elementwise.astype,
     "at": update.at,
     "clip": elementwise.clip,

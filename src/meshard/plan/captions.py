@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import refusal
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
 
 # Okabe and Ito's colours, which stay apart in every common kind of colour blindness, then the same

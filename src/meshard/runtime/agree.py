@@ -13,7 +13,8 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.runtime.doors import innermost
-from meshard.runtime.processes.agreement import Token
+from meshard.runtime.memo import memoized
+from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.processes.canonical import call_text, canonical, described, laid_out
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -36,14 +37,16 @@ def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str
     agreement = world.agreement
     if agreement is None or agreement.mode == "off":
         return
-    ordered = tuple(members)
-    kept = ("agreed", ordered, key, text)
-    token = world.decisions.get(kept, False)
-    if token is False:
-        token = agreement.token(ordered, canonical(key), text)
-        world.decided(kept, token)
+    token = _token_of_key(world, agreement, tuple(members), key, text)
     if token is not None:
         agreement.enter(token)
+
+
+@memoized(most=1 << 12)
+def _token_of_key(
+    world: RuntimeWorld, agreement: Agreement, members: tuple[int, ...], key: Hashable, text: str
+) -> Token | None:
+    return agreement.token(members, canonical(key), text)
 
 
 def agree(
@@ -60,11 +63,7 @@ def agree(
     agreement = world.agreement
     if agreement is None or agreement.mode == "off" or innermost() is not None:
         return
-    key = ("agree", name, params, *types)
-    token = world.decisions.get(key, False)
-    if token is False:
-        token = token_of(world, name, params, types)
-        world.decided(key, token)
+    token = token_of(world, name, params, tuple(types))
     if token is not None:
         agreement.enter(token)
 
@@ -86,15 +85,25 @@ def agree_to_make(
     agreement = world.agreement
     if agreement is None or agreement.mode == "off" or innermost() is not None:
         return
-    key = ("agree to make", name, shape, dtype, sharding)
-    token = world.decisions.get(key, False)
-    if token is False:
-        members = agreement.members([sharding])
-        exact, told = (laid_out(shape, dtype, sharding, exact=exact) for exact in (True, False))
-        token = members and agreement.token(members, f"{name} {exact}", f"`{name}` of {told}")
-        world.decided(key, token)
+    token = _token_to_make(world, agreement, name, shape, dtype, sharding)
     if token is not None:
         agreement.enter(token)
+
+
+@memoized(most=1 << 12)
+def _token_to_make(
+    world: RuntimeWorld,
+    agreement: Agreement,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] | None,
+    sharding: Sharding,
+) -> Token | None:
+    members = agreement.members([sharding])
+    if members is None:
+        return None
+    exact, told = (laid_out(shape, dtype, sharding, exact=exact) for exact in (True, False))
+    return agreement.token(members, f"{name} {exact}", f"`{name}` of {told}")
 
 
 def meet(world: RuntimeWorld, members: Sequence[int], text: str) -> None:
@@ -110,8 +119,9 @@ def meet(world: RuntimeWorld, members: Sequence[int], text: str) -> None:
             agreement.enter(token)
 
 
+@memoized(most=1 << 14)
 def token_of(
-    world: RuntimeWorld, name: str, params: Params, types: Sequence[ArrayType | type]
+    world: RuntimeWorld, name: str, params: Params, types: tuple[ArrayType | type, ...]
 ) -> Token | None:
     """Return the token of an operation on arrays of some types; None if nothing is to be checked.
 

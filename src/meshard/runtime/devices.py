@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshard.algebra.arguments import count_of, is_text, shape_of, shown
-from meshard.algebra.device_arguments import devices_of
-from meshard.algebra.world import Device, count_processes, current
+from meshard.algebra.device import Device, devices_of
+from meshard.algebra.world import count_processes, current
 from meshard.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:

@@ -7,27 +7,95 @@ interpreters of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, final
+from importlib import import_module
+from types import MappingProxyType, ModuleType
+from typing import Any, final
 
 from meshard.errors import ArgumentError, MeshardError
 from meshard.runtime.arguments import too_large
+from meshard.runtime.types import ArrayType
 
 Params = tuple[tuple[str, Hashable], ...]
 
 
-class Interpreter(Protocol):
+class Interpreter:
     """What decides the fate of an operation.
+
+    The defaults are those of code that runs: a function is called where it stands. Interpreters
+    that write operations down, or know types only, say otherwise.
 
     Attributes:
         axis_sizes: the mesh axes that named-axis operations may use here.
+        in_program: whether the code is traced by jit or evaluated abstractly, so that values
+            without data stand for global arrays.
+        layouts_known: whether the types of values without data say how they are laid out.
     """
 
-    axis_sizes: Mapping[str, int]
+    axis_sizes: Mapping[str, int] = MappingProxyType({})
+    in_program: bool = False
+    layouts_known: bool = False
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run, record or map one operation."""
+        raise NotImplementedError
+
+    def when_laid_out(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
+    ) -> Any:
+        """Call a function that looks at how its operands are laid out, once that is known.
+
+        Args:
+            name: what listings call it.
+            function: from the operands to one array, or a list of them; made of operations only.
+            operands: arrays.
+            params: whatever else it is called with, by name; no arrays.
+        """
+        return function(*operands, **params)
+
+    def at_run_time(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
+    ) -> Any:
+        """Call a function that looks at values, once there are any.
+
+        The function must work on operands without data too: the types of its results do not depend
+        on values. The arguments are those of `when_laid_out`.
+        """
+        return function(*operands, **params)
+
+    def make_later(
+        self,
+        name: str,
+        type_: ArrayType,
+        make: Callable[..., Any],
+        operands: Sequence[Any],
+        asked: bool,
+        place: Callable[[ArrayType], ArrayType] | None,
+    ) -> Any:
+        """Make a large array piece by piece, once it is known where it is needed.
+
+        Args:
+            name: what listings call it.
+            type_: the array's type.
+            make: from a type like it, laid out in any way, and the operands to the array.
+            operands: what it is made of, such as a key.
+            asked: whether the sharding was asked for.
+            place: from the first operand's type to the array's, where that follows it.
+        """
+        return make(type_, *operands)
+
+    def lay_out(self, x: Any, type_: ArrayType, what: str) -> Any:
+        """Return a value without data in the layout of another type of its shape and dtype."""
+        return x._placed(type_.sharding, what)
 
 
 class _Doors:
@@ -36,6 +104,7 @@ class _Doors:
     def __init__(self) -> None:
         self.base: Interpreter | None = None
         self.functions: dict[str, Callable[..., Any]] = {}
+        self.namespace: str | None = None
 
 
 _DOORS = _Doors()
@@ -46,6 +115,17 @@ def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None
     """Install the base interpreter and the functions behind `Array`'s methods."""
     _DOORS.base = base
     _DOORS.functions.update(functions)
+
+
+def install_namespace(name: str) -> None:
+    """Name the door that ``__array_namespace__`` of the Array API standard returns."""
+    _DOORS.namespace = name
+
+
+def namespace() -> ModuleType:
+    """Return the module that holds the functions on arrays; it is loaded when it is asked for."""
+    assert _DOORS.namespace is not None
+    return import_module(_DOORS.namespace)
 
 
 def bind(name: str, *operands: Any, **params: Hashable) -> Any:
@@ -64,6 +144,14 @@ def innermost() -> Interpreter | None:
     """Return the innermost interpreter that a transformation has pushed; None outside of all."""
     stack = _stack.get()
     return stack[-1] if stack else None
+
+
+def current() -> Interpreter:
+    """Return the interpreter at hand: the innermost one, or the base outside of all."""
+    stack = _stack.get()
+    found = stack[-1] if stack else _DOORS.base
+    assert found is not None
+    return found
 
 
 def interpreters() -> tuple[Interpreter, ...]:

@@ -16,13 +16,14 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, function_of, instance_of, items_of, number_of
-from meshard.algebra.settings import Table
-from meshard.algebra.world import Device, entered
+from meshard.algebra.device import Device
+from meshard.algebra.world import entered
 from meshard.errors import ArgumentError, TransportError
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement, Place, Stamp
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 

@@ -10,18 +10,21 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device, World, config, current, install_world_factory
+from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
 from meshard.runtime.arguments import MOST_INTEGER
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
+from meshard.settings import config
 
-_MOST_DECISIONS = 1 << 15
+_MOST_TYPES = 1 << 15
 
 
 @final
@@ -31,13 +34,13 @@ class RuntimeWorld(World):
     Attributes:
         transport: how to reach the other processes.
         agreement: what is kept of the operations run together with others; None without others.
-        pages: memory for large blocks.
+        memory: where blocks are allocated, and how they get to and from the host.
         workers: the thread pool.
-        decisions: what was decided for each operation on each kind of operands.
+        tables: what this world found out, by the number of each `Memo`.
         device_set: all devices, as a set.
         known_shardings: shardings whose devices are known to exist.
         homes: the sharding of new arrays on each device.
-        settings: the state of the settings that the decisions were made under.
+        epoch: the state of the settings that the tables were filled under.
         ledgers: the open ledgers and budgets, outermost first, and the open profiles.
         profiles: the open profiles, outermost first.
         mark: what this world's types are known by.
@@ -57,10 +60,11 @@ class RuntimeWorld(World):
         self.transport = transport
         lookout = transport.lookout
         self.agreement: Agreement | None = None if lookout is None else lookout.agreement
-        self.pages = Pages()
+        self.memory: Memory = Pages()
         self.workers = Workers()
-        self.decisions: dict[Hashable, Any] = {}
-        self.settings = config.epoch
+        self.tables: list[dict[Any, Any]] = []
+        self.decisions: dict[Hashable, Any] = {}  # only for the bodies that jit walks on types
+        self.epoch = config.epoch
         self.ledgers: tuple[Any, ...] = ()
         self.profiles: tuple[Any, ...] = ()
         self.device_set = frozenset(self.devices)
@@ -89,7 +93,7 @@ class RuntimeWorld(World):
         key = (shape, dtype, sharding, committed)
         found = self._types.get(key)
         if found is None:
-            if len(self._types) > _MOST_DECISIONS:
+            if len(self._types) > _MOST_TYPES:
                 self._types.clear()
             # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
             shape = tuple(map(int, shape))
@@ -104,21 +108,28 @@ class RuntimeWorld(World):
             )
         return found
 
+    def forget(self) -> None:
+        """Empty all tables: the settings are others than those that they were filled under."""
+        self.epoch = config.epoch
+        self.decisions.clear()
+        for table in self.tables:
+            table.clear()
+
     def decided(self, key: Hashable, decision: Any) -> None:
-        """Keep a decision; all are forgotten when there are too many."""
-        if len(self.decisions) > _MOST_DECISIONS:
+        """Keep what jit found in a body that it walked on types."""
+        if len(self.decisions) > _MOST_TYPES:
             self.decisions.clear()
         self.decisions[key] = decision
 
     def close(self) -> None:
         """End the threads and give idle memory back."""
         self.workers.close()
-        self.pages.close()
+        self.memory.close()
 
 
 def alone(devices: int | None = None) -> RuntimeWorld:
     """Return the world of a process that is alone, with so many devices or as configured."""
-    count = config.num_devices if devices is None else devices
+    count = num_devices() if devices is None else devices
     return RuntimeWorld(0, 1, [Device(i) for i in range(count)], LocalTransport())
 
 

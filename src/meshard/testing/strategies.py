@@ -22,11 +22,10 @@ from meshard.algebra.arguments import (
 )
 from meshard.algebra.box import Box
 from meshard.algebra.boxed import BoxSharding
-from meshard.algebra.device_arguments import devices_of
+from meshard.algebra.device import Device, devices_of
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError
 from meshard.testing.virtual import virtual_devices
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshard.algebra.arguments import count_of
-from meshard.algebra.world import Device
+from meshard.algebra.device import Device
 
 _MOST = 1 << 24  # sixteen million take some gigabytes
 

@@ -24,7 +24,7 @@ from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike, checked
 from meshard.ops.engine.concrete import concrete, has_devices, is_array, is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_float
-from meshard.ops.engine.later import by_layout, made
+from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import Dtype
 from meshard.runtime.arguments import checked_shape, integer
@@ -63,7 +63,7 @@ def _made(
     def fill(kind: ArrayType) -> Array:
         return filled(here(), kind, lambda piece: make(kind.layout.box(piece)), what)
 
-    found: Array = made(what, kind, fill, asked=settled)
+    found: Array = make_later(what, kind, fill, asked=settled)
     return found
 
 
@@ -202,9 +202,10 @@ def _full(
 
 
 def _constant(shape: tuple[int, ...], value: Block) -> Block:
+    memory = here().memory
     if not value.any():
-        return np.zeros(shape, value.dtype)
-    block = here().pages.empty(shape, value.dtype)
+        return memory.zeros(shape, value.dtype)
+    block = memory.allocate(shape, value.dtype)
     block[...] = value
     return block
 
@@ -258,11 +259,10 @@ def full_like(
         found = _spread(fill_value, sizes, wanted, place)
     else:
         value = as_host(fill_value, "full_like", wanted)
-        if device is None and not hasattr(x, "cells"):
-            return by_layout("full_like", _alike, x, value=value, shape=sizes)
+        if device is None and (type(x) is Array or not x.per_device):
+            return when_laid_out("full_like", _alike, x, value=value, shape=sizes)
         found = _full(sizes, value, device, "full_like")
-    varies = tuple(sorted(x.aval.vma)) if is_traced(x) else ()
-    return bind("pcast", found, axes=varies) if varies else found
+    return x._varying(found) if is_traced(x) else found
 
 
 def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:

@@ -27,12 +27,12 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import by_values
+from meshard.ops.engine.later import at_run_time
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.engine.promotion import SMALL_FLOATS
 from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.plan.move.assemble import Source, assemble
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.execute import run_part
@@ -229,7 +229,7 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
         The sorted array, and the other one in the same order; both lie like ``x``.
     """
     given = (x,) if other is None else (x, other)
-    found: list[Array] = by_values("sort", _sort_split, *given, descending=descending)
+    found: list[Array] = at_run_time("sort", _sort_split, *given, descending=descending)
     return found
 
 
@@ -307,12 +307,12 @@ def _exchanged(
     ]
 
 
-def _wires(kind: ArrayType, middle: Layout, source: Source) -> tuple[Move, Move]:
+def _wires(kind: ArrayType, middle: Layout, source: Source) -> tuple[Wire, Wire]:
     """Return what passes between devices to the parts, and then between neighbours."""
     name, lies, itemsize = kind.str_short(), kind.sharding, kind.dtype.itemsize
     return (
-        Move(name, lies, (lies,), middle, (source,), itemsize),
-        Move(name, lies, (lies,), kind.layout, (Source(middle),), itemsize),
+        move_wire(name, Move(lies, (lies,), middle, (source,), itemsize)),
+        move_wire(name, Move(lies, (lies,), kind.layout, (Source(middle),), itemsize)),
     )
 
 

@@ -21,14 +21,15 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.operand_mesh import Frame
+from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType, Block
-from meshard.runtime.world import here
+from meshard.runtime.world import RuntimeWorld, here
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -201,18 +202,14 @@ def _flat_if_better(x: Array, new: tuple[int, ...]) -> Any:
     kind = x.aval
     if kind.layout.piece_count == 1 or len(new) == x.ndim == 1:
         return x
-    world = here()
-    key = ("flat", kind, new)
-    cuts = world.decisions.get(key, ())
-    if cuts == ():
-        cuts = _flat_cuts(kind, new)
-        world.decided(key, cuts)
+    cuts = _flat_cuts(here(), kind, new)
     return x if cuts is None else bind("flat", x, cuts=cuts)
 
 
-def _flat_cuts(kind: ArrayType, new: tuple[int, ...]) -> Cuts | None:
+@memoized(most=1 << 12)
+def _flat_cuts(world: RuntimeWorld, kind: ArrayType, new: tuple[int, ...]) -> Cuts | None:
     """Return where to cut the flat array; None where the dims can be regrouped as they lie."""
-    frame = Frame("reshape", [kind])
+    frame = OperandMesh("reshape", [kind])
     placement = frame.placement(kind)
     if placement is None:
         return None

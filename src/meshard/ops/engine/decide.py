@@ -1,14 +1,16 @@
 """Decisions: what an operation on operands of given types will do, worked out once.
 
-In: a row, the operands' types, the parameters. Out: a `Decision`: which operands move, which
-cells of blocks the kernel runs on, how partial results are reduced, what comes out.
+In: an operation's name, the operands' types, the parameters. Out: a `Decision`: which operands
+move, which cells of blocks the kernel runs on, how partial results are combined, what comes out.
+Rows are looked up here and nowhere else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, final
 
@@ -19,193 +21,450 @@ from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
 from meshard.algebra.sharding import NamedSharding, device_tensor
+from meshard.errors import ArgumentError
+from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.decision import (
+    Cell,
+    Cells,
+    Combination,
+    Decision,
+    KernelDecision,
+    KernelDtypes,
+)
 from meshard.ops.engine.dtypes import order_matters, result_dtypes, weak_dtypes
 from meshard.ops.engine.kernels import for_operands
-from meshard.ops.engine.operand_mesh import Frame
-from meshard.ops.engine.reduction import Reduction, plan_reduction
-from meshard.ops.engine.row import Dtype, Op, Operand, Params
+from meshard.ops.engine.operand_mesh import OperandMesh
+from meshard.ops.engine.reduction import plan_reduction
+from meshard.ops.engine.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Fold, Move, Wire
+from meshard.plan.move.wires import Move, Wire, fold_wire, move_wire
+from meshard.runtime.doors import Params as BoundParams
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run of the kernel: the operands' pieces (-1: a scalar) and its parameters."""
-
-    pieces: tuple[int, ...]
-    params: Params
+Type = ArrayType | type[Any]
+"""What an operand is: an array's type, or the type of a Python number."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class KernelPlan:
-    """What running a row on operands of given types does.
+def find_row(name: str) -> Op | MoveOp | None:
+    """Return the row of an operation; None if there is none, as for collectives."""
+    return REGISTRY.get(name)
 
-    Attributes:
-        moves: per operand how it moves first; None if it stays.
-        cells: the runs of the kernel that fall to this process.
-        groups: per piece of the results the cells that give it, in mesh order.
-        outputs: the results' types.
-        reduction: what joins partial results of several processes; None if nothing does.
-        partial: whether a cell's results are partial, to be combined over a group.
-        nbytes: bytes read and written by all cells.
-        cast: per result the dtype to convert to; None where the kernel gives the right one.
-        own_dtype: whether a cell's results have the dtype of the operation's.
-        order: per cell its number among the cells of the contracted factors.
-        weak: per operand the dtype that a Python float becomes; None where it stays one.
-        contiguous: whether the kernel needs contiguous blocks, to give the same bits everywhere.
-        single: whether one cell is all there is, on the whole mesh.
-        volume: the most factor positions that a cell has.
-        wires: what passes between devices, the operands' moves first.
-        scatter: the dim along which each device that gave a partial result keeps a part of the
-            combined one; None where all of them keep the whole.
-        operands: how each operand lies when the kernel reads it; None for a number.
+
+def row_of(name: str) -> Op | MoveOp:
+    """Return the row of an operation.
+
+    Raises:
+        ArgumentError: if there is no such operation.
     """
-
-    op: Op
-    moves: tuple[Part | None, ...]
-    cells: tuple[Cell, ...]
-    groups: tuple[tuple[int, ...], ...]
-    outputs: tuple[ArrayType, ...]
-    reduction: Reduction | None
-    partial: bool
-    nbytes: int
-    cast: tuple[Dtype | None, ...]
-    order: tuple[int, ...]
-    own_dtype: bool
-    weak: tuple[Dtype | None, ...]
-    contiguous: bool
-    single: bool
-    volume: int
-    wires: tuple[Wire, ...]
-    scatter: int | None
-    operands: tuple[ArrayType | None, ...]
+    row = find_row(name)
+    if row is None:
+        raise ArgumentError(f"There is no operation named {name!r}.")
+    return row
 
 
-def _operands(types: Sequence[ArrayType | type]) -> list[Operand]:
+def decide(
+    world: RuntimeWorld,
+    name: str,
+    types: Sequence[Type],
+    params: BoundParams,
+    *,
+    preferred: Sequence[Sharding | None] = (),
+    leading: int | None = None,
+) -> Decision:
+    """Work out what an operation on operands of these types does.
+
+    Args:
+        world: whose devices are used.
+        name: the operation.
+        types: the operands' types.
+        params: the parameters.
+        preferred: for each result how it is best laid out, as far as the operands leave it open.
+        leading: the operand that stays where it is if operands disagree; None for the heaviest.
+
+    Raises:
+        ArgumentError: if there is no such operation.
+        ShapeError: if the shapes do not fit the operation's rule.
+        DtypeError: if the kernel cannot take the dtypes.
+        IncompatibleDevicesError: if the operands are committed to different devices.
+    """
+    row = row_of(name)
+    if isinstance(row, MoveOp):
+        return decide_move(world, row, [t for t in types if isinstance(t, ArrayType)], dict(params))
+    return _Kernel(world, row, types, dict(params), preferred, leading).decision
+
+
+def takes_arrays_only(name: str) -> bool:
+    """Whether a Python number among the operands of an operation must be made an array first."""
+    return isinstance(row_of(name), MoveOp)
+
+
+def _operands(types: Sequence[Type]) -> list[Operand]:
     return [(t.shape, t.dtype) if isinstance(t, ArrayType) else ((), t) for t in types]
 
 
-def _indices(
-    term: Sequence[Dim], factors: Mapping[str, Split], coordinate: Mapping[str, int]
-) -> int:
-    """Return the piece of an operand or result that a cell reads or gives."""
-    piece = 0
-    for dim in term:
-        for factor in dim:
-            if factor in factors:
-                piece = piece * factors[factor].shards + coordinate[factor]
-    return piece
-
-
-def bound_rule(op: Op, types: Sequence[ArrayType | type], params: Params) -> BoundRule:
-    """Return a row's rule on operands of these types.
+def bound_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
+    """Return an operation's rule on operands of these types.
 
     Raises:
         ShapeError: if the shapes do not fit the rule.
     """
     operands = _operands(types)
-    text = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
-    text, sizes = (text, {}) if isinstance(text, str) else text
-    rule = OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
+    given = op.rule if isinstance(op.rule, str) else op.rule(operands, params)
+    text, sizes = (given, {}) if isinstance(given, str) else given
+    return OpRule.parse(text).bind([s for s, _ in operands], sizes, op.name)
+
+
+def lasting_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
+    """Return an operation's rule, in which factors are whole whose partial results stay so.
+
+    Raises:
+        ShapeError: if the shapes do not fit the rule.
+    """
+    rule = bound_rule(op, types, params)
     return rule if op.partial is not None else _nothing_reduced(rule)
+
+
+def _nothing_reduced(rule: BoundRule) -> BoundRule:
+    """Demand that contracted factors are whole, for a row that cannot combine partial results."""
+    kept = {f for term in rule.outputs for dim in term for f in dim}
+    return BoundRule(
+        rule.inputs, rule.outputs, rule.sizes, rule.whole | (frozenset(rule.sizes) - kept)
+    )
 
 
 def propagated(
     op: Op,
-    types: Sequence[ArrayType | type],
+    types: Sequence[Type],
     params: Params,
-    wanted: Sequence[Sharding | None] = (),
-    leading: int | None = None,
-) -> tuple[Frame, BoundRule, Propagation]:
-    """Return how a row's factors are split, for operands of these types.
+    preferred: Sequence[Sharding | None] = (),
+) -> tuple[OperandMesh, Propagation]:
+    """Return how the factors of an operation are split.
 
     Args:
-        op: the row.
+        op: the operation.
         types: the operands' types.
         params: the parameters.
-        wanted: for each result where it had better lie.
-        leading: the operand that stays where it is if operands disagree; None for the heaviest.
+        preferred: for each result how it is best laid out.
     """
-    rule = bound_rule(op, types, params)
-    kinds = [t if isinstance(t, ArrayType) else None for t in types]
-    frame = Frame(op.name, kinds)
-    weights = [0 if k is None else k.nbytes for k in kinds]
+    rule = lasting_rule(op, types, params)
+    mesh = OperandMesh(op.name, [t if isinstance(t, ArrayType) else None for t in types])
+    return mesh, _propagated(mesh, rule, types, preferred, None)
+
+
+def _propagated(
+    mesh: OperandMesh,
+    rule: BoundRule,
+    types: Sequence[Type],
+    preferred: Sequence[Sharding | None],
+    leading: int | None,
+) -> Propagation:
+    arrays = [t if isinstance(t, ArrayType) else None for t in types]
+    weights = [0 if t is None else t.nbytes for t in arrays]
     if leading is not None:
         weights[leading] = sum(weights) + 1
-    shapes = [rule.output_shape(i) for i in range(len(wanted))]
-    wishes = [frame.wish(w, s) for w, s in zip(wanted, shapes, strict=True)]
-    placements = [frame.placement(k) for k in kinds]
-    return frame, rule, propagate(rule, placements, frame.mesh.shape, weights, wishes)
+    wanted = [mesh.preferred(s, rule.output_shape(i)) for i, s in enumerate(preferred)]
+    placements = [mesh.placement(t) for t in arrays]
+    return propagate(rule, placements, mesh.mesh.shape, weights, wanted)
 
 
-def decide_kernel(
-    world: RuntimeWorld,
-    op: Op,
-    types: Sequence[ArrayType | type],
-    params: Params,
-    wanted: Sequence[Sharding | None] = (),
-    leading: int | None = None,
-) -> KernelPlan:
-    """Work out how a row runs on operands of these types.
+@final
+@dataclass(frozen=True)
+class _Place:
+    """One cell of the factors that a kernel's runs are cut along.
 
-    Args:
-        world: whose devices are used.
-        op: the row.
-        types: the operands' types.
-        params: the parameters.
-        wanted: for each result where it had better lie, as far as the operands leave it open.
-        leading: the operand that stays where it is if operands disagree; None for the heaviest.
-
-    Raises:
-        ShapeError: if the shapes do not fit the rule.
-        DtypeError: if the kernel cannot take the dtypes.
-        IncompatibleDevicesError: if the operands are committed to different devices.
+    Attributes:
+        at: the cell along each factor that is split.
+        bounds: the positions of each factor that the cell holds.
     """
-    operands = _operands(types)
-    op = for_operands(op, operands, params)
-    dtypes, given = result_dtypes(op, operands, params)
-    kinds = [t if isinstance(t, ArrayType) else None for t in types]
-    frame, rule, found = propagated(op, types, params, wanted, leading)
-    moves: list[Part | None] = []
-    wires: list[Wire] = []
-    for kind, placement in zip(kinds, found.inputs, strict=True):
-        moves.append(None if kind is None else _move_to(world, frame, kind, placement, wires))
-    outputs = tuple(
-        _output(world, frame, rule.output_shape(i), dtypes[i], placement, kinds)
-        for i, placement in enumerate(found.outputs)
-    )
-    scatter = None
-    if wanted and op.partial is not None and isinstance(op.partial.combine, np.ufunc):
-        scatter = _scatter(found, frame.wish(wanted[0], outputs[0].shape))
-    return _with_cells(
-        world,
-        op,
-        params,
-        frame,
-        rule,
-        found,
-        kinds,
-        moves,
-        wires,
-        outputs,
-        operands,
-        given,
-        scatter,
+
+    at: Mapping[str, int]
+    bounds: Mapping[str, tuple[int, int]]
+
+    def shape(self, term: Sequence[Dim]) -> tuple[int, ...]:
+        """Return the shape of the block that the cell reads or gives."""
+        spans = {f: stop - start for f, (start, stop) in self.bounds.items()}
+        return tuple(math.prod(spans[f] for f in dim) for dim in term)
+
+    @property
+    def volume(self) -> int:
+        """The factor positions that the cell holds."""
+        return math.prod(stop - start for start, stop in self.bounds.values())
+
+
+@final
+class _Kernel:
+    """The decision about one kernel, part by part."""
+
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        op: Op,
+        types: Sequence[Type],
+        params: Params,
+        preferred: Sequence[Sharding | None],
+        leading: int | None,
+    ) -> None:
+        self.world = world
+        self.params = params
+        self.operands = _operands(types)
+        self.op = for_operands(op, self.operands, params)
+        self.arrays = [t if isinstance(t, ArrayType) else None for t in types]
+        # What a kernel cannot take is refused before the devices are looked at.
+        self.dtypes, self.kernel_dtypes = result_dtypes(self.op, self.operands, params)
+        self.rule = lasting_rule(self.op, types, params)
+        self.meets = OperandMesh(self.op.name, self.arrays)
+        self.found = _propagated(self.meets, self.rule, types, preferred, leading)
+        self.preferred = preferred
+
+    @property
+    def decision(self) -> KernelDecision:
+        """All parts together."""
+        moves, wires = self._moves()
+        outputs = self._outputs()
+        if self.partial:
+            wires.append(self._fold(outputs[0]))
+        return KernelDecision(
+            row=self.op,
+            operands=tuple(map(self._read, self.arrays, moves, self.found.inputs)),
+            moves=tuple(moves),
+            cells=self._cells(outputs),
+            combination=self._combination(outputs[0]) if self.partial else None,
+            outputs=outputs if self.scatter is None else (self._scattered(outputs[0]),),
+            wires=tuple(wires),
+            dtypes=self._converted(outputs),
+        )
+
+    # operands and results
+
+    def _moves(self) -> tuple[list[Part | None], list[Wire]]:
+        """Return how each operand gets to where it is read, and what crosses then."""
+        moves: list[Part | None] = []
+        wires: list[Wire] = []
+        for array, placement in zip(self.arrays, self.found.inputs, strict=True):
+            part = None if array is None else self._move_to(array, placement, wires)
+            moves.append(part)
+        return moves, wires
+
+    def _move_to(self, array: ArrayType, placement: Placement, wires: list[Wire]) -> Part | None:
+        """Return how an operand gets to a placement, None if it is there; add what crosses then."""
+        meets, world = self.meets, self.world
+        if array.guest and not any(s.shards > 1 for s in placement):
+            return None
+        target = meets.sharding(placement)
+        layout, source = target.layout(array.shape), array.layout
+        if array.guest:  # it is on every device already, so that nothing crosses
+            whole = tuple(Split((), (0, n)) for n in array.shape)
+            source = meets.sharding(whole).layout(array.shape)
+        if source == layout:
+            return None
+        if not array.guest:
+            move = Move(target, (array.sharding,), layout, (Source(source),), array.dtype.itemsize)
+            wires.append(move_wire(array.str_short(), move))
+        processes = world.process_map(target)
+        if processes is not None:
+            processes = {**processes, **(world.process_map(array.sharding) or {})}
+        return assemble(layout, [Source(source)], processes, world.process_index, world.sharing)
+
+    def _read(
+        self, array: ArrayType | None, move: Part | None, placement: Placement
+    ) -> ArrayType | None:
+        """Return how an operand is laid out when the kernel reads it."""
+        if array is None or move is None:
+            return array
+        return self._type(array.shape, array.dtype, placement)
+
+    def _type(self, shape: tuple[int, ...], dtype: Dtype, placement: Placement) -> ArrayType:
+        sharding = self.meets.sharding(placement)
+        return self.world.type_of(shape, dtype, sharding, self.meets.committed)
+
+    def _outputs(self) -> tuple[ArrayType, ...]:
+        """Return the results' types, before any is scattered."""
+        return tuple(
+            self._output(self.rule.output_shape(i), self.dtypes[i], placement)
+            for i, placement in enumerate(self.found.outputs)
+        )
+
+    def _output(self, shape: tuple[int, ...], dtype: Dtype, placement: Placement) -> ArrayType:
+        """Return a result's type; with an operand's own sharding where it is laid out alike."""
+        if self.meets.single is None:
+            for array in self.arrays:
+                if array is None or array.shape != shape:
+                    continue
+                own = self.meets.placement(array)
+                named = isinstance(array.sharding, NamedSharding)
+                if named and own is not None and _same(own, placement):
+                    committed = self.meets.committed
+                    return self.world.type_of(shape, dtype, array.sharding, committed)
+        return self._type(shape, dtype, placement)
+
+    def _converted(self, outputs: Sequence[ArrayType]) -> KernelDtypes:
+        return KernelDtypes(
+            casts=tuple(
+                None if t.dtype == own and not self.partial else t.dtype
+                for t, own in zip(outputs, self.kernel_dtypes, strict=True)
+            ),
+            weak=weak_dtypes(self.operands),
+            out_usable=self._cell_dtypes == tuple(t.dtype for t in outputs),
+            contiguous=order_matters(self.op, self.operands),
+        )
+
+    # the runs of the kernel
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The factors that runs are cut along, the contracted ones last."""
+        split = self.found.factors
+        reduced = self.found.reduced
+        return [*(f for f in self.rule.sizes if f in split and f not in reduced), *reduced]
+
+    def _cells(self, outputs: Sequence[ArrayType]) -> Cells:
+        """Return the runs that fall to this process."""
+        # Every result of a run is the same piece, so all must be split over the same factors.
+        count = outputs[0].layout.piece_count
+        assert all(t.layout.piece_count == count for t in outputs), self.op.name
+        rule, reduced = self.rule, [(f,) for f in self.found.reduced]
+        runs: list[Cell] = []
+        of_piece: list[list[int]] = [[] for _ in range(count)]
+        index: list[int] = []
+        nbytes = volume = 0
+        itemsizes = [0 if t is None else t.dtype.itemsize for t in self.arrays]
+        itemsizes.append(outputs[0].dtype.itemsize)
+        for place in self._places():
+            shapes = [place.shape(term) for term in (*rule.inputs, rule.outputs[0])]
+            own = self.params
+            if self.op.local is not None:
+                own = self.op.local(self.params, place.bounds, shapes[-1])
+            pieces = tuple(
+                -1 if array is None else self._piece(term, place)
+                for array, term in zip(self.arrays, rule.inputs, strict=True)
+            )
+            of_piece[self._piece(rule.outputs[0], place)].append(len(runs))
+            runs.append(Cell(pieces, own))
+            index.append(self._piece(reduced, place))
+            nbytes += sum(math.prod(s) * n for s, n in zip(shapes, itemsizes, strict=True))
+            volume = max(volume, place.volume)
+        return Cells(
+            runs=tuple(runs),
+            of_piece=tuple(map(tuple, of_piece)),
+            contraction_index=tuple(index),
+            nbytes=nbytes,
+            volume=volume,
+            single=all(self.found.factors[f].shards == 1 for f in self.names),
+        )
+
+    def _places(self) -> Iterator[_Place]:
+        """Yield the cells that this process has devices for."""
+        factors, names = self.found.factors, self.names
+        processes = self._processes()
+        for place in product(*(range(factors[f].shards) for f in names)):
+            if processes is not None and self.world.process_index not in processes[place]:
+                continue
+            at = dict(zip(names, place, strict=True))
+            yield _Place(
+                at,
+                {
+                    f: (factors[f].cuts[at[f]], factors[f].cuts[at[f] + 1]) if f in at else (0, n)
+                    for f, n in self.rule.sizes.items()
+                },
+            )
+
+    def _piece(self, term: Sequence[Dim], place: _Place) -> int:
+        """Return the number of the piece that a cell reads or gives."""
+        factors = self.found.factors
+        piece = 0
+        for factor in (f for dim in term for f in dim if f in factors):
+            piece = piece * factors[factor].shards + place.at[factor]
+        return piece
+
+    def _processes(self) -> Any:
+        """Return the processes of the devices of each cell; None if this world is alone."""
+        if self.world.process_count == 1:
+            return None
+        mesh = self.meets.mesh
+        axes = [self.found.factors[f].axes for f in self.names]
+        tensor = device_tensor(mesh.device_ids, mesh.axis_names, axes)
+        process = {d.id: d.process_index for d in mesh.flat_devices}
+        return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
+
+    # partial results
+
+    @property
+    def partial(self) -> bool:
+        """Whether a contracted factor is split, so that runs give partial results."""
+        return any(self.found.factors[f].shards > 1 for f in self.found.reduced)
+
+    @cached_property
+    def _cell_dtypes(self) -> tuple[Dtype, ...]:
+        """The dtypes of what a run gives."""
+        law = self.op.partial
+        if self.partial:
+            assert law is not None
+            if law.dtypes is not None:
+                return law.dtypes(self.operands, self.params)
+        return self.kernel_dtypes
+
+    @cached_property
+    def scatter(self) -> tuple[int, Split] | None:
+        """The dim along which a combined result is preferred divided, and how; None for none."""
+        law = self.op.partial
+        if not self.preferred or law is None or not isinstance(law.combine, np.ufunc):
+            return None
+        preferred = self.meets.preferred(self.preferred[0], self.rule.output_shape(0))
+        return None if preferred is None else _scatter(self.found, preferred)
+
+    def _scattered(self, output: ArrayType) -> ArrayType:
+        assert self.scatter is not None
+        dim, split = self.scatter
+        placement = list(self.found.outputs[0])
+        placement[dim] = split
+        return self._type(output.shape, output.dtype, tuple(placement))
+
+    def _combination(self, output: ArrayType) -> Combination:
+        scatter = None if self.scatter is None else self.scatter[0]
+        if self.world.process_count == 1:
+            return Combination(None, scatter)
+        axes = [self.found.factors[f].axes for f in self.found.reduced]
+        across = plan_reduction(
+            self.world,
+            self.meets.mesh,
+            axes,
+            self.found.outputs[0],
+            output.shape,
+            self._cell_dtypes,
+            scatter,
+        )
+        return Combination(across, scatter)
+
+    def _fold(self, output: ArrayType) -> Wire:
+        """Return what crosses when partial results are combined."""
+        mesh, found = self.meets.mesh, self.found
+        axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
+        dims = [axes, *(s.axes for s in found.outputs[0])]
+        return fold_wire(
+            output.str_short(),
+            tuple(a for a in mesh.axis_names if a in axes and mesh.shape[a] > 1),
+            device_tensor(mesh.device_ids, mesh.axis_names, dims),
+            output.layout,
+            sum(d.itemsize for d in self._cell_dtypes),
+            scattered=self.scatter is not None,
+        )
+
+
+def _same(a: Placement, b: Placement) -> bool:
+    return all(
+        s.cuts == t.cuts and (s.axes == t.axes or s.shards == 1) for s, t in zip(a, b, strict=True)
     )
 
 
-def _scatter(found: Propagation, wish: Placement | None) -> tuple[int, Split] | None:
-    """Return the dim along which a combined result is wanted divided, and how; None for none."""
+def _scatter(found: Propagation, preferred: Placement) -> tuple[int, Split] | None:
+    """Return the one dim that a placement divides further by the contracted axes, and how."""
     axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
-    if wish is None or not axes:
+    if not axes:
         return None
     place = None
-    for dim, (own, want) in enumerate(zip(found.outputs[0], wish, strict=True)):
+    for dim, (own, want) in enumerate(zip(found.outputs[0], preferred, strict=True)):
         if own.cuts == want.cuts:
             continue
         parts = want.shards // own.shards
@@ -220,212 +479,3 @@ def _scatter(found: Propagation, wish: Placement | None) -> tuple[int, Split] | 
             return None
         place = dim, want
     return place
-
-
-def _nothing_reduced(rule: BoundRule) -> BoundRule:
-    """Demand that contracted factors are whole, for a row that cannot combine partial results."""
-    kept = {f for term in rule.outputs for dim in term for f in dim}
-    return BoundRule(
-        rule.inputs, rule.outputs, rule.sizes, rule.whole | (frozenset(rule.sizes) - kept)
-    )
-
-
-def _move_to(
-    world: RuntimeWorld, frame: Frame, kind: ArrayType, placement: Placement, wires: list[Wire]
-) -> Part | None:
-    """Return how an operand gets to a placement, None if it is there; add what crosses then."""
-    split = any(s.shards > 1 for s in placement)
-    if frame.is_guest(kind) and not split:
-        return None
-    target = frame.sharding(placement)
-    layout = target.layout(kind.shape)
-    source = kind.layout
-    if frame.is_guest(kind):
-        source = frame.sharding(tuple(Split((), (0, n)) for n in kind.shape)).layout(kind.shape)
-    if source == layout:
-        return None
-    if not frame.is_guest(kind):
-        wires.append(
-            Move(
-                kind.str_short(),
-                target,
-                (kind.sharding,),
-                layout,
-                (Source(source),),
-                kind.dtype.itemsize,
-            )
-        )
-    processes = world.process_map(target)
-    if processes is not None:
-        processes = {**processes, **(world.process_map(kind.sharding) or {})}
-    return assemble(layout, [Source(source)], processes, world.process_index, world.sharing)
-
-
-def _output(
-    world: RuntimeWorld,
-    frame: Frame,
-    shape: tuple[int, ...],
-    dtype: Dtype,
-    placement: Placement,
-    kinds: Sequence[ArrayType | None],
-) -> ArrayType:
-    """Return a result's type; an operand's own sharding, where the result lies like it."""
-    if frame.single is None:
-        for kind in kinds:
-            if (
-                kind is not None
-                and kind.shape == shape
-                and isinstance(kind.sharding, NamedSharding)
-            ):
-                own = frame.placement(kind)
-                if own is not None and _same(own, placement):
-                    return world.type_of(shape, dtype, kind.sharding, frame.committed)
-    return world.type_of(shape, dtype, frame.sharding(placement), frame.committed)
-
-
-def _same(a: Placement, b: Placement) -> bool:
-    return all(
-        s.cuts == t.cuts and (s.axes == t.axes or s.shards == 1) for s, t in zip(a, b, strict=True)
-    )
-
-
-def _with_cells(
-    world: RuntimeWorld,
-    op: Op,
-    params: Params,
-    frame: Frame,
-    rule: BoundRule,
-    found: Propagation,
-    kinds: Sequence[ArrayType | None],
-    moves: Sequence[Part | None],
-    wires: Sequence[Wire],
-    outputs: tuple[ArrayType, ...],
-    operands: Sequence[Operand],
-    given: tuple[Dtype, ...],
-    scatter: tuple[int, Split] | None,
-) -> KernelPlan:
-    factors = found.factors
-    names = [f for f in rule.sizes if f in factors and f not in found.reduced]
-    names += found.reduced
-    tensor = device_tensor(
-        frame.mesh.device_ids, frame.mesh.axis_names, [factors[f].axes for f in names]
-    )
-    processes = _process_array(world, frame, tensor)
-    cells: list[Cell] = []
-    order: list[int] = []
-    reduced: list[Dim] = [(f,) for f in found.reduced]
-    groups: list[list[int]] = [[] for _ in range(outputs[0].layout.piece_count)]
-    # Every result of a cell goes to the same piece, so all must be split over the same factors.
-    assert all(o.layout.piece_count == len(groups) for o in outputs), op.name
-    nbytes = volume = 0
-    for place in product(*(range(factors[f].shards) for f in names)):
-        if processes is not None and world.process_index not in processes[place]:
-            continue
-        at = dict(zip(names, place, strict=True))
-        bounds = {
-            f: (factors[f].cuts[at[f]], factors[f].cuts[at[f] + 1]) if f in at else (0, size)
-            for f, size in rule.sizes.items()
-        }
-        shapes = [
-            tuple(math.prod(bounds[f][1] - bounds[f][0] for f in dim) for dim in term)
-            for term in (*rule.inputs, rule.outputs[0])
-        ]
-        own = op.local(params, bounds, shapes[-1]) if op.local else params
-        pieces = tuple(
-            -1 if kind is None else _indices(term, factors, at)
-            for kind, term in zip(kinds, rule.inputs, strict=True)
-        )
-        groups[_indices(rule.outputs[0], factors, at)].append(len(cells))
-        cells.append(Cell(pieces, own))
-        order.append(_indices(reduced, factors, at))
-        sizes = [k.dtype.itemsize if k is not None else 0 for k in kinds]
-        sizes.append(outputs[0].dtype.itemsize)
-        nbytes += sum(math.prod(s) * n for s, n in zip(shapes, sizes, strict=True))
-        volume = max(volume, math.prod(stop - start for start, stop in bounds.values()))
-    partial = any(factors[f].shards > 1 for f in found.reduced)
-    reduction = None
-    dtypes = given
-    if partial:
-        assert op.partial is not None
-        if op.partial.dtypes is not None:
-            dtypes = op.partial.dtypes(operands, params)
-    if partial and processes is not None:
-        reduction = plan_reduction(
-            world,
-            frame.mesh,
-            [factors[f].axes for f in found.reduced],
-            found.outputs[0],
-            outputs[0].shape,
-            dtypes,
-            None if scatter is None else scatter[0],
-        )
-    given_out = outputs
-    if scatter is not None:
-        dim, split = scatter
-        placement = list(found.outputs[0])
-        placement[dim] = split
-        lies = frame.sharding(tuple(placement))
-        given_out = (world.type_of(outputs[0].shape, outputs[0].dtype, lies, frame.committed),)
-    return KernelPlan(
-        op,
-        tuple(moves),
-        tuple(cells),
-        tuple(tuple(g) for g in groups),
-        given_out,
-        reduction,
-        partial,
-        nbytes,
-        tuple(
-            None if t.dtype == own and not partial else t.dtype
-            for t, own in zip(outputs, given, strict=True)
-        ),
-        tuple(order),
-        dtypes == tuple(t.dtype for t in outputs),
-        weak_dtypes(operands),
-        order_matters(op, operands),
-        all(factors[f].shards == 1 for f in names),
-        volume,
-        (*wires, _fold(frame, found, outputs[0], dtypes, scatter is not None))
-        if partial
-        else tuple(wires),
-        None if scatter is None else scatter[0],
-        tuple(
-            None
-            if k is None
-            else k
-            if move is None
-            else world.type_of(k.shape, k.dtype, frame.sharding(placement), frame.committed)
-            for k, move, placement in zip(kinds, moves, found.inputs, strict=True)
-        ),
-    )
-
-
-def _fold(
-    frame: Frame,
-    found: Propagation,
-    output: ArrayType,
-    dtypes: Sequence[Dtype],
-    scattered: bool,
-) -> Fold:
-    """Return what crosses when partial results are combined."""
-    mesh = frame.mesh
-    axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
-    tensor = device_tensor(
-        mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in found.outputs[0])]
-    )
-    return Fold(
-        output.str_short(),
-        tuple(a for a in mesh.axis_names if a in axes and mesh.shape[a] > 1),
-        tensor,
-        output.layout,
-        sum(d.itemsize for d in dtypes),
-        scattered,
-    )
-
-
-def _process_array(world: RuntimeWorld, frame: Frame, tensor: Any) -> Any:
-    """Return the process of each device of a tensor; None if this world is alone."""
-    if world.process_count == 1:
-        return None
-    process = {d.id: d.process_index for d in frame.mesh.flat_devices}
-    return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)

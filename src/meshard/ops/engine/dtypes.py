@@ -12,23 +12,23 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshard.algebra.world import config
 from meshard.errors import DtypeError, MeshardError
 from meshard.ops.engine.promotion import BYTES, SMALL_FLOATS, kind_of
 from meshard.ops.engine.row import Dtype, Op, Operand, Params
 from meshard.runtime.arguments import described
 from meshard.runtime.moving.place import checked_dtype
+from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, dtype_name
 
 
 def default_float() -> Dtype:
     """Return the dtype of floats that nothing else decides."""
-    return np.dtype(config.default_float)
+    return np.dtype(DEFAULT_FLOAT.value)
 
 
 def default_complex() -> Dtype:
     """Return the complex dtype that goes with `default_float`."""
-    return np.dtype(np.complex64 if config.default_float == "float32" else np.complex128)
+    return np.dtype(np.complex64 if DEFAULT_FLOAT.value == "float32" else np.complex128)
 
 
 def as_dtype(given: Any) -> Dtype:

@@ -6,17 +6,15 @@ loop is typed counts as its Python type here, and what comes of weak operands al
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from meshard.algebra.abstract import Sharding
-from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.engine.decide import decide_kernel
-from meshard.ops.engine.decide_move import decide_move
-from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.errors import ConcretizationError
+from meshard.ops.engine.decide import Type, decide, takes_arrays_only
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Params
+from meshard.runtime.memo import memoized
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -24,7 +22,6 @@ Weak = type[Any] | None
 """The type of Python number that a value stands for; None for one that has a dtype of its own."""
 
 
-WEAK = (bool, int, float, complex)
 _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
 
 
@@ -67,7 +64,7 @@ def number_type(x: Any) -> Weak:
 def inferred(
     world: RuntimeWorld,
     name: str,
-    operands: Sequence[tuple[ArrayType | type, Weak]],
+    operands: Sequence[tuple[Type, Weak]],
     params: Params,
 ) -> list[tuple[ArrayType, Weak]]:
     """Return the type of each result, and the type of Python number that it stands for.
@@ -82,36 +79,19 @@ def inferred(
     Raises:
         ArgumentError: if there is no such operation.
     """
-    row = REGISTRY.get(name)
-    if row is None:
-        raise ArgumentError(f"There is no operation named {name!r}.")
-    key = ("infer", name, tuple(operands), params)
-    found: list[tuple[ArrayType, Weak]] | None = world.decisions.get(key)
-    if found is None:
-        strong = [t for t, _ in operands]
-        arrays = [t for t in strong if isinstance(t, ArrayType)]
-        if isinstance(row, MoveOp):
-            outputs: tuple[ArrayType, ...] = (decide_move(world, row, arrays, dict(params)).output,)
-        else:
-            outputs = _computed(world, name, operands, params)
-        weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
-        found = [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]
-        world.decided(key, found)
-    return found
+    return _inferred(world, name, tuple(operands), params)
 
 
-def _computed(
+@memoized(most=1 << 14)
+def _inferred(
     world: RuntimeWorld,
     name: str,
-    operands: Sequence[tuple[ArrayType | type, Weak]],
+    operands: tuple[tuple[Type, Weak], ...],
     params: Params,
-) -> tuple[ArrayType, ...]:
-    row = REGISTRY[name]
-    assert not isinstance(row, MoveOp)
-    strong = [t for t, _ in operands]
-    types: list[ArrayType | type] = [t if w is None else w for t, w in operands]
-    if any(w is not None for _, w in operands) and any(isinstance(t, ArrayType) for t in types):
-        # Where only an array will do, a number is one.
-        with contextlib.suppress(Exception):
-            return decide_kernel(world, row, types, dict(params)).outputs
-    return decide_kernel(world, row, strong, dict(params)).outputs
+) -> list[tuple[ArrayType, Weak]]:
+    types: list[Type] = [t if w is None else w for t, w in operands]
+    if takes_arrays_only(name) or not any(isinstance(t, ArrayType) for t in types):
+        types = [t for t, _ in operands]
+    outputs = decide(world, name, types, params).outputs
+    weak = all(w is not None for _, w in operands) and "dtype" not in dict(params)
+    return [(t, _BY_KIND.get(t.dtype.kind) if weak and not t.shape else None) for t in outputs]

@@ -1,4 +1,4 @@
-"""Frames: the devices on which the operands of one operation meet.
+"""The devices on which the operands of one operation meet.
 
 In: the operands' types. Out: the mesh, or the one device, that they share, each operand's
 placement on it, and back from placements to shardings.
@@ -41,7 +41,7 @@ def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) ->
 
 
 @final
-class Frame:
+class OperandMesh:
     """The mesh, or the single device, on which an operation runs.
 
     Raises:
@@ -75,7 +75,7 @@ class Frame:
         self.device_set = frozenset(self.mesh.flat_devices)
 
     def placement(self, kind: ArrayType | None) -> Placement | None:
-        """Return how an operand lies on the frame's mesh; None where it has no say."""
+        """Return an operand's placement on this mesh; None where it has no say."""
         if kind is None:
             return None
         sharding = kind.sharding
@@ -88,8 +88,8 @@ class Frame:
             return self._spread(kind) if set(sharding.device_order) == self.device_set else None
         return None
 
-    def wish(self, sharding: Sharding | None, shape: tuple[int, ...]) -> Placement | None:
-        """Return a wish for a result as a placement on the frame's mesh; None where it is none."""
+    def preferred(self, sharding: Sharding | None, shape: tuple[int, ...]) -> Placement | None:
+        """Return the placement that a preferred sharding is on this mesh; None where it is none."""
         if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
             return None
         if self.single is not None:
@@ -114,10 +114,6 @@ class Frame:
             return self.single
         return named_sharding(self.mesh, placement, self.memory_kind)
 
-    def is_guest(self, kind: ArrayType) -> bool:
-        """Whether an uncommitted operand comes from one device, as if it were on every one."""
-        return kind.guest
-
 
 def replicated_beside(op: str, value: Block, *operands: Any) -> Array:
     """Return a value that a function worked out of its operands as an array on their devices.
@@ -134,9 +130,9 @@ def replicated_beside(op: str, value: Block, *operands: Any) -> Array:
     if not types:
         found: Array = as_array(value, fresh=True)
         return found
-    world, frame = here(), Frame(op, types)
-    sharding = frame.sharding(tuple([Split((), (0, n)) for n in value.shape]))
-    kind = world.type_of(value.shape, value.dtype, sharding, frame.committed)
+    world, mesh = here(), OperandMesh(op, types)
+    sharding = mesh.sharding(tuple([Split((), (0, n)) for n in value.shape]))
+    kind = world.type_of(value.shape, value.dtype, sharding, mesh.committed)
     return Array(kind, (value if kind.local else None,))
 
 

@@ -166,7 +166,7 @@ def combined(
         for block in blocks[2:]:
             total = combine(total, block)
         return (total,)
-    total = world.pages.empty(blocks[0].shape, blocks[0].dtype)
+    total = world.memory.allocate(blocks[0].shape, blocks[0].dtype)
     rows = max(1, _PIECE * total.shape[0] // total.nbytes)
     spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
     world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
@@ -250,7 +250,7 @@ def _combined_small(
                 cells = found[piece]
                 assert cells is not None
                 if box is None or cells[cell][k] is None:
-                    cells[cell][k] = np.empty(shape, dtype)
+                    cells[cell][k] = world.memory.allocate(shape, dtype)
                 block = cells[cell][k]
                 blocks.append(block if box is None else _box(block, box))
         for cells, here in zip(found, routes.own, strict=True):

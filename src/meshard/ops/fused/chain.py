@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, final
 
 from meshard.ops.engine.row import Dtype
-from meshard.runtime.memory.pages import Pages
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 
@@ -147,7 +147,7 @@ def run_chain(
     """Run a chain for each cell and return its results.
 
     Args:
-        world: whose pages and workers are used.
+        world: whose memory and workers are used.
         chain: the chain.
         cells: for each cell its inputs: blocks, or scalars.
     """
@@ -162,7 +162,7 @@ def run_chains(
     """Run for each cell a chain of its own and return its results.
 
     Args:
-        world: whose pages and workers are used.
+        world: whose memory and workers are used.
         cells: for each cell its chain and inputs.
         given: blocks to write results into, by the numbers of the cell and of the result.
     """
@@ -178,21 +178,22 @@ def run_chains(
         pieces = -(-rows // step)
         # A few tasks for each worker, and each with its own temporaries.
         shares = min(pieces, max(1, -(-4 * world.workers.threads // max(1, len(cells)))))
+        allocate = world.memory.allocate
         results = [
-            given[number, k] if (number, k) in given else world.pages.empty((rows, *shape), dtype)
+            given[number, k] if (number, k) in given else allocate((rows, *shape), dtype)
             for k, (shape, dtype) in enumerate(chain.results)
         ]
         found.append(results)
         for share in range(shares):
             first, last = pieces * share // shares, pieces * (share + 1) // shares
             span = range(first * step, min(last * step, rows), step)
-            tasks.append(partial(_run_rows, world.pages, chain, inputs, results, span, step))
+            tasks.append(partial(_run_rows, world.memory, chain, inputs, results, span, step))
     world.workers.run(tasks)
     return found
 
 
 def _run_rows(
-    pages: Pages,
+    memory: Memory,
     chain: Chain,
     inputs: Sequence[Any],
     results: Sequence[Block],
@@ -200,7 +201,7 @@ def _run_rows(
     step: int,
 ) -> None:
     rows = chain.rows
-    temporaries = [pages.empty((step, *shape), dtype) for shape, dtype in chain.temporaries]
+    temporaries = [memory.allocate((step, *shape), dtype) for shape, dtype in chain.temporaries]
     program = [(s.kernel, s.reads, s.writes, s.fills) for s in chain.steps]
     for start in span:
         stop = min(start + step, rows)

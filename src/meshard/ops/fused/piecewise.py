@@ -12,7 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.ops.engine.decide import KernelPlan, bound_rule
+from meshard.ops.engine.decide import Type, lasting_rule
+from meshard.ops.engine.decision import KernelDecision
 from meshard.ops.engine.row import Params
 from meshard.runtime.types import ArrayType
 
@@ -23,7 +24,7 @@ class Piecewise:
     """A decided operation each of whose cells gives one piece of its one result.
 
     Attributes:
-        plan: the decision.
+        decision: the decision.
         inputs: the operands' types.
         pieces: the piece that each cell gives.
         kernels: for each cell the kernel with its parameters.
@@ -32,8 +33,8 @@ class Piecewise:
         spans: for each cell the rows of its piece.
     """
 
-    plan: KernelPlan
-    inputs: tuple[ArrayType | type, ...]
+    decision: KernelDecision
+    inputs: tuple[Type, ...]
     pieces: tuple[int, ...]
     kernels: tuple[Callable[..., Any], ...]
     cut: tuple[bool, ...] | None
@@ -42,42 +43,40 @@ class Piecewise:
     @property
     def output(self) -> ArrayType:
         """The result's type."""
-        return self.plan.outputs[0]
+        return self.decision.outputs[0]
 
     @property
     def fills(self) -> bool:
         """Whether the kernel takes ``out=``."""
-        plan = self.plan
-        return plan.op.style == "ufunc" and plan.own_dtype and plan.cast == (None,)
+        dtypes = self.decision.dtypes
+        return self.decision.row.style == "ufunc" and dtypes.out_usable and dtypes.casts == (None,)
 
 
-def piecewise(
-    plan: KernelPlan, types: Sequence[ArrayType | type], params: Params
-) -> Piecewise | None:
+def piecewise(decision: KernelDecision, types: Sequence[Type], params: Params) -> Piecewise | None:
     """Return how an operation may be part of a segment; None if it may not."""
     if (
-        len(plan.outputs) != 1
-        or plan.partial
-        or any(plan.moves)
-        or plan.op.style == "blas"
-        or not plan.cells
-        or any(len(g) > 1 for g in plan.groups)
+        len(decision.outputs) != 1
+        or decision.combination is not None
+        or any(decision.moves)
+        or decision.row.style == "blas"
+        or not decision.cells.runs
+        or any(len(g) > 1 for g in decision.cells.of_piece)
     ):
         return None
-    piece_of = {g[0]: piece for piece, g in enumerate(plan.groups) if g}
-    pieces = tuple([piece_of[i] for i in range(len(plan.cells))])
-    boxes = [plan.outputs[0].layout.box(p) for p in pieces]
+    piece_of = {g[0]: piece for piece, g in enumerate(decision.cells.of_piece) if g}
+    pieces = tuple([piece_of[i] for i in range(len(decision.cells.runs))])
+    boxes = [decision.outputs[0].layout.box(p) for p in pieces]
     spans = tuple([(b.slices[0].start, b.slices[0].stop) if b.slices else (0, 1) for b in boxes])
-    shared = all(c.params is plan.cells[0].params for c in plan.cells)
-    some = [_with(plan, c.params) for c in plan.cells[: 1 if shared else None]]
-    kernels = tuple(some * len(plan.cells) if shared else some)
-    return Piecewise(plan, tuple(types), pieces, kernels, _cut(plan, types, params), spans)
+    shared = all(c.params is decision.cells.runs[0].params for c in decision.cells.runs)
+    some = [_with(decision, c.params) for c in decision.cells.runs[: 1 if shared else None]]
+    kernels = tuple(some * len(decision.cells.runs) if shared else some)
+    return Piecewise(decision, tuple(types), pieces, kernels, _cut(decision, types, params), spans)
 
 
-def _with(plan: KernelPlan, params: Params) -> Callable[..., Any]:
-    kernel = partial(plan.op.kernel, **params) if params else plan.op.kernel
-    if plan.op.style == "plain" or plan.contiguous:
-        return partial(_only, kernel, plan.contiguous)
+def _with(decision: KernelDecision, params: Params) -> Callable[..., Any]:
+    kernel = partial(decision.row.kernel, **params) if params else decision.row.kernel
+    if decision.row.style == "plain" or decision.dtypes.contiguous:
+        return partial(_only, kernel, decision.dtypes.contiguous)
     return kernel
 
 
@@ -92,17 +91,17 @@ def _only(kernel: Callable[..., Any], contiguous: bool, *blocks: Any) -> Any:
 
 
 def _cut(
-    plan: KernelPlan, types: Sequence[ArrayType | type], params: Params
+    decision: KernelDecision, types: Sequence[Type], params: Params
 ) -> tuple[bool, ...] | None:
     """Return which operands have the result's rows; None where rows are not alike.
 
     A kernel without local parameters does on a few rows what it does on a cell, if its rule lets
     the factor of the rows be split.
     """
-    op = plan.op
-    if op.local is not None or not plan.outputs[0].shape:
+    op = decision.row
+    if op.local is not None or not decision.outputs[0].shape:
         return None
-    rule = bound_rule(op, types, params)
+    rule = lasting_rule(op, types, params)
     first = rule.outputs[0][0]
     if len(first) != 1 or first[0] in rule.whole:
         return None

@@ -53,7 +53,7 @@ class Segment:
         for k, x in enumerate(operands):
             if x in self.gives and self._places(part, k) != self._pieces:
                 return False
-        if not self.parts or self.nbytes + part.plan.nbytes < LARGE:
+        if not self.parts or self.nbytes + part.decision.cells.nbytes < LARGE:
             return True
         return self._rows and self._keeps_rows(part, operands)
 
@@ -63,7 +63,7 @@ class Segment:
         return all(part.cut[k] for k, x in enumerate(operands) if x in self.gives)
 
     def _places(self, part: Piecewise, operand: int) -> tuple[int, ...]:
-        return tuple([c.pieces[operand] for c in part.plan.cells])
+        return tuple([c.pieces[operand] for c in part.decision.cells.runs])
 
     def add(
         self, part: Piecewise, operands: Sequence[Any], numbers: Sequence[Any], gives: Any
@@ -79,7 +79,7 @@ class Segment:
         self._rows = self._rows and self._keeps_rows(part, operands)
         reads = []
         for k, (x, number) in enumerate(zip(operands, numbers, strict=True)):
-            weak = part.plan.weak[k]
+            weak = part.decision.dtypes.weak[k]
             if number is not None:
                 value = number if weak is None else weak.type(number)
                 key: Any = ("number", type(value), repr(value))
@@ -99,7 +99,7 @@ class Segment:
         self._reads.append(tuple(reads))
         self.parts.append(part)
         self.gives.append(gives)
-        self.nbytes += part.plan.nbytes
+        self.nbytes += part.decision.cells.nbytes
 
     def _input(self, key: Any, number: int, pieces: tuple[int, ...] | None, cut: bool) -> int:
         if key not in self._known:

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.ops.engine.eager import as_block
+from meshard.ops.engine.run import as_block
 from meshard.ops.fused.chain import Chain, Work, laid_out, run_chains
 from meshard.ops.fused.piecewise import Piecewise
 from meshard.runtime.array.array import Array
@@ -110,9 +110,9 @@ class Loose:
 def _settles(part: Piecewise) -> bool:
     """Whether a result must be made an array of the right dtype; NumPy gives scalars for 0-d."""
     return (
-        part.plan.cast != (None,)
+        part.decision.dtypes.casts != (None,)
         or not part.output.shape
-        or part.plan.op.style not in ("ufunc", "view")
+        or part.decision.row.style not in ("ufunc", "view")
     )
 
 
@@ -134,7 +134,11 @@ class Packed:
         inputs = len(base.inputs)
         for part, _ in base.work:
             own = {part.output.layout.box(p).shape for p in part.pieces}
-            plain = part.fills and len(set(map(id, part.kernels))) == 1 and not part.plan.contiguous
+            plain = (
+                part.fills
+                and len(set(map(id, part.kernels))) == 1
+                and not part.decision.dtypes.contiguous
+            )
             if len(own) > 1 or not plain or part.output.ndim != rank or not rank:
                 return False
         kinds: dict[int, ArrayType] = {}

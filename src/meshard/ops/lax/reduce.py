@@ -118,6 +118,23 @@ def reduce(
         TreeError: if the trees differ.
         ShapeError: if the arrays have different shapes.
     """
+    arrays, begin, structure = _to_reduce(operands, init_values)
+    shape = arrays[0].shape
+    dims = normalised_axes(dimensions, len(shape), "reduce")
+    known = next((f for f, *of in _REDUCTIONS if any(g is computation for g in of)), None)
+    if known is not None and len(arrays) == 1:
+        return computation(begin[0], known(arrays[0], dims))
+    count = math.prod(shape[d] for d in dims)  # -1 would not be enough where a dim is empty
+    kept = (count, *(n for d, n in enumerate(shape) if d not in dims))
+    lines = [reshape(moveaxis(x, dims, range(len(dims))), kept) for x in arrays]
+    if not count:  # what it begins with, in the shape that is left
+        return trees.unflatten(structure, [broadcast_to(v, kept[1:]) for v in begin])
+    combine = _on_leaves("reduce", computation, structure)
+    return trees.unflatten(structure, combine(begin, _in_pairs(combine, lines)))
+
+
+def _to_reduce(operands: Any, init_values: Any) -> tuple[list[Any], list[Any], Any]:
+    """Return the arrays, what each begins with in its dtype, and the tree that they are."""
     leaves, structure = trees.flatten(operands)
     firsts, other = trees.flatten(init_values)
     if structure != other or not leaves:
@@ -126,29 +143,22 @@ def reduce(
             "value to begin with."
         )
     arrays = [as_array(x) for x in leaves]
-    shape = arrays[0].shape
-    if any(x.shape != shape for x in arrays):
-        raise ShapeError(f"reduce: operands have shapes {[x.shape for x in arrays]}; give one.")
-    dims = normalised_axes(dimensions, len(shape), "reduce")
+    shapes = [x.shape for x in arrays]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(f"reduce: operands have shapes {shapes}; give one.")
     begin = [as_array(v).astype(x.dtype, copy=False) for v, x in zip(firsts, arrays, strict=True)]
-    known = next((f for f, *of in _REDUCTIONS if any(g is computation for g in of)), None)
-    if known is not None and len(arrays) == 1:
-        return computation(begin[0], known(arrays[0], dims))
-    kept = [n for d, n in enumerate(shape) if d not in dims]
-    count = math.prod(shape[d] for d in dims)  # -1 would not be enough where a dim is empty
-    lines = [reshape(moveaxis(x, dims, range(len(dims))), (count, *kept)) for x in arrays]
-    combine = _on_leaves("reduce", computation, structure)
-    while lines[0].shape[0] > 1:
-        n = lines[0].shape[0]
+    return arrays, begin, structure
+
+
+def _in_pairs(combine: Callable[..., list[Any]], lines: list[Any]) -> list[Any]:
+    """Combine neighbours along the first dim, then what that gave, until one is left."""
+    while (n := lines[0].shape[0]) > 1:
         pairs = combine(*([getitem(x, slice(i, n - n % 2, 2)) for x in lines] for i in (0, 1)))
         if n % 2:
             rest = [getitem(x, slice(n - 1, None)) for x in lines]
             pairs = [concatenate(ends) for ends in zip(pairs, rest, strict=True)]
         lines = pairs
-    if not lines[0].shape[0]:  # what it begins with, in the shape that is left
-        spread = [broadcast_to(v, x.shape[1:]) for v, x in zip(begin, lines, strict=True)]
-        return trees.unflatten(structure, spread)
-    return trees.unflatten(structure, combine(begin, [getitem(x, 0) for x in lines]))
+    return [getitem(x, 0) for x in lines]
 
 
 def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Callable[..., list[Any]]:

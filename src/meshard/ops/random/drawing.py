@@ -21,14 +21,15 @@ from meshard.algebra.box import Box
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.errors import ShardingError
-from meshard.ops.engine.later import in_program, made
-from meshard.ops.engine.operand_mesh import Frame
+from meshard.ops.engine.later import in_program, make_later
+from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from meshard.ops.random.tiles import tiling
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_sharding, check_devices_exist
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
@@ -129,6 +130,16 @@ def _fill(
                 blocks[piece][where] = value[of]
 
 
+@memoized(most=1 << 12)
+def _tiles_here(
+    world: RuntimeWorld, kind: ArrayType
+) -> tuple[list[_Tile], list[tuple[int, tuple[int, ...]]], int]:
+    """Return the tiles of an array, the pieces that are drawn here with their shapes, and bytes."""
+    boxes = {i: kind.layout.box(i) for i in kind.local}
+    nbytes = sum([b.volume for b in boxes.values()]) * kind.dtype.itemsize
+    return _tiles_of(kind), [(i, b.shape) for i, b in boxes.items()], nbytes
+
+
 def _made(
     world: RuntimeWorld,
     kind: ArrayType,
@@ -138,15 +149,8 @@ def _made(
     constants: tuple[Any, ...],
 ) -> Array:
     """Draw the pieces that this process holds."""
-    question = ("random tiles", kind)
-    found = world.decisions.get(question)
-    if found is None:
-        boxes = {i: kind.layout.box(i) for i in kind.local}
-        nbytes = sum([b.volume for b in boxes.values()]) * kind.dtype.itemsize
-        found = (_tiles_of(kind), [(i, b.shape) for i, b in boxes.items()], nbytes)
-        world.decided(question, found)
-    tiles, shapes, nbytes = found
-    empty, dtype = world.pages.empty, kind.dtype
+    tiles, shapes, nbytes = _tiles_here(world, kind)
+    empty, dtype = world.memory.allocate, kind.dtype
     blocks = {i: empty(shape, dtype) for i, shape in shapes}
     if nbytes < LARGE:
         if tiles:
@@ -175,7 +179,7 @@ def _place(world: RuntimeWorld, kind: ArrayType, shape: tuple[int, ...]) -> tupl
     if isinstance(kind.sharding, SingleDeviceSharding):
         return kind.sharding, kind.committed
     whole = tuple([Split((), (0, n)) for n in shape])
-    return Frame("random", [kind]).sharding(whole), kind.committed
+    return OperandMesh("random", [kind]).sharding(whole), kind.committed
 
 
 def drawn(
@@ -224,7 +228,9 @@ def drawn(
         value = key_words(key, what) if kind.local else 0
         return _made(here(), kind, value, DOMAINS[what], _SAMPLERS[sampler], constants)
 
-    return made(what, beside(one._type), make, *operands, asked=sharding is not None, place=beside)
+    return make_later(
+        what, beside(one._type), make, *operands, asked=sharding is not None, place=beside
+    )
 
 
 def refuse_place(what: str, place: Any) -> None:

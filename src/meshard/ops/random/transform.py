@@ -19,7 +19,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.dtypes import as_dtype, is_float
-from meshard.ops.engine.later import by_layout, layouts_known
+from meshard.ops.engine.later import layouts_known, when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
 from meshard.ops.random.basic import open_uniform
 from meshard.ops.random.drawing import Draw, drawn, refuse_place, register_sampler
@@ -196,7 +196,7 @@ def transformed(
     if place is not None:
         place = as_sharding(place, what)
     made = partial(_transform, what, sizes, dtype, place)
-    return by_layout(what, made, key, *values.values())
+    return when_laid_out(what, made, key, *values.values())
 
 
 def _transform(

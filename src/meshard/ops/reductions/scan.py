@@ -22,7 +22,7 @@ from meshard.ops.array.update import at
 from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_whole
-from meshard.ops.engine.later import by_layout, relaid
+from meshard.ops.engine.later import relaid, when_laid_out
 from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype
@@ -96,7 +96,7 @@ def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None)
     (dim,) = normalised_axes(axis, x.ndim, name)
     law = x.dtype if dtype is None else dtype
     wide = accumulator(law)
-    found = by_layout(name, _along, x, dim=dim, how=how, dtype=wide)
+    found = when_laid_out(name, _along, x, dim=dim, how=how, dtype=wide)
     return found if wide == law else found.astype(law)
 
 

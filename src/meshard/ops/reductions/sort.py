@@ -23,7 +23,7 @@ from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.later import by_layout, relaid
+from meshard.ops.engine.later import relaid, when_laid_out
 from meshard.ops.engine.promotion import SMALL_FLOATS
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
@@ -145,7 +145,7 @@ def sort(
     """
     _check_kind("sort", kind)
     x, dim = _operand("sort", a, axis)
-    return by_layout("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
+    return when_laid_out("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
 
 @checked
@@ -168,7 +168,7 @@ def argsort(
     """
     _check_kind("argsort", kind)
     x, dim = _operand("argsort", a, axis)
-    return by_layout("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
+    return when_laid_out("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
 
 
 def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, flag_of, function_of, instance_of, number_of, shown
-from meshard.algebra.device_arguments import device_ids_of
+from meshard.algebra.device import device_ids_of
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, ShapeError
 from meshard.plan.hops.cells import Grid, Units

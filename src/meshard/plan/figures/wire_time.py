@@ -19,7 +19,7 @@ from meshard.plan.figures.simulate import busy
 from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import overlaps
-from meshard.plan.move.wires import Fold, Groups, Move, Wire
+from meshard.plan.move.wires import Groups, Move, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,76 +32,76 @@ _PER_RING = {"all-reduce": 2, "permute": 0, "broadcast": 0}
 """How often a ring's messages go round; 0 where each device sends but one."""
 
 
-def seconds_of(wires: Sequence[Wire], groups: Groups | None, topology: Topology | str) -> float:
+def seconds_of(wires: Sequence[Wire], topology: Topology | str) -> float:
     """Return how long communications take that happen at the same time.
 
     Args:
         wires: the communications.
-        groups: the ids of the devices that communicate with each other, ``[group, member]``; None
-            where the wires themselves tell.
         topology: where the devices are, or the name of a preset.
 
     Raises:
         ArgumentError: if there is no such topology, or a device has no place in it.
 
-    >>> from meshard.algebra.sharding import SingleDeviceSharding
     >>> import numpy as np
-    >>> class Ring:
-    ...     array, kind, axes, received = "float32[8]", "all-gather", ("i",), {0: 3000, 1: 3000}
-    >>> seconds_of([Ring()], np.array([[0, 1]]), "one process")
+    >>> from meshard.plan.move.wires import Wire
+    >>> ring = Wire("float32[8]", "all-gather", ("i",), lambda: {0: 3000, 1: 3000})
+    >>> seconds_of([ring], "one process")
     9e-07
     """
     where = as_topology(topology, "seconds_of")
-    devices = sorted({d for wire in wires for d in _devices(wire, groups)})
+    own = [w for w in wires if not w.parts]
+    for wire in wires:
+        if wire.parts and wire.at_once:
+            own += [w for w, _ in wire.parts]
+    after = sum(
+        times * seconds_of([w], where) for v in wires if not v.at_once for w, times in v.parts
+    )
+    devices = sorted({d for wire in own for d in _devices(wire)})
     if not devices:
-        return 0.0
+        return after
     places = Places(where, (), devices)
     load = Load.none(places)
-    for wire in wires:
+    for wire in own:
         if any(wire.received.values()):
-            load += _load(wire, groups, places)
-    return busy(load, places).seconds
+            load += _load(wire, places)
+    return after + busy(load, places).seconds
 
 
-def _devices(wire: Wire, groups: Groups | None) -> set[int]:
+def _devices(wire: Wire) -> set[int]:
     found = {int(d) for d in wire.received}
-    if isinstance(wire, Move):
-        found |= {int(d) for source in wire.sources for d in source.layout.device_ids}
-    elif isinstance(wire, Fold):
-        found |= {int(d) for d in wire.tensor.ravel()}
-    elif groups is not None:
-        found |= {int(d) for d in groups.ravel()}
-    return found
+    if wire.move is not None:
+        found |= {int(d) for source in wire.move.sources for d in source.layout.device_ids}
+    groups = wire.groups
+    return found if groups is None else found | {int(d) for d in groups.ravel()}
 
 
-def _load(wire: Wire, groups: Groups | None, places: Places) -> Load:
-    if isinstance(wire, Move):
+def _load(wire: Wire, places: Places) -> Load:
+    move = wire.move
+    if move is not None:
         if wire.kind != "move":  # elements keep their places
-            return load_of(Hop(wire.sources[0].layout, wire.destination), places).times(
-                wire.itemsize
+            return load_of(Hop(move.sources[0].layout, move.destination), places).times(
+                move.itemsize
             )
-        return _between(_boxes(wire), places)
-    if isinstance(wire, Fold):
-        members = np.moveaxis(wire.tensor, 0, -1)
-        groups = members.reshape(-1, members.shape[-1])
+        return _between(_boxes(move), places)
+    groups = wire.groups
     if groups is None:
         groups = np.array([sorted(wire.received)], np.int64)
     return _between(_collective(wire, groups), places)
 
 
-def _boxes(wire: Move) -> list[tuple[int, int, float, float]]:
+def _boxes(move: Move) -> list[tuple[int, int, float, float]]:
     """Return sender, receiver, bytes and messages of each box that a device lacks."""
     found: dict[tuple[int, int], int] = {}
     turn = 0
-    for source in wire.sources:
+    for source in move.sources:
         layout = source.layout
-        for piece in range(wire.destination.piece_count):
-            for volume, origins in overlaps(source, wire.destination, piece):
+        for piece in range(move.destination.piece_count):
+            for volume, origins in overlaps(source, move.destination, piece):
                 holders = [int(d) for origin in origins for d in layout.holders(origin)]
-                for device in wire.destination.holders(piece):
+                for device in move.destination.holders(piece):
                     if int(device) not in holders:
                         pair = holders[turn % len(holders)], int(device)
-                        found[pair] = found.get(pair, 0) + volume * wire.itemsize
+                        found[pair] = found.get(pair, 0) + volume * move.itemsize
                         turn += 1
     return [(a, b, float(count), 1.0) for (a, b), count in found.items()]
 

@@ -23,10 +23,10 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device
 from meshard.plan.file.json_values import (
     as_list,
     as_mapping,

@@ -1,7 +1,7 @@
-"""Traffic: the bytes that each device must receive from others, before anything moves.
+"""Wires: what passes between devices, and the bytes that each must receive, before anything moves.
 
-In: layouts, or groups of devices and sizes. Out: bytes by device id. Each device counts as one with
-a memory of its own, however many share a process.
+In: layouts, or groups of devices and sizes. Out: a `Wire`. Each device counts as one with a memory
+of its own, however many share a process.
 
 Collectives cost what their bandwidth-optimal forms do (Chan, Heimlich, Purkayastha, van de Geijn,
 "Collective communication: theory, practice, and experience", 2007; Patarasuk and Yuan, "Bandwidth
@@ -21,16 +21,17 @@ Where ``n`` does not divide ``b``, some parts have a byte more; a group's total 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol, final
+from functools import cached_property, partial
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.plan.move.assemble import Source, overlaps
 
@@ -142,37 +143,17 @@ def exchanged(groups: Groups, nbytes: Sizes) -> dict[int, int]:
     )
 
 
-class Wire(Protocol):
-    """One communication of a plan; its figures are counted when they are first asked for."""
-
-    @property
-    def array(self) -> str:
-        """What moves, as in ``"float64[4,8]"``."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """``"all-reduce"``, ``"all-gather"``, ..."""
-        ...
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The mesh axes that it goes along."""
-        ...
-
-    @property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives."""
-        ...
+Axes = tuple[str, ...]
+Received = Mapping[int, int]
+"""Bytes by device id."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """Elements pass from sources to a destination.
 
     Attributes:
-        array: what moves.
         target: the destination's sharding.
         origins: the sources' shardings.
         destination: the destination's layout.
@@ -180,19 +161,13 @@ class Move:
         itemsize: bytes per element.
     """
 
-    array: str
     target: Sharding
     origins: tuple[Sharding, ...]
     destination: Layout
     sources: tuple[Source, ...]
     itemsize: int
 
-    @cached_property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives."""
-        return moved(self.destination, self.sources, self.itemsize)
-
-    @cached_property
+    @property
     def kind(self) -> str:
         """What it is called: after the collective that it is, else ``"reshard"`` or ``"move"``."""
         if len(self.sources) > 1 or not _is_identity(self.sources[0]):
@@ -213,8 +188,8 @@ class Move:
         same = {a for dim in before for a in dim} == {a for dim in after for a in dim}
         return "all-to-all" if same else "reshard"
 
-    @cached_property
-    def axes(self) -> tuple[str, ...]:
+    @property
+    def axes(self) -> Axes:
         """The axes that are used otherwise than before, or across which a map leads."""
         target = self.target
         if not isinstance(target, NamedSharding):
@@ -235,7 +210,7 @@ class Move:
                     found.update(a)
         return tuple(a for a in target.mesh.axis_names if a in found)
 
-    def _uses(self) -> tuple[list[tuple[str, ...]] | None, list[tuple[str, ...]] | None]:
+    def _uses(self) -> tuple[list[Axes] | None, list[Axes] | None]:
         origin, target = self.origins[0], self.target
         if (
             isinstance(origin, NamedSharding)
@@ -255,7 +230,7 @@ def _is_identity(source: Source) -> bool:
 
 
 def _changes(source: Source, destination: Layout, dim: int) -> bool:
-    """Whether a dim is not taken over as it lies."""
+    """Whether a dim is not taken over as it is laid out."""
     return (
         source.layout.cuts[dim] != destination.cuts[dim]
         or (source.maps is not None and not source.maps[dim].is_identity)
@@ -263,43 +238,163 @@ def _changes(source: Source, destination: Layout, dim: int) -> bool:
     )
 
 
-def _dims(sharding: NamedSharding, layout: Layout) -> list[tuple[str, ...]]:
+def _dims(sharding: NamedSharding, layout: Layout) -> list[Axes]:
     """Return for each dim the axes of more than one device that split it."""
     shape = sharding.mesh.shape
     return [tuple(a for a in axes if shape[a] > 1) for axes in sharding.spec.axes(layout.ndim)]
 
 
 @final
-@dataclass(frozen=True)
-class Fold:
-    """Partial results are combined, and all that gave one get the result, or each a part of it.
+class Wire:
+    """One communication; its figures are counted when they are first asked for.
 
     Attributes:
+        array: what moves, as in ``"float64[4,8]"``.
+        exact: whether devices receive that many bytes; else at most, as values will say.
+        move: which elements move; None for a collective, of which only the groups are known.
+        parts: the communications that it stands for, each with how often it happens.
+        at_once: whether its parts happen at the same time; else one after another.
+    """
+
+    __slots__ = ("__dict__", "_axes", "_groups", "_kind", "_received")
+
+    def __init__(
+        self,
+        array: str,
+        kind: str | None,
+        axes: Axes,
+        received: Callable[[], Received],
+        *,
+        move: Move | None = None,
+        groups: Callable[[], Groups] | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.array = array
+        self.exact = exact
+        self.move = move
+        self.parts: tuple[tuple[Wire, int], ...] = ()
+        self.at_once = True
+        self._kind = kind
+        self._axes = axes
+        self._received = received
+        self._groups = groups
+
+    @cached_property
+    def kind(self) -> str:
+        """``"all-reduce"``, ``"all-gather"``, ..."""
+        if self._kind is not None:
+            return self._kind
+        assert self.move is not None
+        return self.move.kind
+
+    @cached_property
+    def axes(self) -> Axes:
+        """The mesh axes that it goes along."""
+        return self._axes if self.move is None else self.move.axes
+
+    @cached_property
+    def received(self) -> Received:
+        """The bytes that each device receives."""
+        return self._received()
+
+    @property
+    def groups(self) -> Groups | None:
+        """The devices that a collective joins; None where that is not known, or elements move."""
+        return None if self._groups is None else self._groups()
+
+    @property
+    def origins(self) -> tuple[Sharding, ...]:
+        """How what moves is laid out before; nothing where partial results are combined."""
+        if self.parts:
+            return self.parts[0][0].origins
+        return () if self.move is None else self.move.origins
+
+    @property
+    def total(self) -> int:
+        """The bytes that all devices receive."""
+        return sum(self.received.values())
+
+    def __repr__(self) -> str:
+        return f"Wire({self.kind} of {self.array} over {', '.join(self.axes) or 'no axis'})"
+
+
+def move_wire(array: str, move: Move) -> Wire:
+    """Return the communication that a move of elements is.
+
+    Args:
+        array: what moves, as in ``"float64[4,8]"``.
+        move: which elements move.
+    """
+    received = partial(moved, move.destination, move.sources, move.itemsize)
+    return Wire(array, None, (), received, move=move)
+
+
+def collective_wire(
+    array: str,
+    kind: str,
+    axes: Axes,
+    mesh: Mesh,
+    received: Callable[[], Received],
+    *,
+    exact: bool = True,
+) -> Wire:
+    """Return the communication that a collective over some axes of a mesh is."""
+    return Wire(array, kind, axes, received, groups=partial(_along, mesh, axes), exact=exact)
+
+
+def _along(mesh: Mesh, axes: Axes) -> Groups:
+    """Return the devices that communicate along axes."""
+    names = mesh.axis_names
+    last = [names.index(a) for a in axes]
+    first = [i for i in range(len(names)) if i not in last]
+    ids = np.asarray(mesh.device_ids, np.int64).transpose(first + last)
+    return ids.reshape(-1, int(np.prod([mesh.shape[a] for a in axes], dtype=np.int64)))
+
+
+def fold_wire(
+    array: str, axes: Axes, tensor: Groups, result: Layout, itemsize: int, *, scattered: bool
+) -> Wire:
+    """Return the communication by which partial results are combined for all that gave one.
+
+    Args:
         array: what a group's result is a piece of.
         axes: the axes that are reduced.
         tensor: device ids, ``[partial result, shard..., replica]``.
         result: the layout of the result.
         itemsize: bytes per element of the partial results, all of them together.
-        scattered: whether each gets a part of the result.
+        scattered: whether each device gets a part of the result, and not the whole.
     """
+    kind = "reduce-scatter" if scattered else "all-reduce"
+    received = partial(_folded, tensor, result, itemsize, scattered)
+    return Wire(array, kind, axes, received, groups=partial(_members, tensor))
 
-    array: str
-    axes: tuple[str, ...]
-    tensor: NDArray[np.int64]
-    result: Layout
-    itemsize: int
-    scattered: bool = False
 
-    @property
-    def kind(self) -> str:
-        """What it is called."""
-        return "reduce-scatter" if self.scattered else "all-reduce"
+def _members(tensor: Groups) -> Groups:
+    members = np.moveaxis(tensor, 0, -1)
+    return members.reshape(-1, members.shape[-1])
 
-    @cached_property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives."""
-        groups = np.moveaxis(self.tensor, 0, -1)
-        replicas = groups.shape[-2]
-        sizes = [box.volume * self.itemsize for box in self.result.boxes for _ in range(replicas)]
-        count = scattered if self.scattered else all_reduced
-        return count(groups.reshape(-1, groups.shape[-1]), sizes)
+
+def _folded(tensor: Groups, result: Layout, itemsize: int, divided: bool) -> Received:
+    replicas = tensor.shape[-1]
+    sizes = [box.volume * itemsize for box in result.boxes for _ in range(replicas)]
+    return (scattered if divided else all_reduced)(_members(tensor), sizes)
+
+
+def together(wires: Sequence[Wire]) -> Wire:
+    """Return what several parts of a mesh do at the same time as one communication."""
+    return _joined([(w, 1) for w in wires], wires[0].array, at_once=True)
+
+
+def in_turns(wires: Sequence[tuple[Wire, int]], array: str) -> Wire:
+    """Return communications that happen one after another, each so many times, as one."""
+    return _joined(wires, array, at_once=False)
+
+
+def _joined(parts: Sequence[tuple[Wire, int]], array: str, *, at_once: bool) -> Wire:
+    def received() -> Received:
+        return _summed([(d, n * times) for w, times in parts for d, n in w.received.items()])
+
+    first = parts[0][0]
+    found = Wire(array, first.kind, first.axes, received, exact=all(w.exact for w, _ in parts))
+    found.parts, found.at_once = tuple(parts), at_once
+    return found

@@ -176,7 +176,7 @@ def visualize_sharding(
     >>> from meshard.algebra.mesh import Mesh
     >>> from meshard.algebra.sharding import NamedSharding
     >>> from meshard.algebra.spec import P
-    >>> from meshard.algebra.world import Device
+    >>> from meshard.algebra.device import Device
     >>> mesh = Mesh(np.array([Device(i) for i in range(4)]), "x")
     >>> visualize_sharding((8,), NamedSharding(mesh, P("x")))
     [8]  P('x',) over Mesh('x': 4)  4 blocks of [2]

@@ -12,8 +12,8 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import is_text, shown
 from meshard.algebra.box import Box, Index
+from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.errors import (
     ArgumentError,
     ConfigError,
@@ -469,7 +469,7 @@ def _read(x: Array) -> Block:
         return gathered(here(), kind, blocks)
     block = blocks[0]
     assert block is not None
-    return block
+    return here().memory.to_host(block)
 
 
 def _to_keep(value: Block, fresh: bool) -> Block:
@@ -484,7 +484,9 @@ def _unpickled(value: Block) -> Array:
     world = here()
     alone = SingleDeviceSharding(world.local_devices[0])
     # Nobody else may hold the block: of a pickle's own buffer it would be a view.
-    return Array(world.type_of(value.shape, value.dtype, alone, False), (value.copy(),))
+    block = world.memory.allocate(value.shape, value.dtype)
+    world.memory.from_host(block, value)
+    return Array(world.type_of(value.shape, value.dtype, alone, False), (block,))
 
 
 def live_arrays(platform: str | None = None) -> list[Array]:

@@ -22,18 +22,19 @@ from meshard.tuning import LARGE
 
 def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
     """Copy all pieces into one fresh array."""
-    value = world.pages.empty(kind.shape, kind.dtype)
+    memory = world.memory
+    value = memory.allocate(kind.shape, kind.dtype)
     tasks = []
     for box, block in zip(kind.layout.boxes, blocks, strict=True):
         assert block is not None
         target: tuple[Any, ...] = (*box.slices, ...)
-        tasks.append(partial(np.copyto, value[target], block))
+        tasks.append(partial(memory.copy, value[target], block))
     if value.nbytes >= LARGE:
         world.workers.run(tasks)
     else:
         for task in tasks:
             task()
-    return value
+    return memory.to_host(value)
 
 
 def picked(kind: ArrayType, blocks: Blocks, places: Sequence[Sequence[int]]) -> Block:

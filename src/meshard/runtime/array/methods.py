@@ -8,9 +8,10 @@ from meshard.algebra.arguments import shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.operators import ArrayOperators
-from meshard.runtime.doors import call
+from meshard.runtime.doors import call, namespace
 
 Axis = int | tuple[int, ...] | None
+_API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
 
 
 def _no_out(out: Any, method: str) -> None:
@@ -362,7 +363,9 @@ class ArrayMethods(ArrayOperators):
         return call("searchsorted", self, v, side=side, **more)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
-        return call("array_namespace", api_version)
+        if api_version not in _API_VERSIONS:
+            raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
+        return namespace()
 
 
 advise_instead(ArrayMethods, INSTEAD)

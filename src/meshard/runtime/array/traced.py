@@ -31,9 +31,13 @@ class Traced(ArrayMethods):
     """The base of values inside a transformation.
 
     A subclass says in `_concrete` whether there is one value to be had, and why not.
+
+    Attributes:
+        per_device: whether each device has a value of its own, whose layout is not the caller's.
     """
 
     __slots__ = ("_type",)
+    per_device = False
     _type: ArrayType
 
     @property
@@ -114,6 +118,10 @@ class Traced(ArrayMethods):
             f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
             "results instead."
         )
+
+    def _varying(self, x: Any) -> Any:
+        """Return an array as a value that may differ between the devices that this one does."""
+        return x
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found: what an Array says of its place, and this cannot.

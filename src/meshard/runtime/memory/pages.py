@@ -26,6 +26,7 @@ import numpy as np
 from meshard.errors import AllocationError
 from meshard.runtime.memory.arena import Arena, size_class
 from meshard.runtime.memory.forks import renew_in_children
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block, dtype_name
 
 _SMALLEST = 256 * 1024
@@ -139,7 +140,7 @@ class Lease:
 
 
 @final
-class Pages:
+class Pages(Memory):
     """The pool of one world.
 
     Leases die anywhere, so that what they touch is appended to and popped from, without a lock.
@@ -162,20 +163,10 @@ class Pages:
         """Make the lock anew, in a child that was forked while another thread held it."""
         self._growing = threading.RLock()
 
-    def empty(
+    def allocate(
         self, shape: Sequence[int], dtype: np.dtype[Any], *, filled_in: int | None = None
     ) -> Block:
-        """Return an uninitialised C-ordered array; a large one comes from the pool.
-
-        Args:
-            shape: its shape.
-            dtype: its dtype.
-            filled_in: at how many places it is filled gradually while other memory is given back.
-                It then is fresh memory, which counts only once it is written to.
-
-        Raises:
-            AllocationError: if the system has no memory for it.
-        """
+        """Return an uninitialised C-ordered array; a large one comes from the pool."""
         size = dtype.itemsize * math.prod(shape)
         if size < _SMALLEST:
             return np.empty(shape, dtype)
@@ -195,8 +186,24 @@ class Pages:
             return np.empty(shape, dtype)
         lease = None if self.arena is None else self.arena.lease(size)
         if lease is None:
-            return self.empty(shape, dtype)
+            return self.allocate(shape, dtype)
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
+        """Return an array of zeros: fresh pages are zeros, so that the pool is no help."""
+        return np.zeros(shape, dtype)
+
+    def copy(self, target: Block, origin: Block) -> None:
+        """Fill an array with another."""
+        np.copyto(target, origin)
+
+    def from_host(self, target: Block, value: Block) -> None:
+        """Fill an array with another: all are on the host."""
+        target[...] = value  # for small ones faster than copyto
+
+    def to_host(self, block: Block) -> Block:
+        """Return the array itself."""
+        return block
 
     def open_arena(self, places: int) -> Arena:
         """Make memory that the other processes of the host can map.
@@ -259,11 +266,7 @@ class Pages:
         return sum(size * len(queue) for size, queue in list(self._idle.items()))
 
     def trim(self, most: int = 0) -> None:
-        """Give idle memory back to the system.
-
-        Args:
-            most: bytes of private memory that may stay.
-        """
+        """Give idle memory back to the system."""
         with self._growing:
             found: list[tuple[_Chunk, int]] = []
             for size, queue in list(self._idle.items()):

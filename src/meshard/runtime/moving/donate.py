@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-import numpy as np
-
 from meshard.algebra.layout import Cuts, Layout
 from meshard.plan.figures.schedule import SLAB, Sweep
 from meshard.plan.move.part import Copy, Part
@@ -77,7 +75,7 @@ class Gradual:
     """A move under way: the memory to fill, what fills it, and the memory to give back.
 
     Args:
-        world: whose pages, workers and transport are used.
+        world: whose memory, workers and transport are used.
         part: what this process does; it has nothing to fill in, and no layers.
         x: the array.
         kind: what it becomes.
@@ -123,7 +121,7 @@ class Gradual:
 
     def _begun(self) -> list[Block | None]:
         """Return the pieces, those to be filled uninitialised."""
-        pages, part = self.world.pages, self._part
+        memory, part = self.world.memory, self._part
         shared = bool(part.receives) or (self._replicas is not None and bool(self._replicas.lent))
         results: list[Block | None] = []
         for recipe in part.recipes:
@@ -132,10 +130,10 @@ class Gradual:
             elif recipe.alias is not None:
                 results.append(aliased(recipe.alias, (self._blocks,))[1])
             elif shared:
-                results.append(pages.reachable(recipe.shape, self._dtype))
+                results.append(memory.reachable(recipe.shape, self._dtype))
             else:
                 places = self.sweep.segments
-                results.append(pages.empty(recipe.shape, self._dtype, filled_in=places))
+                results.append(memory.allocate(recipe.shape, self._dtype, filled_in=places))
         return results
 
     def carry(self, step: int) -> None:
@@ -151,7 +149,7 @@ class Gradual:
                 for i in range(cuts):
                     ends = (len(to) * i // cuts, len(to) * (i + 1) // cuts) if cuts > 1 else ()
                     span = slice(*ends) if ends else ...
-                    tasks.append(partial(np.copyto, to[span], origin[span]))
+                    tasks.append(partial(self.world.memory.copy, to[span], origin[span]))
         self.world.workers.run(tasks)
         sends = self._boxes(step, self._sends, self._origin)
         receives = self._boxes(step, self._receives, self._target)

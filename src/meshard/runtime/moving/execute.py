@@ -14,6 +14,7 @@ import numpy as np
 from meshard.algebra.box import Index
 from meshard.plan.figures.window import quota
 from meshard.plan.move.part import Copy, Part, Replicas
+from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.watching.profile import timed
@@ -33,7 +34,7 @@ def run_part(
     """Build the local pieces of a destination.
 
     Args:
-        world: whose pages, workers and transport are used.
+        world: whose memory, workers and transport are used.
         part: what to do.
         operands: each source's blocks.
         dtype: the dtype of all blocks.
@@ -119,9 +120,10 @@ def _begun(
     replicas: Replicas | None = None,
 ) -> tuple[list[Block | None], dict[int, Block]]:
     """Return the pieces, to be filled by the tasks that are added, and those that are views."""
-    empty: Callable[[tuple[int, ...], np.dtype[Any]], Block] = world.pages.empty
+    memory = world.memory
+    allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block] = memory.allocate
     if part.receives or (replicas is not None and replicas.lent):
-        empty = world.pages.reachable
+        allocate = memory.reachable
     results: list[Block | None] = []
     small = part.elements * dtype.itemsize < LARGE
     views: dict[int, Block] = {}
@@ -135,7 +137,7 @@ def _begun(
                 views[len(results)] = view
             results.append(_spread(view, recipe.shape))
             continue
-        target = empty(recipe.shape, dtype)
+        target = allocate(recipe.shape, dtype)
         results.append(target)
         if not recipe.covered:
             target[...] = fill
@@ -151,9 +153,9 @@ def _begun(
             assert origin is not None
             copies.append((_target(target, copy), origin[copy.region]))
         if recipe.layered:
-            tasks.append(partial(_in_order, copies))
+            tasks.append(partial(_in_order, memory, copies))
         else:
-            tasks += [partial(np.copyto, *c) for c in copies]
+            tasks += [partial(memory.copy, *c) for c in copies]
     return results, views
 
 
@@ -173,9 +175,9 @@ def _without_dear_views(
     dtype: np.dtype[Any],
 ) -> None:
     for number in _too_dear(views):
-        recipe, own = part.recipes[number], world.pages.empty(views[number].shape, dtype)
+        recipe, own = part.recipes[number], world.memory.allocate(views[number].shape, dtype)
         assert recipe is not None
-        np.copyto(own, views[number])
+        world.memory.copy(own, views[number])
         results[number] = _spread(own, recipe.shape)
 
 
@@ -218,9 +220,9 @@ def _too_dear(views: Mapping[int, Block]) -> list[int]:
     return [n for n, b in buffers.items() if b.nbytes >= _DEAR and 3 * seen[id(b)] < b.nbytes]
 
 
-def _in_order(copies: Sequence[tuple[Block, Block]]) -> None:
+def _in_order(memory: Memory, copies: Sequence[tuple[Block, Block]]) -> None:
     for target, origin in copies:
-        np.copyto(target, origin)
+        memory.copy(target, origin)
 
 
 def _messages(
@@ -280,7 +282,7 @@ def run_moves(
     """Move several arrays together: their copies side by side, their messages in common rounds.
 
     Args:
-        world: whose pages, workers and transport are used.
+        world: whose memory, workers and transport are used.
         moves: the arrays.
         window: the most bytes that are on their way from and to this process at once.
         progress: called with the bytes that have arrived since the last call.

@@ -10,7 +10,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of, function_of
 from meshard.algebra.box import Box, Index
-from meshard.algebra.world import Device
+from meshard.algebra.device import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.runtime.agree import agree_to_make
 from meshard.runtime.arguments import checked_shape

@@ -245,7 +245,7 @@ class _Mover:
                 raise
         if self._donate:
             self._give_up([x for x in leaves if type(x) is Array])
-            world.pages.trim()
+            world.memory.trim()
         if teller.failure is not None:
             self._hand_back(teller.failure)
             raise teller.failure
@@ -289,13 +289,13 @@ class _Mover:
         order = batches(ways, donate=donate)
         if donate:
             self._mark_last(ways, order)
-            world.pages.trim(_KEPT_IDLE)
+            world.memory.trim(_KEPT_IDLE)
         for numbers in order:
             batch = [ways[i] for i in numbers]
             self._move_batch(batch, teller)
             if donate:
                 self._give_up([way.array for way in batch if way.last])
-                world.pages.trim(_KEPT_IDLE)
+                world.memory.trim(_KEPT_IDLE)
             # Others take part in what is left, and would wait for this process.
             if teller.failure is not None and world.process_count == 1:
                 raise teller.failure

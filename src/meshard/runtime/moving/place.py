@@ -18,10 +18,11 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import is_text, refusal, shown
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import Device, config
+from meshard.algebra.world import process_default_device
 from meshard.errors import (
     ArgumentError,
     DtypeError,
@@ -33,13 +34,15 @@ from meshard.errors import (
 )
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
 from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.execute import run_part
+from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
@@ -96,7 +99,7 @@ def _new_arrays_on(device: Device | None) -> Iterator[None]:
 
 def home(world: RuntimeWorld) -> SingleDeviceSharding:
     """Return the sharding of new arrays that nobody placed."""
-    device = _default_device.get() or config.default_device
+    device = _default_device.get() or process_default_device()
     if device is None or device not in world.local_devices:
         device = world.local_devices[0]
     known = world.homes
@@ -156,7 +159,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
         raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
     plain = not typed and dtype is None
-    if plain and value.dtype.kind in "fc" and config.default_float == "float32":
+    if plain and value.dtype.kind in "fc" and DEFAULT_FLOAT.value == "float32":
         value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
     if value.dtype == object:
         if value.size and all(isinstance(v, int) for v in value.flat):
@@ -189,16 +192,17 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
 
 
 def _copied(world: RuntimeWorld, value: Block) -> Block:
-    target = world.pages.empty(value.shape, value.dtype)
+    target = world.memory.allocate(value.shape, value.dtype)
     _run_copies(world, [(target, value)])
     return target
 
 
 def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
-    """Copy each second array into the first; large ones in parts, on the workers."""
+    """Bring each second array into the first; large ones in parts, on the workers."""
+    bring = world.memory.from_host
     if sum(t.nbytes for t, _ in copies) < LARGE:
         for target, value in copies:
-            target[...] = value
+            bring(target, value)
         return
     tasks = []
     for target, value in copies:
@@ -206,10 +210,10 @@ def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
         parts = min(rows, max(1, target.nbytes // _CHUNK))
         for i in range(parts):
             if parts == 1:
-                tasks.append(partial(np.copyto, target, value))
+                tasks.append(partial(bring, target, value))
             else:
                 rows_i = slice(rows * i // parts, rows * (i + 1) // parts)
-                tasks.append(partial(np.copyto, target[rows_i], value[rows_i]))
+                tasks.append(partial(bring, target[rows_i], value[rows_i]))
     world.workers.run(tasks)
 
 
@@ -302,7 +306,7 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
     copies = []
     for piece in kind.local:
         box = kind.layout.box(piece)
-        block = world.pages.empty(box.shape, kind.dtype)
+        block = world.memory.allocate(box.shape, kind.dtype)
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
@@ -333,39 +337,26 @@ def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "devic
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
 
+@memoized(most=1 << 13)
 def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
-    key = ("reshard", source, kind)
-    part: Part | None = world.decisions.get(key)
-    if part is None:
-        processes = world.process_map(kind.sharding)
-        if processes is not None:
-            processes = {**processes, **(world.process_map(source.sharding) or {})}
-        sources, me = [Source(source.layout)], world.process_index
-        part = assemble(kind.layout, sources, processes, me, world.sharing)
-        world.decided(key, part)
-    return part
+    processes = world.process_map(kind.sharding)
+    if processes is not None:
+        processes = {**processes, **(world.process_map(source.sharding) or {})}
+    sources, me = [Source(source.layout)], world.process_index
+    return assemble(kind.layout, sources, processes, me, world.sharing)
 
 
+@memoized(most=1 << 13)
 def wires_between(
     world: RuntimeWorld, source: ArrayType, kind: ArrayType
-) -> tuple[()] | tuple[Move]:
+) -> tuple[()] | tuple[Wire]:
     """Return what an array moves to lie as another type says: one communication or none."""
     if source.guest or source.layout == kind.layout:
         return ()
-    key = ("wire", source, kind)
-    found: Move | None = world.decisions.get(key)
-    if found is None:
-        found = Move(
-            source.str_short(),
-            kind.sharding,
-            (source.sharding,),
-            kind.layout,
-            (Source(source.layout),),
-            kind.dtype.itemsize,
-        )
-        world.decided(key, found)
-    return (found,)
+    from_ = (source.sharding,), kind.layout, (Source(source.layout),)
+    move = Move(kind.sharding, *from_, kind.dtype.itemsize)
+    return (move_wire(source.str_short(), move),)
 
 
 def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
@@ -398,7 +389,7 @@ def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], 
                 "All pieces of an array have one dtype; pass dtype= to convert them."
             )
         if not handed_over(value):
-            block = world.pages.empty(box.shape, kind.dtype)
+            block = world.memory.allocate(box.shape, kind.dtype)
             copies.append((block, value))
             value = block
         blocks[piece] = value

@@ -11,9 +11,9 @@ import optree
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of
 from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
-from meshard.algebra.world import Device
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.plan.figures.choice import Leaf
 from meshard.plan.figures.topology import Topology

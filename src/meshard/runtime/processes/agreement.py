@@ -20,10 +20,10 @@ from types import CodeType
 from typing import NamedTuple, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.world import config
 from meshard.runtime.callers import is_ours, line_of, stated_line
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.canonical import digest, shortened
+from meshard.runtime.settings import CHECK
 
 KEPT = 1024
 """How many recent steps a process remembers."""
@@ -200,16 +200,12 @@ class Agreement:
         self._with: list[tuple[Running, ...]] = [()] * count
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
         self._ours: dict[str, bool] = {}
-        self._epoch = -1
-        self._mode = "hash"
         self._born = depth()
 
     @property
     def mode(self) -> str:
         """The setting ``check``: ``"off"``, ``"hash"`` or ``"full"``."""
-        if self._epoch != config.epoch:
-            self._mode, self._epoch = config.check, config.epoch
-        return self._mode
+        return CHECK.value
 
     def members(self, shardings: Iterable[Sharding]) -> Members | None:
         """Return the processes that shardings span; None if others have nothing to do with it."""
@@ -263,7 +259,7 @@ class Agreement:
                 break
             frame = frame.f_back
         self._ring.append((token, step, found, stated or frame.f_code, frame.f_lasti))
-        if self._mode == "full":  # whoever made the token has looked at the setting
+        if CHECK.value == "full":
             self._meet(running.members)
 
     @property
@@ -349,7 +345,7 @@ class Agreement:
             they have diverged.
         """
         steps = {r.members: r.step for r in self._sets.values()}
-        mine = Account(self.index, self._mode, (), self._count() - len(self._ring), steps, ())
+        mine = Account(self.index, CHECK.value, (), self._count() - len(self._ring), steps, ())
         # Without lines, which take long to find, for this is asked of every letter.
         ring = [(t.running.members, step, found) for t, step, found, _, _ in self._ring]
         there = [(e.members, e.step, e.hash) for e in other.entries]

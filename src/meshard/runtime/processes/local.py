@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from meshard.algebra.settings import Table
 from meshard.errors import TransportError
 from meshard.runtime.processes.transport import Lent, Taken
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshard.algebra.settings import Table
 from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Lent = Sequence[tuple[Block, Sequence[int]]]

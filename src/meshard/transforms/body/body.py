@@ -18,33 +18,32 @@ import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.algebra.world import config
-from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.engine.decide import Cell, KernelPlan, decide_kernel
-from meshard.ops.engine.decide_move import MovePlan, decide_move
-from meshard.ops.engine.eager import EAGER, as_block, is_straight, run_cells
+from meshard.errors import ConcretizationError
+from meshard.ops.engine.accept import accept
+from meshard.ops.engine.decide import decide
+from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
+from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import Ghost, inferred
-from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.ops.engine.run import FastPath, as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
-from meshard.runtime.doors import Params
+from meshard.runtime.doors import Interpreter, Params
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
+from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, entered
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.noting import cell_types, noted, operation_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
-from meshard.tuning import LARGE
 
 Runner = Callable[["Body", Sequence[Any]], Any]
-Kinds = Sequence[GridKind | type]
+Kinds = tuple[GridKind | type, ...]
 Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
 
 
-_WEAK = (bool, int, float, complex)
 _MOST_PARTS = 64
 """The sets of active cells for which an operation keeps what to run."""
 COLLECTIVES: dict[str, Decide] = {}
@@ -52,7 +51,7 @@ COLLECTIVES: dict[str, Decide] = {}
 
 
 @final
-class Body:
+class Body(Interpreter):
     """One run of a shard_map body.
 
     Attributes:
@@ -79,6 +78,16 @@ class Body:
             self.mask = Mask(old.axes, old.varies, grid)
         if typed:
             self.mask = Mask((), frozenset(), np.zeros(scope.here.shape, bool))
+
+    @property
+    def ledgers(self) -> tuple[Any, ...]:
+        """The open ledgers and profiles of its world."""
+        return self.scope.world.ledgers
+
+    @property
+    def profiles(self) -> tuple[Any, ...]:
+        """The open profiles of its world."""
+        return self.scope.world.profiles
 
     def close(self) -> None:
         """Let go of values from outside; they hold the body, which would keep them alive."""
@@ -107,31 +116,14 @@ class Body:
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run one operation on all cells and return its result, or a tuple of results."""
-        key: list[Any] = [config.epoch, name, params]
-        values: list[Any] = []
-        for x in operands:
-            kind = type(x)
-            if kind in _WEAK:
-                key.append(kind)
-            elif isinstance(x, int):  # a Python number of a kind of its own
-                x = int(x)
-                key.append(int)
-            else:
-                if kind is not Grid or x.body is not self:
-                    x = self.lift(x)
-                key.append(x.kind)
-            values.append(x)
-        decisions = self.scope.decisions
-        found = decisions.get(tuple(key))
-        if found is None:
-            if values and not any(type(x) is Grid for x in values):
-                return self.run(name, (self.lift(values[0]), *values[1:]), params)
-            found = decisions[tuple(key)] = _decide(self.scope, name, key[3:], params)
+        values = accept(name, operands, self.lift)
+        kinds = tuple([x.kind if type(x) is Grid else type(x) for x in values])
+        run = runner_of(self.scope, name, kinds, params)
         if self.recorder is None:
             if self.scope.world.profiles and not self.typed:
-                return self._timed(name, found, values)
-            return found(self, values)
-        result = found(self, values)
+                return self._timed(name, run, values)
+            return run(self, values)
+        result = run(self, values)
         results = result if isinstance(result, tuple) else (result,)
         self.recorder.write(name, params, values, results)
         return result
@@ -209,34 +201,33 @@ def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
     return grid.reshape(shape)
 
 
-def _decide(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+    """Return what runs an operation on values of these kinds, worked out once per scope."""
+    key = (config.epoch, name, params, kinds)
+    found: Runner | None = scope.decisions.get(key)
+    if found is None:
+        found = scope.decisions[key] = _runner(scope, name, kinds, params)
+    return found
+
+
+def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     collective = COLLECTIVES.get(name)
     if collective is not None:
         return collective(scope, kinds, dict(params))
-    row = REGISTRY.get(name)
-    if row is None:
-        raise ArgumentError(f"There is no operation named {name!r}.")
     grids = [k for k in kinds if isinstance(k, GridKind)]
     if any(k.weak for k in grids):
         return _weakly(scope, name, kinds, params)
-    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     varies = frozenset[str]().union(*(k.varies for k in grids))
-    plan: KernelPlan | MovePlan
-    if isinstance(row, MoveOp):
-        arrays = [k.type for k in grids]
-        plan = decide_move(scope.world, row, arrays, dict(params))
-        outputs: tuple[ArrayType, ...] = (plan.output,)
-    else:
-        plan = decide_kernel(scope.world, row, types, dict(params))
-        outputs = plan.outputs
+    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
+    decision = decide(scope.world, name, types, params)
     if scope.auto:
-        return _each_array(scope, name, params, outputs, varies)
+        return _each_array(scope, name, params, decision.outputs, varies)
     extent = scope.extent(a for k in grids for a in k.extent)
-    results = tuple(scope.kind(t, extent, varies) for t in outputs)
+    results = tuple(scope.kind(t, extent, varies) for t in decision.outputs)
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
-    if isinstance(plan, MovePlan):
-        return _moving(scope, plan, results[0], onto)
-    return _computing(scope, plan, results, onto)
+    if isinstance(decision, MoveDecision):
+        return _moving(scope, decision, results[0], onto)
+    return _computing(scope, decision, results, onto)
 
 
 def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
@@ -261,10 +252,10 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
 
 
 def _moving(
-    scope: Scope, plan: MovePlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
+    scope: Scope, decision: MoveDecision, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
 ) -> Runner:
     everything = tuple(range(scope.count(kind.extent)))
-    world, part, dtype = scope.world, plan.part, kind.dtype
+    world, part, dtype = scope.world, decision.part, kind.dtype
 
     def run(body: Body, values: Sequence[Grid]) -> Grid:
         numbers = body.active(kind.extent)
@@ -291,69 +282,102 @@ def _scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) 
 
 def _computing(
     scope: Scope,
-    plan: KernelPlan,
+    decision: KernelDecision,
     kinds: tuple[GridKind, ...],
     onto: Sequence[tuple[int, ...] | None],
 ) -> Runner:
-    (alone,) = plan.cells
+    (alone,) = decision.cells.runs
     extent = kinds[0].extent
     count = scope.count(extent)
     cells = tuple(
         Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
     )
-    whole = _with_cells(plan, cells, bool(extent))
-    world, kernel = scope.world, plan.op.kernel
-    straight = _straight(whole, kinds[0], onto)
-    defers = _defers(whole)
-    parts: dict[tuple[int, ...], KernelPlan] = {}
+    whole = _of_cells(decision, cells, bool(extent))
+    fast = fast_path(whole, [c.pieces for c in cells])
+    if fast is not None:
+        return _fast(scope, decision, whole, kinds[0], onto, fast)
+    run = _general(scope, decision, whole, kinds)
+    if not may_join_chain(whole):
+        return run
+
+    def put_off(body: Body, values: Sequence[Any]) -> Any:
+        if body.mask is not None:
+            return run(body, values)
+        return _deferred(body, whole, kinds[0], onto, values, body.active(extent))
+
+    return put_off
+
+
+def _general(
+    scope: Scope,
+    decision: KernelDecision,
+    whole: KernelDecision,
+    kinds: tuple[GridKind, ...],
+) -> Runner:
+    """Return what runs the kernel for the cells that are wanted, whichever they are."""
+    extent = kinds[0].extent
+    count, cells, weak = scope.count(extent), whole.cells.runs, decision.dtypes.weak
+    world, kernel, casts = scope.world, decision.row.kernel, decision.dtypes.casts
+    parts: dict[tuple[int, ...], KernelDecision] = {}
+
+    def own(numbers: tuple[int, ...] | None) -> KernelDecision:
+        if numbers is None:
+            return whole
+        known = parts.get(numbers)
+        if known is None:
+            if len(parts) > _MOST_PARTS:
+                parts.clear()
+            known = _of_cells(decision, tuple([cells[i] for i in numbers]), bool(extent))
+            parts[numbers] = known
+        return known
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
-        if straight is not None and numbers is None:
-            return straight(body, values)
-        if defers and body.mask is None:
-            return _deferred(body, whole, kinds[0], onto, values, numbers)
-        own = whole
-        if numbers is not None:
-            known = parts.get(numbers)
-            if known is None:
-                if len(parts) > _MOST_PARTS:
-                    parts.clear()
-                known = _with_cells(plan, tuple(cells[i] for i in numbers), bool(extent))
-                parts[numbers] = known
-            own = known
         given = [
-            x.cells if type(x) is Grid else (x if weak is None else weak.type(x))
-            for x, weak in zip(values, plan.weak, strict=True)
+            x.cells if type(x) is Grid else (x if to is None else to.type(x))
+            for x, to in zip(values, weak, strict=True)
         ]
-        found = run_cells(own, world, given, kernel)
+        found = run_cells(own(numbers), world, given, kernel)
         grids = []
         for k, kind in enumerate(kinds):
-            blocks = [as_block(results[k], plan.cast[k]) for results in found]
+            blocks = [as_block(results[k], casts[k]) for results in found]
             grids.append(Grid(body, kind, _scattered(blocks, numbers, count)))
         return grids[0] if len(grids) == 1 else tuple(grids)
 
     return run
 
 
-def _defers(plan: KernelPlan) -> bool:
-    """Whether an operation on large cells may be computed together with others, in pieces."""
-    return (
-        plan.nbytes >= LARGE
-        and plan.op.style == "ufunc"
-        and len(plan.outputs) == 1
-        and plan.own_dtype
-        and plan.cast == (None,)
-        and not plan.partial
-        and not plan.contiguous
-        and len(plan.outputs[0].shape) > 0
-        and plan.op.local is None
-    )
+def _fast(
+    scope: Scope,
+    decision: KernelDecision,
+    whole: KernelDecision,
+    kind: GridKind,
+    onto: Sequence[tuple[int, ...] | None],
+    fast: FastPath,
+) -> Runner:
+    """Return the shortest way where all cells are wanted."""
+    general = _general(scope, decision, whole, (kind,))
+    if scope.local(kind.extent) is not None:  # other processes hold some of the cells
+        return general
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        if body.mask is not None:
+            return general(body, values)
+        if len(values) == 1:
+            return Grid(body, kind, fast(values[0].cells))
+        x, y = values
+        return Grid(
+            body,
+            kind,
+            fast(x.cells if type(x) is Grid else x, y.cells if type(y) is Grid else y),
+        )
+
+    return run
 
 
 def _deferred(
     body: Body,
-    plan: KernelPlan,
+    decision: KernelDecision,
     kind: GridKind,
     onto: Sequence[tuple[int, ...] | None],
     values: Sequence[Any],
@@ -361,7 +385,7 @@ def _deferred(
 ) -> Grid:
     """Return the result of an operation that runs when it is looked at."""
     args: list[Any] = []
-    for x, m, weak in zip(values, onto, plan.weak, strict=True):
+    for x, m, weak in zip(values, onto, decision.dtypes.weak, strict=True):
         if m is None:
             args.append(x if weak is None else weak.type(x))
             continue
@@ -371,57 +395,28 @@ def _deferred(
         else:
             cells = x.cells
             args.append(tuple([cells[i] for i in m]))
-    count = len(plan.cells)
-    params = plan.cells[0].params
-    kernel = partial(plan.op.kernel, **params) if params else plan.op.kernel
-    operation = Pending(body.scope.world, kernel, args, kind, count, numbers)
+    cells = decision.cells
+    params = cells.runs[0].params
+    kernel = partial(decision.row.kernel, **params) if params else decision.row.kernel
+    operation = Pending(body.scope.world, kernel, args, kind, len(cells.runs), numbers)
     grid = Grid(body, kind, operation)
     operation.held_by(grid)
     return grid
 
 
-def _with_cells(plan: KernelPlan, cells: tuple[Cell, ...], many: bool) -> KernelPlan:
-    """Return a plan of one cell as one of many, whose results all look alike."""
+def _of_cells(decision: KernelDecision, cells: tuple[Cell, ...], many: bool) -> KernelDecision:
+    """Return a decision about one cell as one about many, whose results all look alike."""
+    alone = decision.cells
     return replace(
-        plan,
-        cells=cells,
-        groups=(tuple(range(len(cells))),),
-        nbytes=plan.nbytes * len(cells),
-        single=plan.single and not many,
+        decision,
+        cells=replace(
+            alone,
+            runs=cells,
+            of_piece=(tuple(range(len(cells))),),
+            nbytes=alone.nbytes * len(cells),
+            single=alone.single and not many,
+        ),
     )
-
-
-def _straight(
-    plan: KernelPlan, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
-) -> Runner | None:
-    """Return the quick way for small cells that map one by one; None if it does not serve."""
-    natural = tuple(range(len(plan.cells)))
-    if not is_straight(plan) or any(m is not None and m != natural for m in onto):
-        return None
-    kernel = plan.op.kernel
-    scalars = tuple(m is None for m in onto)
-
-    def unary(body: Body, values: Sequence[Any]) -> Grid:
-        return Grid(body, kind, tuple(map(kernel, values[0].cells)))
-
-    def binary(body: Body, values: Sequence[Any]) -> Grid:
-        x, y = values
-        return Grid(body, kind, tuple(map(kernel, x.cells, y.cells)))
-
-    def scalar_right(body: Body, values: Sequence[Any]) -> Grid:
-        x, s = values
-        return Grid(body, kind, tuple([kernel(b, s) for b in x.cells]))
-
-    def scalar_left(body: Body, values: Sequence[Any]) -> Grid:
-        s, x = values
-        return Grid(body, kind, tuple([kernel(s, b) for b in x.cells]))
-
-    return {
-        (False,): unary,
-        (False, False): binary,
-        (False, True): scalar_right,
-        (True, False): scalar_left,
-    }[scalars]
 
 
 def _each_array(

@@ -8,12 +8,11 @@ array that does not lie so is resharded first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import even_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
@@ -24,7 +23,7 @@ from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.noting import laid
-from meshard.transforms.body.scope import Extent, Running, Scope
+from meshard.transforms.body.scope import Extent, GridKind, Running, Scope
 
 Axes = tuple[tuple[str, ...], ...]
 
@@ -82,7 +81,8 @@ def entered(
     """
     scope = body.scope
     if body.outer is None and not scope.auto:
-        return _entered_whole(body, arrays[0], spec, like)
+        type = arrays[0]._type if like is None else like
+        return way_in(scope, type, spec)(body, arrays[0])
     added = _added(body)
     submeshes = body.outer.scope.submeshes if body.outer is not None else (scope.mesh,)
     cells = np.empty((len(submeshes), scope.count(added)), object)
@@ -106,34 +106,40 @@ def entered(
     return Grid(body, kind, tuple(grid.transpose(order).ravel()))
 
 
-def _entered_whole(
-    body: Running, x: Array | None, spec: PartitionSpec, like: ArrayType | None
-) -> Grid:
-    """Enter an array where all axes are manual: cells are its blocks."""
-    scope = body.scope
-    type = like if x is None else x._type
-    assert type is not None
+Enter = Callable[[Running, Array | None], Grid]
+"""From an array of one type to a grid; from None, where cells are not wanted, to one without."""
+
+
+def way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
+    """Return how arrays of a type enter a body along all axes of a mesh: cells are their blocks."""
     key = ("enter", type, spec)
-    found = scope.decisions.get(key)
+    found: Enter | None = scope.decisions.get(key)
     if found is None:
-        axes = spec.axes(type.ndim)
-        named = frozenset(a for dim in axes for a in dim)
-        local = _local_shape(type.shape, axes, scope.sizes)
-        kind = scope.kind(cell_type(scope, local, type.dtype), scope.extent(named), named)
-        pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named])
-        sharding: Sharding = NamedSharding(scope.mesh, spec)
-        if type.sharding == sharding:
-            sharding = type.sharding
-        found = sharding, kind, tuple(pieces.ravel().tolist())
-        scope.decisions[key] = found
-    sharding, kind, pieces = found
-    if x is None:
-        return Grid(body, kind, (None,) * len(pieces))
-    agree(scope.world, "shard_map", (("in_spec", spec),), (type,))
-    if type.sharding is not sharding:
-        x = placed(x, sharding, what="shard_map")
-    blocks = x._live()
-    return Grid(body, kind, tuple([blocks[p] for p in pieces]))
+        found = scope.decisions[key] = _way_in(scope, type, spec)
+    return found
+
+
+def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
+    axes = spec.axes(type.ndim)
+    named = frozenset(a for dim in axes for a in dim)
+    local = _local_shape(type.shape, axes, scope.sizes)
+    kind = scope.kind(cell_type(scope, local, type.dtype), scope.extent(named), named)
+    pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named]).ravel().tolist()
+    wanted = NamedSharding(scope.mesh, spec)
+    there = type.sharding == wanted
+    nothing = (None,) * len(pieces)
+    params = (("in_spec", spec),)
+    world = scope.world
+
+    def enter(body: Running, x: Array | None) -> Grid:
+        if x is None:
+            return Grid(body, kind, nothing)
+        if world.agreement is not None:
+            agree(world, "shard_map", params, (type,))
+        blocks = (x if there else placed(x, wanted, what="shard_map"))._live()
+        return Grid(body, kind, tuple([blocks[p] for p in pieces]))
+
+    return enter
 
 
 def _local_shape(shape: tuple[int, ...], axes: Axes, sizes: dict[str, int]) -> tuple[int, ...]:
@@ -186,7 +192,7 @@ def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     scope = body.scope
     axes = spec.axes(grid.ndim)
     if body.outer is None and not scope.auto:
-        return _left_whole(body, grid, spec)
+        return way_out(scope, grid.kind, spec)(grid)
     added = _added(body)
     outer = body.outer
     around = outer.scope.manual if outer is not None else ()
@@ -219,38 +225,47 @@ def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     return Grid(outer, kind, tuple(arrays))
 
 
-def _left_whole(body: Running, grid: Grid, spec: PartitionSpec) -> Array:
-    """Leave a body of which all axes are manual: blocks are its cells."""
-    scope = body.scope
-    key = ("leave", grid.kind, spec)
-    found = scope.decisions.get(key)
+Leave = Callable[[Grid], Array]
+"""From a grid of one kind to the array that it is outside."""
+
+
+def way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
+    """Return how grids of a kind leave a body along all axes of a mesh: cells become blocks."""
+    key = ("leave", kind, spec)
+    found: Leave | None = scope.decisions.get(key)
     if found is None:
-        axes = spec.axes(grid.ndim)
-        sharding = NamedSharding(scope.mesh, spec)
-        shape = tuple(
-            n * math.prod(scope.sizes[a] for a in dim)
-            for n, dim in zip(grid.shape, axes, strict=True)
-        )
-        named = [a for a in scope.manual if any(a in dim for dim in axes)]
-        extent = scope.extent(named)
-        numbers = np.argsort(_pieces(axes, scope.sizes, named).ravel()).tolist()
-        rest = scope.extent(a for a in grid.kind.extent if a not in extent)
-        wide = scope.extent((*extent, *rest))
-        by_place = np.array(scope.onto(grid.kind.extent, wide)).reshape(
-            [scope.sizes[a] for a in wide]
-        )
-        order = [wide.index(a) for a in (*extent, *rest)]
-        choices = by_place.transpose(order).reshape(scope.count(extent), -1)[numbers].tolist()
-        kind = scope.world.type_of(shape, grid.dtype, sharding, True)
-        found = kind, tuple([c[0] for c in choices]), choices if rest else None
-        scope.decisions[key] = found
-    kind, firsts, choices = found
-    cells = grid.cells
-    if choices is None:
-        return Array(kind, tuple([cells[i] for i in firsts]))
-    # Replication is claimed and not checked: the first cell that this process holds is taken.
-    blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
-    return Array(kind, tuple(blocks))
+        found = scope.decisions[key] = _way_out(scope, kind, spec)
+    return found
+
+
+def _way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
+    axes = spec.axes(kind.ndim)
+    sharding = NamedSharding(scope.mesh, spec)
+    shape = tuple(
+        n * math.prod(scope.sizes[a] for a in dim) for n, dim in zip(kind.shape, axes, strict=True)
+    )
+    named = [a for a in scope.manual if any(a in dim for dim in axes)]
+    extent = scope.extent(named)
+    numbers = np.argsort(_pieces(axes, scope.sizes, named).ravel()).tolist()
+    rest = scope.extent(a for a in kind.extent if a not in extent)
+    wide = scope.extent((*extent, *rest))
+    by_place = np.array(scope.onto(kind.extent, wide)).reshape([scope.sizes[a] for a in wide])
+    order = [wide.index(a) for a in (*extent, *rest)]
+    choices = by_place.transpose(order).reshape(scope.count(extent), -1)[numbers].tolist()
+    type = scope.world.type_of(shape, kind.dtype, sharding, True)
+    firsts = [c[0] for c in choices]
+
+    def leave(grid: Grid) -> Array:
+        cells = grid.cells
+        return Array(type, tuple([cells[i] for i in firsts]))
+
+    def leave_first(grid: Grid) -> Array:
+        # Replication is claimed and not checked: the first cell that this process holds is taken.
+        cells = grid.cells
+        blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
+        return Array(type, tuple(blocks))
+
+    return leave_first if rest else leave
 
 
 def _inner_sharding(scope: Scope, grid: Grid) -> NamedSharding | None:

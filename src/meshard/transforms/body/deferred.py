@@ -29,7 +29,7 @@ class Pending:
     """An operation that has not run yet.
 
     Args:
-        world: whose pages and workers will be used.
+        world: whose memory and workers will be used.
         kernel: the operation, which takes ``out=``.
         args: its operands: other pending ones, scalars, or cells in the order of the result's.
         kind: the kind of the result.

@@ -10,6 +10,7 @@ import numpy as np
 from meshard.errors import ConcretizationError
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import bind
 from meshard.runtime.memory.exported import exported
 from meshard.runtime.types import Block
 from meshard.transforms.body.deferred import Pending
@@ -33,6 +34,7 @@ class Grid(Traced):
 
     __slots__ = ("__weakref__", "_cells", "body", "kind")
     body: Running
+    per_device = True
 
     def __init__(self, body: Running, kind: GridKind, cells: Cells | Pending) -> None:
         self._type = kind.type
@@ -63,6 +65,10 @@ class Grid(Traced):
     def vma(self) -> frozenset[str]:
         """The mesh axes over which the value may differ."""
         return self.kind.varies
+
+    def _varying(self, x: Any) -> Any:
+        axes = tuple(sorted(self.kind.varies))
+        return bind("pcast", x, axes=axes) if axes else x
 
     def _concrete(self, what: str) -> Block:
         kind = self.kind

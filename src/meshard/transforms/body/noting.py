@@ -9,18 +9,13 @@ processes alike. Under a condition that differs between devices each process not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
-from meshard.ops.engine.decide import decide_kernel
-from meshard.ops.engine.decide_move import decide_move
-from meshard.ops.engine.row import REGISTRY, MoveOp
-from meshard.plan.move.wires import Wire
+from meshard.ops.engine.decide import decide
+from meshard.plan.move.wires import Wire, together
 from meshard.runtime.doors import Params
 from meshard.runtime.moving.place import placed, wires_between
 from meshard.runtime.types import ArrayType
@@ -28,69 +23,10 @@ from meshard.runtime.watching.ledger import wired
 from meshard.transforms.body.scope import GridKind, Scope
 
 
-@final
-@dataclass(frozen=True)
-class Told:
-    """A communication of a body of which only the types are known.
-
-    Attributes:
-        array: what moves on one device.
-        kind: what it is called.
-        axes: the axes that it goes along.
-        mesh: the devices.
-        count: counts the bytes that each device receives.
-        exact: whether it receives so many, and not at most so many, as values will say.
-    """
-
-    array: str
-    kind: str
-    axes: tuple[str, ...]
-    mesh: Mesh
-    count: Callable[[], Mapping[int, int]]
-    exact: bool = True
-
-    @cached_property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives."""
-        return self.count()
-
-
-@final
-@dataclass(frozen=True)
-class _Together:
-    """What the same step moves on several parts of the mesh, as one communication."""
-
-    parts: tuple[Wire, ...]
-
-    @property
-    def array(self) -> str:
-        """What moves on one part."""
-        return self.parts[0].array
-
-    @property
-    def kind(self) -> str:
-        """What it is called."""
-        return self.parts[0].kind
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes that it goes along."""
-        return self.parts[0].axes
-
-    @cached_property
-    def received(self) -> Mapping[int, int]:
-        """The bytes that each device receives."""
-        found: dict[int, int] = {}
-        for part in self.parts:
-            for device, count in part.received.items():
-                found[device] = found.get(device, 0) + count
-        return found
-
-
 def joined(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
     """Return the communications of all parts of the mesh, those of one step as one."""
     if len({len(p) for p in parts}) == 1:
-        return [_Together(tuple(w)) for w in zip(*parts, strict=True)]
+        return [together(w) for w in zip(*parts, strict=True)]
     return [w for p in parts for w in p]
 
 
@@ -136,12 +72,7 @@ def operation_wires(
     key = ("wires", name, tuple(types), params)
     found: Sequence[Wire] | None = scope.decisions.get(key)
     if found is None:
-        row, arrays = REGISTRY[name], [t for t in types if isinstance(t, ArrayType)]
-        if isinstance(row, MoveOp):
-            found = (decide_move(scope.world, row, arrays, dict(params)).wire,)
-        else:
-            found = decide_kernel(scope.world, row, types, dict(params)).wires
-        scope.decisions[key] = found
+        found = scope.decisions[key] = decide(scope.world, name, types, params).wires
     return found
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
+from meshard.runtime.memo import memoized
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -265,11 +266,7 @@ class Running(Protocol):
         """The body around it; None if there is none."""
 
 
+@memoized(most=1 << 12)
 def scope_of(world: RuntimeWorld, mesh: Mesh, manual: frozenset[str]) -> Scope:
     """Return the one scope of these axes in a world."""
-    key = ("scope", mesh, manual)
-    found: Scope | None = world.decisions.get(key)
-    if found is None:
-        found = Scope(world, mesh, manual)
-        world.decided(key, found)
-    return found
+    return Scope(world, mesh, manual)

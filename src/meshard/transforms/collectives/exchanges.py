@@ -139,7 +139,8 @@ class Exchange:
             return self._all_turned(cells)
         field, part, routes = self.field, self.part, self._routes
         if routes is not None and active is None:
-            return [cells[i] if i >= 0 else np.zeros(self.shape, field.dtype) for i in routes]
+            zeros = field.world.memory.zeros
+            return [cells[i] if i >= 0 else zeros(self.shape, field.dtype) for i in routes]
         if active is not None:
             ends = (len(self.order), len(part.recipes))
             part = _masked(part, *(_of_groups(active, n // self.groups) for n in ends))
@@ -219,6 +220,11 @@ class Fold:
         return self.field.order((*self.axes, *self._rest))
 
     @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """The members of a group, and the groups."""
+        return self.field.count(self.axes), self.field.count(self._rest)
+
+    @cached_property
     def _reduction(self) -> Reduction:
         field, rest = self.field, self._rest
         sizes = tuple(field.mesh.shape[a] for a in rest)
@@ -241,8 +247,7 @@ class Fold:
         return self._across(cells, active)
 
     def _here(self, cells: Cells, active: Active) -> list[Any]:
-        field = self.field
-        members, groups = field.count(self.axes), field.count(self._rest)
+        members, groups = self._counts
         pieces = [cells[i] for i in self._order]
         found: list[Any] = []
         for group in range(groups):

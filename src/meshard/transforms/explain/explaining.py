@@ -5,12 +5,9 @@ In: an `Executable`, the trace that it comes from, and a topology. Out: an `Expl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.plan.figures import presets
@@ -20,13 +17,12 @@ from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.body.noting import Told
 from meshard.transforms.body.scope import GridKind
+from meshard.transforms.explain.costs import device_bytes, live_bytes, most
 from meshard.transforms.explain.explanation import Communication, ExplainedStep, Explanation
-from meshard.transforms.lowering.costs import device_bytes, live_bytes, most
+from meshard.transforms.explain.reasons import Notice, notices_of
+from meshard.transforms.explain.steps_in_order import Item, steps_in_order
 from meshard.transforms.lowering.executable import Executable
-from meshard.transforms.lowering.reasons import Notice, notices_of
-from meshard.transforms.lowering.unrolled import Item, unrolled
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Eqn, Kind, Literal, Var, lies
 from meshard.transforms.program.value_names import Names
@@ -60,12 +56,12 @@ def explained(
     steps = _entering(trace, kinds, executable, where, world)
     notices: list[Notice] = []
     first = len(steps)
-    items = unrolled(world, executable)
+    items = steps_in_order(executable)
     numbers = {id(item): first + n for n, item in enumerate(items, 1)}
     held = live_bytes(executable, items)
     users = {id(p): _users(p, names) for p in _executables(items, executable)}
     for item in items:
-        if item.around is not None and isinstance(item.program, Executable):
+        if item.around is not None and item.scope is None:
             variables = list(item.program.kinds)[: len(item.program.inputs)]
             names.learn_inputs(variables, item.around.eqns[0])
     for item, live in zip(items, held, strict=True):
@@ -120,7 +116,7 @@ def _entering(
                     (_lies(kind),),
                     (_lies(then),),
                     tuple(map(_communication, wires)),
-                    seconds_of(wires, None, topology),
+                    seconds_of(wires, topology),
                     most([device_bytes(k) for k in executable.inputs]),
                 )
             )
@@ -131,7 +127,7 @@ def _executables(items: Sequence[Item], top: Executable) -> Iterator[Executable]
     yield top
     seen = {id(top)}
     for item in items:
-        if isinstance(item.program, Executable) and id(item.program) not in seen:
+        if item.scope is None and id(item.program) not in seen:
             seen.add(id(item.program))
             yield item.program
 
@@ -177,35 +173,15 @@ def _step(number: int, item: Item, live: int, topology: Topology, names: Names) 
         tuple([_lies(k) for k in item.inputs if not isinstance(k, type)]),
         tuple([_lies(k) for k in item.outputs]),
         tuple([_communication(w, everywhere=item.exact) for w in wires]),
-        sum(_seconds(w, topology) for w in wires),
+        sum(seconds_of([w], topology) for w in wires),
         live,
     )
 
 
 def _communication(wire: Wire, *, everywhere: bool = True) -> Communication:
-    exact = everywhere and bool(getattr(wire, "exact", True))
+    exact = everywhere and wire.exact
     received = {int(d): int(n) for d, n in sorted(wire.received.items())}
     return Communication(wire.kind, tuple(wire.axes), wire.array, received, exact)
-
-
-def _seconds(wire: Wire, topology: Topology) -> float:
-    parts: Any = getattr(wire, "parts", None)
-    if parts is None:
-        return seconds_of([wire], _groups(wire), topology)
-    if isinstance(parts[0], tuple):  # one after another
-        return float(sum(times * _seconds(w, topology) for w, times in parts))
-    return seconds_of(parts, None, topology)
-
-
-def _groups(wire: Wire) -> Any:
-    """Return the devices that a collective joins, ``[group, member]``; None for other wires."""
-    if not isinstance(wire, Told):
-        return None
-    names = wire.mesh.axis_names
-    along = [names.index(a) for a in wire.axes]
-    rest = [i for i in range(len(names)) if i not in along]
-    ids = np.asarray(wire.mesh.device_ids, np.int64).transpose(rest + along)
-    return ids.reshape(-1, math.prod(wire.mesh.shape[a] for a in wire.axes))
 
 
 def _local(*kinds: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError, MeshardError, TreeError
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.dtypes import is_float
-from meshard.ops.engine.infer import WEAK, Ghost, Weak
+from meshard.ops.engine.infer import Ghost, Weak
 from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import Body
@@ -109,9 +110,9 @@ class Carry:
         """The tree."""
         return trees.unflatten(self.shape, self.leaves)
 
-    def replaced(self, leaves: list[Any]) -> Carry:
+    def replaced(self, leaves: Sequence[Any]) -> Carry:
         """Return a carry with other arrays."""
-        return replace(self, leaves=leaves)
+        return replace(self, leaves=list(leaves))
 
     def ghosts(self) -> Carry:
         """Return a carry of the same types without data."""

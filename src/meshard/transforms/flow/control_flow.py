@@ -8,6 +8,7 @@ a loop goes on as long as any of this process's devices has a turn left.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import alike, choices, common, idle, merged, narrowed, widened
+from meshard.transforms.body.branches import alike, common, idle, widened
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, outputs_alike, settled
 from meshard.transforms.flow.count import Count
 from meshard.transforms.flow.recorded_flow import recorded_for, recorded_switch, recorded_while
+from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.tracing.abstract import abstractly, is_abstract, types_only
 from meshard.transforms.tracing.tracing import recording
 
@@ -227,15 +229,10 @@ def _diverging(
     names: list[str],
 ) -> Any:
     """Run each branch for the devices that chose it, and merge what they computed."""
-    chosen = choices(body, index)
-    results = []
-    for i, branch in enumerate(branches):
-        with body.under(narrowed(body, index, chosen == i)):
-            results.append(branch(*args))
+    results, merge = run_each(body, index, [partial(branch, *args) for branch in branches])
     found = outputs_alike(what, names, results, body.lift)
     flat = [trees.leaves(r) for r in found]
-    axes = index.kind.extent
-    joined = [merged(body, column, chosen, index.kind, axes) for column in zip(*flat, strict=True)]
+    joined = [merge(column) for column in zip(*flat, strict=True)]
     return trees.unflatten(trees.structure(found[0]), joined)
 
 
@@ -289,31 +286,13 @@ def _while(carry: Carry, cond_fun: Callable[[Any], Any], body_fun: Callable[[Any
         return body.lift(_condition(cond_fun(value)))
 
     carry = settled(carry, body_fun, predicate)
-    mask = body.mask
-    while True:
-        with body.under(mask):
-            if idle(body):
-                return carry.value
-            pred = predicate(carry.value)
-        flags = choices(body, pred) > 0
-        if not pred.kind.varies and mask is body.mask:
-            if not flags.any():
-                return carry.value
-            carry = carry.after(body_fun)
-            continue
-        with body.under(mask):
-            mask = narrowed(body, pred, flags)
-        with body.under(mask):
-            if idle(body):
-                return carry.value
-            found = carry.after(body_fun)
-        chosen = np.where(mask.grid, 1, 0)
-        carry = carry.replaced(
-            [
-                merged(body, (old, new), chosen, pred.kind, mask.axes)
-                for old, new in zip(carry.leaves, found.leaves, strict=True)
-            ]
-        )
+    found = run_while(
+        body,
+        lambda leaves: predicate(carry.replaced(leaves).value),
+        lambda leaves: carry.replaced(leaves).after(body_fun).leaves,
+        carry.leaves,
+    )
+    return carry.replaced(found).value
 
 
 def _while_outside(

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.engine.infer import WEAK, Ghost
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array

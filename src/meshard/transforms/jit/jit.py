@@ -15,7 +15,6 @@ import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
@@ -26,12 +25,13 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
 from meshard.transforms.jit.stages import Entry, Lowered, Traced
-from meshard.transforms.jit_arguments import Arguments
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
+from meshard.transforms.tracing.arguments import Arguments
 from meshard.transforms.tracing.signature import (
     Trace,
     accepted,

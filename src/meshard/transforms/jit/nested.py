@@ -14,12 +14,13 @@ from functools import partial
 from types import CodeType, ModuleType
 from typing import Any, final
 
-from meshard.ops.engine.infer import WEAK, Ghost
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import is_ours
-from meshard.runtime.doors import innermost
+from meshard.runtime.doors import current, innermost
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
@@ -29,7 +30,6 @@ from meshard.transforms.program.program import Literal, Program
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 from meshard.transforms.tracing.tracing import (
-    Tracing,
     anywhere,
     recording,
     recording_around,
@@ -79,11 +79,9 @@ class Nested:
 
 def is_traced_here(leaves: Sequence[Any]) -> bool:
     """Whether what becomes of some arguments is written down, or matters for its types alone."""
-    interpreter = innermost()
     if not any(isinstance(x, Traced) for x in leaves):
         return False
-    placed = isinstance(interpreter, Tracing) and interpreter.placed
-    return is_abstract() or (recording() is not None and not placed)
+    return is_abstract() or (recording() is not None and not current().layouts_known)
 
 
 def result_of(

@@ -8,13 +8,13 @@ itself; or what all processes of a program's arrays must agree on.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from meshard.runtime.agree import agreed
 from meshard.runtime.processes.canonical import described
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import Scope
-from meshard.transforms.lowering.costs import turns
-from meshard.transforms.lowering.executable import Executable
+from meshard.transforms.lowering.executable import Executable, turns
 from meshard.transforms.program.program import Program
 
 Axes = tuple[str, ...]
@@ -52,7 +52,7 @@ def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     which order a process runs what needs nobody else is its own affair: that depends on the cells
     that it has.
     """
-    kinds = (*executable.inputs, *executable.outputs)
+    kinds: list[Any] = [*executable.inputs, *executable.returns]
     arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.guest]
     members = {d.process_index for k in arrays for d in k.sharding.device_order}
     exact = [

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import optree
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.world import config
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import WEAK
 from meshard.plan.figures.topology import Topology
 from meshard.runtime import trees
 from meshard.runtime.agree import agreed
@@ -27,13 +26,13 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
+from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
 from meshard.transforms.jit.sharing import program
-from meshard.transforms.lowering.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.lowering.executable import Executable
-from meshard.transforms.lowering.listings import lowered_listing
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Kind, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
@@ -54,9 +53,8 @@ class Entry:
         self.given: list[Kind] = []
         place = check_devices(trace, kinds)
         self.captured = captured_beside(trace.captured, place)
-        self._wrap = (
-            function("global_device_array") if config.parallel_functions_output_gda else None
-        )
+        wraps = config.read("parallel_functions_output_gda")
+        self._wrap = function("global_device_array") if wraps else None
         self._moves: list[tuple[int, Sharding]] = []
         for number, (kind, told, wanted) in enumerate(
             zip(kinds, trace.told, trace.in_shardings, strict=True)
@@ -262,14 +260,14 @@ class _Placed(_Stage):
         """Return what runs as a listing, with how each value lies and what moves."""
         trace = self._trace
         called = dict(zip(trace.program.inputs, trace.told, strict=True))
-        return lowered_listing(self._world, self.executable, called)
+        return listing(replace(self.executable.listed(), called=called))
 
     def cost_analysis(self) -> dict[str, float]:
         """Return estimates: ``"flops"``, ``"bytes accessed"``, ``"bytes communicated"``.
 
         They count all devices together; a loop whose number of turns is not known counts as one.
         """
-        return costs(self._world, self.executable)
+        return costs(self.executable)
 
     def explain(self, topology: Topology | str | None = None) -> Explanation:
         """Return what the program does step by step, what it moves, and why.
@@ -307,12 +305,12 @@ class Compiled(_Placed):
     @property
     def output_shardings(self) -> Any:
         """For each result its sharding."""
-        found = [self._aval(k).sharding for k in self.executable.outputs]
+        found = [self._aval(k).sharding for k in self.executable.returns]
         return trees.unflatten(self._trace.out_tree, found)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """Return the bytes of arguments, results and temporaries on the device that has most."""
-        return memory(self._world, self.executable)
+        return memory(self.executable)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program.

@@ -6,11 +6,13 @@ when the program was lowered, so that a call costs little more than its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, final
 
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.plan.move.wires import Wire
 from meshard.runtime.arguments import too_large
 from meshard.runtime.array.array import Array
@@ -19,9 +21,19 @@ from meshard.runtime.moving.place import placed, resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.program.program import Eqn, Kind, Listed, Var, listing
 
-Run = Callable[[RuntimeWorld, Sequence[Any]], Any]
+AnyKind = Kind | GridKind
+"""What a value is, in a body too."""
+Run = Callable[[Any, Sequence[Any]], Any]
+Moving = tuple[Wire, int | None]
+"""A communication, and the operand that moves; None where that is no operand."""
+
+
+def nothing_around() -> tuple[()]:
+    """Say that nothing moves around a step's parts."""
+    return ()
 
 
 @final
@@ -37,8 +49,11 @@ class Step:
         reads: the slots that it reads.
         writes: the slots that it sets.
         dead: the slots that nobody reads any more.
-        run: from the values that it reads to the one that it gives, or a sequence of them.
+        run: from the world, in a body of `shard_map` the `Body`, and the values that it reads to
+            the one that it gives, or a sequence of them.
         wires: what passes between devices.
+        around: tells what passes besides while it gets values to its parts, and from them, each
+            with the operand that moves; None where that is no operand.
         eqns: the operations of the program.
         parts: the programs that it runs, by name, and how often; None if that is not known.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
@@ -47,56 +62,59 @@ class Step:
 
     name: str
     line: str
-    inputs: tuple[Kind, ...]
-    outputs: tuple[Kind, ...]
+    inputs: tuple[AnyKind, ...]
+    outputs: tuple[AnyKind, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     dead: tuple[int, ...]
     run: Run
     wires: tuple[Wire, ...] = ()
+    around: Callable[[], Sequence[Moving]] = nothing_around
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[tuple[str, Executable, int | None], ...] = ()
     once: bool = False
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Executable:
-    """A program on arrays of known types.
+    """A program on values of known types: arrays, or in a body of `shard_map` grids of cells.
 
     Attributes:
         name: the function.
         inputs: the types of what it reads: the values captured, then the arguments.
         outputs: the types of what it returns.
         steps: the steps in order.
+        template: the slots before it runs: those of what it reads come first, and numbers that
+            are written in the program are there.
         results: the slots of what it returns.
-        listed: returns what runs as a program to be printed, with how each value lies.
+        listed: returns what runs as a program to be printed, with how each value is laid out.
         kinds: what each variable of the program is.
+        scope: the axes that it runs along, in a body; None outside of bodies.
+        everywhere: whether all devices run it; else those that values choose.
     """
 
-    def __init__(
-        self,
-        name: str,
-        inputs: Sequence[Kind],
-        outputs: Sequence[Kind],
-        steps: Sequence[Step],
-        numbers: dict[int, Any],
-        slots: int,
-        results: Sequence[int],
-        listed: Callable[[], Listed],
-        kinds: Mapping[Var, Kind],
-    ) -> None:
-        self.name = name
-        self.listed = listed
-        self.kinds = kinds
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
-        self.steps = tuple(steps)
-        self.results = tuple(results)
-        self._numbers = numbers
-        self._template: list[Any] = [None] * slots
-        for slot, number in numbers.items():
-            self._template[slot] = number
-        self._code = [
+    name: str
+    inputs: tuple[AnyKind, ...]
+    outputs: tuple[AnyKind, ...]
+    steps: tuple[Step, ...]
+    template: tuple[Any, ...]
+    results: tuple[int, ...]
+    listed: Callable[[], Listed]
+    kinds: Mapping[Var, AnyKind]
+    scope: Scope | None = None
+    everywhere: bool = True
+
+    @property
+    def returns(self) -> tuple[Kind, ...]:
+        """The types of what it returns, outside of bodies."""
+        found = tuple([k for k in self.outputs if not isinstance(k, GridKind)])
+        assert len(found) == len(self.outputs), "a body's results are no arrays"
+        return found
+
+    @cached_property
+    def _code(self) -> list[tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]]:
+        return [
             (s.run, s.reads, s.writes[0] if len(s.writes) == 1 else s.writes, s.dead)
             for s in self.steps
         ]
@@ -107,7 +125,8 @@ class Executable:
         Args:
             fixed: how many of the first values that it reads are the same in every turn.
         """
-        known = {*range(fixed), *self._numbers}
+        numbers = (slot for slot, x in enumerate(self.template) if x is not None)
+        known = {*range(fixed), *numbers}
         steps = []
         for step in self.steps:
             once = bool(step.reads) and known.issuperset(step.reads)
@@ -124,59 +143,55 @@ class Executable:
             replace(s, dead=tuple([i for i in s.dead if i not in read])) if s.once else s
             for s in steps
         ]
-        return Executable(
-            self.name,
-            self.inputs,
-            self.outputs,
-            [*(s for s in steps if s.once), *(s for s in steps if not s.once)],
-            self._numbers,
-            len(self._template),
-            self.results,
-            self.listed,
-            self.kinds,
-        )
+        ordered = (*(s for s in steps if s.once), *(s for s in steps if not s.once))
+        return replace(self, steps=ordered)
 
-    def looped(self, world: RuntimeWorld) -> Callable[[Sequence[Any]], list[Any]]:
+    def looped(self, where: Any) -> Callable[[Sequence[Any]], list[Any]]:
         """Return what runs one turn of a loop whose body this is, given all that it reads.
 
         What is the same in every turn is computed in the first.
         """
         first = sum(s.once for s in self.steps)
         if not first:
-            return partial(self.run, world)
+            return partial(self.run, where)
         read = {i for s in self.steps[first:] for i in s.reads} | set(self.results)
         writes = [i for s in self.steps[:first] for i in s.writes if i in read]
         kept: list[tuple[int, Any]] = []
 
         def turn(given: Sequence[Any]) -> list[Any]:
-            slots = self._template.copy()
+            slots = list(self.template)
             slots[: len(given)] = given
             if not kept:
-                self._run(world, slots, 0, first)
+                self._run(where, slots, 0, first)
                 kept.extend((i, slots[i]) for i in writes)
             else:
                 for i, value in kept:
                     slots[i] = value
-            self._run(world, slots, first, len(self.steps))
+            self._run(where, slots, first, len(self.steps))
             return [slots[i] for i in self.results]
 
         return turn
 
-    def run(self, world: RuntimeWorld, given: Sequence[Any]) -> list[Any]:
-        """Return the results, given all that it reads."""
-        slots = self._template.copy()
+    def run(self, where: Any, given: Sequence[Any]) -> list[Any]:
+        """Return the results, given all that it reads.
+
+        Args:
+            where: the world; in a body of `shard_map` the `Body`.
+            given: the values captured, then the arguments.
+        """
+        slots = list(self.template)
         slots[: len(given)] = given
-        self._run(world, slots, 0, len(self.steps))
+        self._run(where, slots, 0, len(self.steps))
         return [slots[i] for i in self.results]
 
-    def _run(self, world: RuntimeWorld, slots: list[Any], start: int, stop: int) -> None:
+    def _run(self, where: Any, slots: list[Any], start: int, stop: int) -> None:
         """Run some of the steps."""
         number = start
         try:
-            if world.ledgers:
+            if where.ledgers:
                 for step in self.steps[start:stop]:
                     with at_line(step.line):
-                        found = _watched(world, step, [slots[i] for i in step.reads])
+                        found = self._watched(where, step, [slots[i] for i in step.reads])
                     number += 1
                     if len(step.writes) == 1:
                         found = (found,)
@@ -187,7 +202,7 @@ class Executable:
                 return
             code = self._code if stop - start == len(self._code) else self._code[start:stop]
             for run, reads, writes, dead in code:
-                found = run(world, [slots[i] for i in reads])
+                found = run(where, [slots[i] for i in reads])
                 if isinstance(writes, int):
                     slots[writes] = found
                 else:
@@ -206,22 +221,52 @@ class Executable:
             raise
 
     def text(self) -> str:
-        """Return what runs as a listing, with how each value lies."""
+        """Return what runs as a listing, with how each value is laid out."""
         return listing(self.listed())
 
     def _tell(self, error: Exception, number: int) -> None:
-        if number < len(self.steps):
+        if number < len(self.steps) and self.scope is None:
             step = self.steps[number]
             error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
 
+    def _watched(self, where: Any, step: Step, given: Sequence[Any]) -> Any:
+        """Run a step while a ledger or a profile is open."""
+        if not where.profiles:
+            return step.run(where, given)
+        if self.scope is not None:
+            if step.parts:
+                return step.run(where, given)
+            with timed(self.scope.world, step.name, "body") as ran_on:
+                ran_on([NamedSharding(self.scope.mesh, PartitionSpec())])
+                return step.run(where, given)
+        with timed(where, step.name, "step", step.line) as ran_on:
+            ran_on([k.sharding for k in step.outputs if isinstance(k, ArrayType)])
+            return step.run(where, given)
 
-def _watched(world: RuntimeWorld, step: Step, given: Sequence[Any]) -> Any:
-    """Run a step while a ledger or a profile is open."""
-    if not world.profiles:
-        return step.run(world, given)
-    with timed(world, step.name, "step", step.line) as ran_on:
-        ran_on([k.sharding for k in step.outputs if isinstance(k, ArrayType)])
-        return step.run(world, given)
+
+def turns(
+    executable: Executable, times: int = 1, first: int | None = None
+) -> Iterator[tuple[Step, int]]:
+    """Yield each step, those of loops too but not of bodies, and how often it runs at least.
+
+    Args:
+        executable: the program.
+        times: how often it runs.
+        first: how often the steps run that only the first turn of a loop needs; None for as often.
+    """
+    for step in executable.steps:
+        own = first if step.once and first is not None else times
+        yield step, own
+        for _, part, count in step.parts:
+            if part.scope is not None:  # what bodies move is the same however they are lowered
+                continue
+            often = 1 if count is None else count
+            yield from turns(part, own * often, own * min(often, 1))
+
+
+def crossing(step: Step) -> int:
+    """Return the bytes that devices receive from others in one run of a step."""
+    return sum(w.total for w in step.wires)
 
 
 def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:

@@ -14,11 +14,9 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
-from meshard.errors import ArgumentError
-from meshard.ops.engine.decide import KernelPlan, decide_kernel
-from meshard.ops.engine.decide_move import decide_move
+from meshard.ops.engine.decide import decide, takes_arrays_only
+from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
-from meshard.ops.engine.row import REGISTRY, MoveOp, Op
 from meshard.ops.fused.piecewise import piecewise
 from meshard.ops.fused.segment import Segment
 from meshard.plan.move.wires import Wire
@@ -26,8 +24,15 @@ from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.constrained import settled
-from meshard.transforms.lowering.costs import crossing, turns
-from meshard.transforms.lowering.executable import Executable, Run, Step
+from meshard.transforms.lowering.executable import (
+    Executable,
+    Moving,
+    Run,
+    Step,
+    crossing,
+    nothing_around,
+    turns,
+)
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
@@ -36,7 +41,8 @@ from meshard.transforms.lowering.lowered_steps import (
     create,
     first_of,
 )
-from meshard.transforms.lowering.wishes import wishes
+from meshard.transforms.lowering.preferences import wishes
+from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
 from meshard.transforms.program.program import (
     Atom,
@@ -96,7 +102,7 @@ def _moved(executable: Executable) -> int:
     return sum(times * crossing(step) for step, times in turns(executable))
 
 
-_Decisions = dict[Any, KernelPlan]
+_Decisions = dict[Any, Decision]
 
 
 @final
@@ -112,6 +118,7 @@ class _Group:
         self.inputs: list[Atom] = []
         self.outputs: list[Var] = []
         self.wires: tuple[Wire, ...] = ()
+        self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
 
 
@@ -169,48 +176,38 @@ class _Lowering:
     # operations
 
     def _row(self, eqn: Eqn) -> None:
-        world, kinds = self.world, [self.kind(x) for x in eqn.inputs]
-        row = REGISTRY.get(eqn.name)
-        if row is None:
-            raise ArgumentError(f"There is no operation named {eqn.name!r}.")
-        made = [False] * len(kinds)
-        params = dict(eqn.params)
-        if isinstance(row, MoveOp):
-            made = [not isinstance(k, ArrayType) for k in kinds]
-        elif not any(isinstance(k, ArrayType) for k in kinds):
-            made[0] = True
-        kinds = [
+        kinds = [self.kind(x) for x in eqn.inputs]
+        made = [not isinstance(k, ArrayType) for k in kinds]
+        if not takes_arrays_only(eqn.name) and not all(made):
+            made = [False] * len(kinds)
+        elif not takes_arrays_only(eqn.name):
+            made[1:] = [False] * (len(kinds) - 1)
+        kinds = self._made(eqn, kinds, made)
+        decision = self._decided(eqn, kinds)
+        if isinstance(decision, KernelDecision):
+            if any(decision.moves):
+                eqn, decision = self._with_moves(eqn, kinds, decision)
+                kinds = [
+                    self.kind(x) if isinstance(x, Var) else k
+                    for x, k in zip(eqn.inputs, kinds, strict=True)
+                ]
+            weak = any(v.weak is not None for v in eqn.outputs)
+            if not weak and not any(made) and self._fused(eqn, decision, kinds):
+                return
+        self._single(eqn, runner(decision), decision, made)
+
+    def _made(self, eqn: Eqn, kinds: Sequence[Kind], made: Sequence[bool]) -> list[Kind]:
+        """Return what operands are, some of which are made arrays."""
+        return [
             self._array_of(x, k) if m else k
             for x, k, m in zip(eqn.inputs, kinds, made, strict=True)
         ]
-        if isinstance(row, MoveOp):
-            move = decide_move(world, row, [k for k in kinds if isinstance(k, ArrayType)], params)
-            self._single(eqn, runner(move), (move.output,), (move.wire,), made)
-            return
-        try:
-            plan = self._decided(eqn, row, kinds)
-        except Exception:
-            # Where only an array will do, a number is one.
-            if all(isinstance(k, ArrayType) for k in kinds):
-                raise
-            made = [m or not isinstance(k, ArrayType) for k, m in zip(kinds, made, strict=True)]
-            kinds = [self._array_of(x, k) for x, k in zip(eqn.inputs, kinds, strict=True)]
-            plan = self._decided(eqn, row, kinds)
-        if any(plan.moves):
-            moved, plan = self._with_moves(eqn, row, kinds, plan)
-            eqn = moved
-            kinds = [
-                self.kind(x) if isinstance(x, Var) else k
-                for x, k in zip(eqn.inputs, kinds, strict=True)
-            ]
-        weak = any(v.weak is not None for v in eqn.outputs)
-        if not weak and not any(made) and self._fused(eqn, plan, kinds):
-            return
-        self._single(eqn, runner(plan), plan.outputs, plan.wires, made)
 
-    def _decided(self, eqn: Eqn, row: Op, kinds: Sequence[Kind]) -> KernelPlan:
+    def _decided(self, eqn: Eqn, kinds: Sequence[Kind]) -> Decision:
         """Return what an operation does: of the ways that are open the one that moves least."""
-        best = self._way(eqn, row, kinds)
+        best = self._way(eqn, kinds)
+        if isinstance(best, MoveDecision):
+            return best
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
         if self._wanted is None:
@@ -227,42 +224,44 @@ class _Lowering:
                 ways += [(wanted, i) for i in arrays] if wished else []
         least = self._bytes(best, wanted)
         for wish, leading in ways:
-            plan = self._way(eqn, row, kinds, wish, leading)
-            cost = self._bytes(plan, wanted)
+            decision = self._way(eqn, kinds, wish, leading)
+            cost = self._bytes(decision, wanted)
             # What is split costs less work than what every device computes.
             if cost < least or (cost == least and wish):
-                best, least = plan, cost
+                best, least = decision, cost
         return best
 
     def _way(
         self,
         eqn: Eqn,
-        row: Op,
         kinds: Sequence[Kind],
-        wanted: Sequence[Sharding | None] = (),
+        preferred: Sequence[Sharding | None] = (),
         leading: int | None = None,
-    ) -> KernelPlan:
+    ) -> Decision:
         """Return one way to run an operation, worked out once for all that are alike."""
-        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(wanted), leading
+        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(preferred), leading
         found = self._decisions.get(key)
         if found is None:
-            found = decide_kernel(self.world, row, kinds, dict(eqn.params), wanted, leading)
-            self._decisions[key] = found
+            found = self._decisions[key] = decide(
+                self.world, eqn.name, kinds, eqn.params, preferred=preferred, leading=leading
+            )
         return found
 
     def _with_moves(
-        self, eqn: Eqn, row: Op, kinds: Sequence[Kind], plan: KernelPlan
-    ) -> tuple[Eqn, KernelPlan]:
+        self, eqn: Eqn, kinds: Sequence[Kind], decision: KernelDecision
+    ) -> tuple[Eqn, KernelDecision]:
         """Move operands in steps of their own, so that what is left can be part of a segment."""
         inputs, after = list(eqn.inputs), list(kinds)
-        for k, target in enumerate(plan.operands):
+        for k, target in enumerate(decision.operands):
             x = inputs[k]
-            if plan.moves[k] is not None and isinstance(x, Var) and target is not None:
+            if decision.moves[k] is not None and isinstance(x, Var) and target is not None:
                 inputs[k], after[k] = self._once(eqn, x, target), target
-        wanted = [o.sharding if plan.scatter is not None else None for o in plan.outputs]
-        now = self._way(eqn, row, after, wanted)
-        if any(now.moves) or now.outputs != plan.outputs:
-            return eqn, plan
+        scattered = decision.combination is not None and decision.combination.scatter is not None
+        preferred = [o.sharding if scattered else None for o in decision.outputs]
+        now = self._way(eqn, after, preferred)
+        assert isinstance(now, KernelDecision)
+        if any(now.moves) or now.outputs != decision.outputs:
+            return eqn, decision
         return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
 
     def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
@@ -276,15 +275,15 @@ class _Lowering:
             )
         return self._elsewhere[key]
 
-    def _bytes(self, plan: KernelPlan, wanted: Sequence[NamedSharding | None]) -> int:
+    def _bytes(self, decision: Decision, wanted: Sequence[NamedSharding | None]) -> int:
         """Return the bytes that an operation moves, and its results' way to where they go."""
-        wires = list(plan.wires)
-        for kind, wish in zip(plan.outputs, wanted, strict=True):
+        wires = list(decision.wires)
+        for kind, wish in zip(decision.outputs, wanted, strict=True):
             if wish is not None and wish != kind.sharding:
                 target = self.world.type_of(kind.shape, kind.dtype, wish, True)
                 if not kind.guest and target.layout != kind.layout:
                     wires += wires_between(self.world, kind, target)
-        return sum(sum(w.received.values()) for w in wires)
+        return sum(w.total for w in wires)
 
     def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
@@ -296,8 +295,7 @@ class _Lowering:
         self,
         eqn: Eqn,
         run: Callable[..., Any],
-        outputs: Sequence[ArrayType],
-        wires: Sequence[Wire],
+        decision: Decision,
         made: Sequence[bool],
     ) -> None:
         """Add a step of one operation, some of whose operands are made arrays first."""
@@ -305,8 +303,8 @@ class _Lowering:
         if any(made) or any(w is not None for w in weak):
             run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
         group = _Group(run)
-        group.wires = tuple(wires)
-        self._add(group, eqn, outputs)
+        group.wires = decision.wires
+        self._add(group, eqn, decision.outputs)
 
     def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
         group.eqns.append(eqn)
@@ -320,9 +318,9 @@ class _Lowering:
         self.kinds[var] = kind if var.weak is None else var.weak
         self._level[var] = level
 
-    def _fused(self, eqn: Eqn, plan: KernelPlan, kinds: Sequence[Kind]) -> bool:
+    def _fused(self, eqn: Eqn, decision: KernelDecision, kinds: Sequence[Kind]) -> bool:
         """Add an operation to a segment, if it can be part of one."""
-        part = piecewise(plan, kinds, dict(eqn.params))
+        part = piecewise(decision, kinds, dict(eqn.params))
         if part is None:
             return False
         first = max((self._level.get(x, -1) for x in eqn.inputs if isinstance(x, Var)), default=-1)
@@ -404,7 +402,7 @@ class _Lowering:
         kinds = [self.kind(x) for x in eqn.inputs]
         found = lowered_call(self.world, eqn, kinds, lower)
         group = _Group(found.run)
-        group.parts = found.parts
+        group.parts, group.around = found.parts, found.around
         self._add(group, eqn, found.outputs)
 
     def _goal(
@@ -432,80 +430,59 @@ class _Lowering:
 
     def _joined(self, outputs: Sequence[Atom]) -> Executable:
         """Give every variable a slot and return the steps."""
-        slots: dict[Var, int] = {}
-        for var in (*self.program.captured, *self.program.inputs):
-            slots[var] = len(slots)
-        # The same value may be given twice.
-        count = len(self.given)
-        numbers: dict[int, Any] = {}
-        literals: dict[tuple[type, str], int] = {}
-
-        def slot(atom: Atom) -> int:
-            nonlocal count
-            if isinstance(atom, Literal):
-                key = type(atom.value), repr(atom.value)
-                if key not in literals:
-                    literals[key] = count
-                    numbers[count] = atom.value
-                    count += 1
-                return literals[key]
-            if atom not in slots:
-                slots[atom] = count
-                count += 1
-            return slots[atom]
-
-        last: dict[Var, int] = {}
-        reads: list[list[Atom]] = []
-        for level, group in enumerate(self._groups):
-            own = group.segment.reads if group.segment is not None else group.inputs
-            reads.append(own)
-            for x in own:
-                if isinstance(x, Var):
-                    last[x] = level
-        returned = {x for x in outputs if isinstance(x, Var)}
-        last |= {x: len(self._groups) for x in returned}
-        steps = []
-        for level, (group, own) in enumerate(zip(self._groups, reads, strict=True)):
-            if group.segment is not None:
-                wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
-                ending = [x for x in self._donated if last.get(x) == level]
-                many = group.segment.finished(wanted, ending)
-                run: Run = many if len(wanted) != 1 else partial(first_of, many)
-                group.outputs = wanted
-                group.name = "+".join([e.name for e in group.eqns])
-            else:
-                assert group.run is not None
-                run = group.run
-            dead = [x for x in own if isinstance(x, Var) and last[x] == level]
-            dead += [x for x in group.outputs if last.get(x, -1) < level]
-            steps.append(
-                Step(
-                    group.name,
-                    group.line,
-                    tuple([self.kind(x) for x in own]),
-                    tuple([self.kinds[x] for x in group.outputs]),
-                    tuple(map(slot, own)),
-                    tuple(map(slot, group.outputs)),
-                    tuple(dict.fromkeys(map(slot, dead))),
-                    run,
-                    group.wires,
-                    tuple(group.eqns),
-                    group.parts,
-                )
-            )
-        results = [slot(x) for x in outputs]
-        kinds = [self.kind(x) for x in outputs]
-        name = self.program.name
+        program = self.program
+        slots = Slots((*program.captured, *program.inputs))
+        reads = [g.inputs if g.segment is None else g.segment.reads for g in self._groups]
+        last = last_uses(reads, outputs)
+        steps = [
+            self._step(level, group, own, last, slots)
+            for level, (group, own) in enumerate(zip(self._groups, reads, strict=True))
+        ]
+        results = slots.all_of(outputs)
         return Executable(
-            name,
-            self.given,
-            kinds,
-            steps,
-            numbers,
-            count,
-            results,
-            partial(self._listed, outputs),
-            self.kinds,
+            name=program.name,
+            inputs=self.given,
+            outputs=tuple(map(self.kind, outputs)),
+            steps=tuple(steps),
+            template=slots.template,
+            results=results,
+            listed=partial(self._listed, outputs),
+            kinds=self.kinds,
+        )
+
+    def _step(
+        self,
+        level: int,
+        group: _Group,
+        reads: Sequence[Atom],
+        last: Mapping[Var, int],
+        slots: Slots,
+    ) -> Step:
+        """Return a group as a step, which lets go of what nobody reads after it."""
+        run = group.run
+        if group.segment is not None:
+            wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
+            ending = [x for x in self._donated if last.get(x) == level]
+            many = group.segment.finished(wanted, ending)
+            run = many if len(wanted) != 1 else partial(first_of, many)
+            group.outputs = wanted
+            group.name = "+".join([e.name for e in group.eqns])
+        assert run is not None
+        dead: list[Atom] = [x for x in reads if isinstance(x, Var) and last[x] == level]
+        dead += [x for x in group.outputs if last.get(x, -1) < level]
+        return Step(
+            name=group.name,
+            line=group.line,
+            inputs=tuple(map(self.kind, reads)),
+            outputs=tuple([self.kinds[x] for x in group.outputs]),
+            reads=slots.all_of(reads),
+            writes=slots.all_of(group.outputs),
+            dead=tuple(dict.fromkeys(slots.all_of(dead))),
+            run=run,
+            wires=group.wires,
+            around=group.around,
+            eqns=tuple(group.eqns),
+            parts=group.parts,
         )
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:

@@ -7,8 +7,8 @@ where their values lie in every turn, so that nothing is decided while a loop ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, final
 
 import numpy as np
@@ -18,14 +18,14 @@ from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Ghost
-from meshard.ops.fused.compilers import chosen
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import Executable, Run, brought
-from meshard.transforms.lowering.regions import with_regions
+from meshard.transforms.lowering.executable import Executable, Moving, Run, brought
+from meshard.transforms.lowering.lower_map import lower_map
+from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
     ForCall,
     ScanCall,
@@ -53,6 +53,7 @@ class Found:
     run: Run
     outputs: tuple[Kind, ...]
     parts: tuple[Part, ...] = ()
+    around: Callable[[], Sequence[Moving]] = lambda: ()
 
 
 def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> Found:
@@ -113,7 +114,7 @@ def _settled(
     now = _arrays(world, carry)
     for _ in range(_TURNS):
         found = lower(world, body, [*before, *now, *after])
-        then = list(found.outputs[: len(now)])
+        then = list(found.returns[: len(now)])
         if then == now:
             return found.repeated(len(body.captured)), now
         now = _arrays(world, then)
@@ -136,7 +137,9 @@ def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: L
             state = turn([*two, *state])
         return _returned(state)
 
-    return Found(run, tuple(carry), (("cond", cond, None), ("body", body, None)))
+    parts = (("cond", cond, None), ("body", body, None))
+    first_moves = partial(first_carry, world, init, body.inputs[len(second) :], cuts[1])
+    return Found(run, tuple(carry), parts, first_moves)
 
 
 def _returned(values: list[Any]) -> Any:
@@ -162,14 +165,16 @@ def _for(
 
     bounds = [x.value for x in eqn.inputs[:2] if isinstance(x, Literal)]
     turns = max(0, int(bounds[1].real) - int(bounds[0].real)) if len(bounds) == 2 else None
-    return Found(run, tuple(carry), (("body", body, turns),))
+    first_moves = partial(first_carry, world, init, body.inputs[len(captured) + 1 :], cut)
+    return Found(run, tuple(carry), (("body", body, turns),), first_moves)
 
 
 def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
     captured, init, arrays = call.parted(list(kinds))
-    rows = [_row_kind(world, k) for k in _arrays(world, arrays)]
+    given_types = [_array_type(k) for k in _arrays(world, arrays)]
+    rows = [_row_kind(world, k) for k in given_types]
     body, carry = _settled(world, call.body, captured, init, rows, lower)
-    results = [_array_type(k) for k in _arrays(world, body.outputs[call.carried :])]
+    results = [_array_type(k) for k in _arrays(world, body.returns[call.carried :])]
     stacked = [_stacked_kind(world, k, call.length) for k in results]
     cut, count = len(captured), call.length
     turns = range(count - 1, -1, -1) if call.reverse else range(count)
@@ -193,7 +198,21 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
         ]
         return _returned([*state, *joined])
 
-    return Found(run, (*carry, *stacked), (("body", body, count),))
+    def around() -> list[Moving]:
+        into = body.inputs[cut:]
+        return [
+            *first_carry(world, init, into, cut),
+            *scanned(
+                world,
+                given_types,
+                into[call.carried :],
+                cut + call.carried,
+                results,
+                stacked,
+            ),
+        ]
+
+    return Found(run, (*carry, *stacked), (("body", body, count),), around)
 
 
 def _array_type(kind: Kind) -> ArrayType:
@@ -277,7 +296,7 @@ def _stacked(
         kind = world.type_of(kind.shape, kind.dtype, whole.sharding, True)
     blocks: list[Block | None] = [None] * whole.layout.piece_count
     for piece in whole.local:
-        blocks[piece] = world.pages.empty(whole.layout.box(piece).shape, whole.dtype)
+        blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
         for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
             target = blocks[piece]
@@ -289,7 +308,7 @@ def _stacked(
 def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
     _, captured, args = call.parted(list(kinds))
     first = lower(world, call.branches[0], [*captured[0], *args])
-    outputs = _arrays(world, first.outputs)
+    outputs = _arrays(world, first.returns)
     branches = [
         lower(world, b, [*own, *args], outputs)
         for b, own in zip(call.branches, captured, strict=True)
@@ -307,15 +326,9 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
 
 
 def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Found:
-    compiler = chosen()
-    if compiler is not None:
-        call = replace(call, body=with_regions(call.body, compiler))
-    outputs = _typed(world, lambda *operands: call.run(operands), kinds)
-
-    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        return _returned(call.run(operands))
-
-    return Found(run, tuple(outputs))
+    lowered = lower_map(world, call, kinds)
+    parts = (("body", lowered.body, 1),)
+    return Found(lowered.run, lowered.outputs, parts, lambda: lowered.entering)
 
 
 def _whole(
@@ -342,10 +355,10 @@ def _whole(
                 results[number] = Array(results[number]._type, results[number]._live())
             return _returned(results)
 
-        return Found(follow, own.outputs, ((call.name, own, 1),))
+        return Found(follow, own.returns, ((call.name, own, 1),))
     outputs = _typed(world, lambda *operands: call.run(operands), given)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         return _returned(_brought_all(world, call.run(operands), outputs))
 
-    return Found(run, tuple(outputs))
+    return Found(run, tuple(outputs), (), lambda: by_values(outputs))

@@ -16,7 +16,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import innermost
+from meshard.runtime.doors import current
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.constrained import CONSTRAINT, constrained, settled
@@ -113,11 +113,9 @@ class WholeCall:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the results."""
         given = [as_array(x) for x in operands]
-        later = getattr(innermost(), "by_values" if self.values else "by_layout", None)
-        if later is not None:
-            found = later(self.name, self.function, given, self.params)
-        else:
-            found = self.function(*given, **self.params)
+        interpreter = current()
+        call = interpreter.at_run_time if self.values else interpreter.when_laid_out
+        found = call(self.name, self.function, given, self.params)
         return list(found) if self.several else [found]
 
 
@@ -157,12 +155,8 @@ class MakeCall:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the array."""
         given = [as_array(x) for x in operands]
-        later = getattr(innermost(), "making", None)
-        if later is not None:
-            return [later(self.name, self.kind, self.make, given, self.asked, self.place)]
-        kind = self.beside([x._type for x in given])
-        typed = getattr(innermost(), "without_data", None)
-        return [typed(kind) if typed is not None else self.make(kind, *given)]
+        type_ = self.beside([x._type for x in given])
+        return [current().make_later(self.name, type_, self.make, given, self.asked, self.place)]
 
 
 def _parted(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:

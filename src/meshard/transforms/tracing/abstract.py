@@ -6,16 +6,16 @@ In: a function and the types of its arguments. Out: the types of its results.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from meshard.algebra.arguments import function_of
-from meshard.ops.engine.infer import WEAK, Ghost, Weak, inferred, number_type
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import Params, innermost, interpreting
+from meshard.runtime.doors import Interpreter, Params, innermost, interpreting
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.types import ArrayType
@@ -26,10 +26,10 @@ from meshard.transforms.body.grid import Grid
 
 
 @final
-class _Abstract:
+class _Abstract(Interpreter):
     """Runs each operation on types alone."""
 
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
+    in_program = True
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Return the result's type as a value without data."""
@@ -46,9 +46,21 @@ class _Abstract:
         results = tuple([Ghost(t, weak) for t, weak in inferred(here(), name, types, params)])
         return results[0] if len(results) == 1 else results
 
-    def without_data(self, kind: ArrayType) -> Ghost:
-        """Return an array of a type as a value without data."""
-        return Ghost(kind)
+    def make_later(
+        self,
+        name: str,
+        type_: ArrayType,
+        make: Callable[..., Any],
+        operands: Sequence[Any],
+        asked: bool,
+        place: Callable[[ArrayType], ArrayType] | None,
+    ) -> Ghost:
+        """Return the array without data."""
+        return Ghost(type_)
+
+    def lay_out(self, x: Any, type_: ArrayType, what: str) -> Ghost:
+        """Return an array of the type without data."""
+        return Ghost(type_)
 
 
 _ABSTRACT = _Abstract()

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from meshard.errors import ConcretizationError
-from meshard.ops.engine.infer import WEAK, Ghost, Weak
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import Ghost, Weak
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import Params

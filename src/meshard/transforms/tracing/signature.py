@@ -21,7 +21,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.infer import WEAK
+from meshard.ops.engine.accept import WEAK
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
@@ -29,9 +29,9 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_array, as_sharding, check_devices_exist, home
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.jit_arguments import Arguments, Statics
 from meshard.transforms.program.program import Kind, Program, Var
 from meshard.transforms.program.simplify import simplified
+from meshard.transforms.tracing.arguments import Arguments, Statics
 from meshard.transforms.tracing.tracing import Typed, anywhere, traced
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, final
 
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import WEAK, Ghost, Weak, inferred, number_type
+from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import Params, innermost, interpreters, interpreting
+from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
 from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
@@ -29,21 +29,21 @@ Typed = tuple[ArrayType, Weak]
 
 
 @final
-class Tracing:
+class Tracing(Interpreter):
     """The interpreter of a function that is being traced, outside of `shard_map` bodies.
 
     Operations on arrays that exist already are run at once: their results are constants.
     """
 
-    axis_sizes: Mapping[str, int] = MappingProxyType({})
+    in_program = True
 
-    def __init__(self, recorder: Recorder, placed: bool = False) -> None:
+    def __init__(self, recorder: Recorder, layouts_known: bool = False) -> None:
         self.recorder = recorder
-        self.placed = placed
+        self.layouts_known = layouts_known
 
     def _kind(self, world: RuntimeWorld, x: Any) -> ArrayType:
         kind: ArrayType = x._type
-        return kind if self.placed else anywhere(world, x)
+        return kind if self.layouts_known else anywhere(world, x)
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Write one operation down and return its result without data, or a tuple of results."""
@@ -70,18 +70,22 @@ class Tracing:
         results = self.recorder.result(name, params, values, found)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def by_layout(
-        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    def when_laid_out(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
     ) -> Any:
-        """Write a function down that is gone through when it is known how its operands lie."""
-        if self.placed:
+        """Write a function down that is gone through when its operands' layouts are known."""
+        if self.layouts_known:
             return function(*operands, **params)
         return self._whole(name, function, operands, params, False)
 
-    def making(
+    def make_later(
         self,
         name: str,
-        kind: ArrayType,
+        type_: ArrayType,
         make: Callable[..., Any],
         operands: Sequence[Any],
         asked: bool,
@@ -89,15 +93,17 @@ class Tracing:
     ) -> Any:
         """Write down that an array is made when the program runs."""
         given = [as_array(x) for x in operands]
-        call = MakeCall(name, kind, make, asked, place)
+        call = MakeCall(name, type_, make, asked, place)
         world = here()
-        found = kind
-        if not self.placed:
-            found = world.type_of(kind.shape, kind.dtype, home(world), False)
+        found = type_ if self.layouts_known else anywhere(world, type_)
         return self.recorder.result(name, (), given, [(found, None)], call)[0]
 
-    def by_values(
-        self, name: str, function: Callable[..., Any], operands: Sequence[Any], params: Any
+    def at_run_time(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
     ) -> Any:
         """Write a function down that is called with arrays when the program runs."""
         return self._whole(name, function, operands, params, True)
@@ -107,7 +113,7 @@ class Tracing:
         name: str,
         function: Callable[..., Any],
         operands: Sequence[Any],
-        params: Any,
+        params: Mapping[str, Any],
         values: bool,
     ) -> Any:
         world = here()

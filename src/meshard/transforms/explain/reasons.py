@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.algebra.rule import BoundRule, OpRule
+from meshard.algebra.rule import BoundRule
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import MeshardError
-from meshard.ops.engine.row import REGISTRY, MoveOp, Op
-from meshard.plan.move.wires import Move, Wire
+from meshard.ops.engine.decide import bound_rule, find_row
+from meshard.ops.engine.row import MoveOp
+from meshard.plan.move.wires import Wire
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind
 from meshard.transforms.program.calls import (
@@ -88,24 +89,23 @@ class _Change:
 
 
 def _changes(wire: Wire) -> list[_Change]:
-    parts = getattr(wire, "parts", ())
-    if parts:
-        first = parts[0][0] if isinstance(parts[0], tuple) else parts[0]
-        return _changes(first)
-    if not isinstance(wire, Move) or not any(wire.received.values()):
+    if wire.parts:
+        return _changes(wire.parts[0][0])
+    move = wire.move
+    if move is None or not any(wire.received.values()):
         return []
     found: list[_Change] = []
-    for source, origin in zip(wire.sources, wire.origins, strict=True):
-        target = wire.target
+    for source, origin in zip(move.sources, move.origins, strict=True):
+        target = move.target
         if not isinstance(origin, NamedSharding) or source.layout.piece_count == 1:
             continue
         before = _split_axes(origin, source.layout.ndim)
         if not isinstance(target, NamedSharding) or target.mesh != origin.mesh:
-            if wire.destination.piece_count == 1:
+            if move.destination.piece_count == 1:
                 axes = tuple(a for dim in before for a in dim)
                 found.append(_Change(None, axes, True))
             continue
-        after = _split_axes(target, wire.destination.ndim)
+        after = _split_axes(target, move.destination.ndim)
         kept = {a for dim in after for a in dim}
         for dim, axes in enumerate(before):
             lost = tuple(a for a in axes if a not in kept)
@@ -247,30 +247,26 @@ def _spec(sharding: Any) -> str:
     return repr(sharding.spec) if isinstance(sharding, NamedSharding) else repr(sharding)
 
 
-def bound_rule(eqn: Eqn, kinds: Sequence[Any]) -> BoundRule | None:
+def rule_of(eqn: Eqn, kinds: Sequence[Any]) -> BoundRule | None:
     """Return the rule of a row, applied to its operands; None where it has none."""
-    row = REGISTRY.get(eqn.name)
-    if not isinstance(row, Op):
+    row = find_row(eqn.name)
+    if row is None or isinstance(row, MoveOp):
         return None
-    operands = [((), k) if isinstance(k, type) else (k.shape, k.dtype) for k in kinds]
-    params = dict(eqn.params)
+    types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     try:
-        text = row.rule if isinstance(row.rule, str) else row.rule(operands, params)
-        rule, sizes = (text, {}) if isinstance(text, str) else text
-        return OpRule.parse(rule).bind([s for s, _ in operands], sizes, eqn.name)
+        return bound_rule(row, types, dict(eqn.params))
     except MeshardError:
         return None
 
 
 def _by_rule(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names: Names) -> _Reason:
-    row = REGISTRY.get(eqn.name)
-    if isinstance(row, MoveOp):
+    if isinstance(find_row(eqn.name), MoveOp):
         return (
             False,
             f"{eqn.name} moves elements along that dim, and its result cannot keep the cuts",
             "Do it along a dim that is whole, or split another dim first.",
         )
-    rule = bound_rule(eqn, kinds)
+    rule = rule_of(eqn, kinds)
     if rule is None or change.dim is None or number >= len(rule.inputs):
         return False, f"{eqn.name} needs it so", ""
     dim = change.dim

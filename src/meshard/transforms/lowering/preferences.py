@@ -17,8 +17,8 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.decide import propagated
-from meshard.ops.engine.row import REGISTRY, MoveOp
+from meshard.ops.engine.decide import propagated, row_of
+from meshard.ops.engine.row import MoveOp
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.constrained import settled
@@ -88,7 +88,7 @@ def _before(
         ]
     if eqn.call is not None:
         return []
-    row = REGISTRY[eqn.name]
+    row = row_of(eqn.name)
     types = [type(x.value) if isinstance(x, Literal) else kinds[x] for x in eqn.inputs]
     if not any(isinstance(t, ArrayType) for t in types):
         return []
@@ -97,12 +97,12 @@ def _before(
     wanted = [found.get(v) for v in eqn.outputs]
     types = _on_mesh(types, wanted)
     with contextlib.suppress(MeshardError):
-        frame, _, split = propagated(row, types, dict(eqn.params), wanted)
+        mesh, split = propagated(row, types, dict(eqn.params), wanted)
         return [
             (x, sharding)
             for x, kind, placement in zip(eqn.inputs, types, split.inputs, strict=True)
             if isinstance(x, Var) and isinstance(kind, ArrayType)
-            if isinstance(sharding := frame.sharding(placement), NamedSharding)
+            if isinstance(sharding := mesh.sharding(placement), NamedSharding)
         ]
     return []
 

@@ -7,7 +7,7 @@ of `shard_map` included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,13 +15,11 @@ import numpy as np
 
 from meshard.plan.hops.exact import volumes_of
 from meshard.runtime.types import ArrayType
-from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind, Scope
-from meshard.transforms.lowering.executable import Executable, Step
-from meshard.transforms.lowering.inside import Inside
-from meshard.transforms.lowering.reasons import bound_rule
-from meshard.transforms.lowering.unrolled import Item, unrolled
-from meshard.transforms.program.program import Eqn, Var
+from meshard.transforms.explain.reasons import rule_of
+from meshard.transforms.explain.steps_in_order import Item, steps_in_order
+from meshard.transforms.lowering.executable import Executable
+from meshard.transforms.program.program import Atom, Eqn, Literal
 
 Held = dict[int, int]
 """Bytes by device id."""
@@ -47,29 +45,6 @@ class MemoryAnalysis:
     peak_memory_in_bytes: int
 
 
-def turns(
-    executable: Executable, times: int = 1, first: int | None = None
-) -> Iterator[tuple[Step, int]]:
-    """Yield each step, those of loops too, and how often it runs at least.
-
-    Args:
-        executable: the program.
-        times: how often it runs.
-        first: how often the steps run that only the first turn of a loop needs; None for as often.
-    """
-    for step in executable.steps:
-        own = first if step.once and first is not None else times
-        yield step, own
-        for _, part, count in step.parts:
-            often = 1 if count is None else count
-            yield from turns(part, own * often, own * min(often, 1))
-
-
-def crossing(step: Step) -> int:
-    """Return the bytes that devices receive from others in one run of a step."""
-    return sum(sum(w.received.values()) for w in step.wires)
-
-
 # operations and bytes
 
 
@@ -86,24 +61,27 @@ def _operations(eqn: Eqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> floa
     if eqn.call is not None:
         return 0.0
     if eqn.name == "contract":
-        rule = bound_rule(eqn, inputs)
+        rule = rule_of(eqn, inputs)
         if rule is not None:
             return 2.0 * math.prod(rule.sizes.values())
     return float(max(map(_size, (*inputs, *outputs)), default=0))
 
 
 def _flops(item: Item) -> float:
-    if isinstance(item.step, Step):
-        total = 0.0
-        for eqn in item.step.eqns:
-            given = [getattr(x, "aval", None) or type(x.value) for x in eqn.inputs]  # type: ignore[union-attr]
-            total += _operations(eqn, given, [v.aval for v in eqn.outputs])
-        return total
-    # An operation of a body is done once for each distinct cell of its results.
-    step, scope = item.step, item.scope
-    assert scope is not None
-    cells = max((_cells(scope, k) for k in step.outputs), default=1)
-    return cells * _operations(step.eqn, step.inputs, step.outputs)
+    total = 0.0
+    for eqn in item.eqns:
+        given: list[Any] = [_kind_of(x) for x in eqn.inputs]
+        gives: list[Any] = [v.aval for v in eqn.outputs]
+        if len(item.eqns) == 1 and item.scope is not None:
+            given, gives = list(item.inputs), list(item.outputs)
+        # An operation of a body is done once for each distinct cell of its results.
+        cells = max((_cells(item.scope, k) for k in gives), default=1) if item.scope else 1
+        total += cells * _operations(eqn, given, gives)
+    return total
+
+
+def _kind_of(atom: Atom) -> Any:
+    return type(atom.value) if isinstance(atom, Literal) else atom.aval
 
 
 def _cells(scope: Scope, kind: Any) -> int:
@@ -124,14 +102,14 @@ def _touched(item: Item) -> int:
     return sum(_nbytes(item, k) for k in (*item.inputs, *item.outputs))
 
 
-def costs(world: RuntimeWorld, executable: Executable) -> dict[str, float]:
+def costs(executable: Executable) -> dict[str, float]:
     """Return the operations, bytes and communication of a program, all devices together.
 
     What devices that hold the same would compute alike counts once. Loops of which only values
     decide how often they turn count one turn; of branches the one that moves most counts.
     """
     flops = accessed = moved = 0.0
-    for item in unrolled(world, executable):
+    for item in steps_in_order(executable):
         flops += item.counted * _flops(item)
         accessed += item.counted * _touched(item)
         moved += item.counted * item.total_bytes
@@ -183,41 +161,19 @@ def most(held: Sequence[Mapping[int, int]]) -> int:
     return max(_sum(*held).values(), default=0)
 
 
-def _held(program: Executable | Inside) -> tuple[list[Held], list[Held]]:
+def _held(program: Executable) -> tuple[list[Held], list[Held]]:
     """Return for each step the bytes of values that are there, and of results that are."""
-    return _held_steps(program) if isinstance(program, Executable) else _held_inside(program)
-
-
-def _held_steps(program: Executable) -> tuple[list[Held], list[Held]]:
     live: dict[int, Held] = {}
     results = set(program.results)
     rest, done = [], []
     for step in program.steps:
         for slot, kind in zip(step.writes, step.outputs, strict=True):
-            live[slot] = device_bytes(kind)
+            own = device_bytes(kind) if program.scope is None else _cell_bytes(program.scope, kind)
+            live[slot] = own
         rest.append(_sum(*(b for s, b in live.items() if s not in results)))
         done.append(_sum(*(b for s, b in live.items() if s in results)))
         for slot in step.dead:
             live.pop(slot, None)
-    return rest, done
-
-
-def _held_inside(program: Inside) -> tuple[list[Held], list[Held]]:
-    last: dict[Var, int] = {}
-    for number, inner in enumerate(program.steps):
-        for x in inner.eqn.inputs:
-            if isinstance(x, Var):
-                last[x] = number
-    results = {x for x in program.program.outputs if isinstance(x, Var)}
-    live: dict[Var, Held] = {}
-    rest, done = [], []
-    for number, inner in enumerate(program.steps):
-        for var in inner.eqn.outputs:
-            live[var] = _cell_bytes(program.scope, program.kinds[var])
-        rest.append(_sum(*(b for v, b in live.items() if v not in results)))
-        done.append(_sum(*(b for v, b in live.items() if v in results)))
-        for var in [v for v in live if v not in results and last.get(v, -1) <= number]:
-            del live[var]
     return rest, done
 
 
@@ -250,9 +206,9 @@ def live_bytes(executable: Executable, items: Sequence[Item]) -> list[int]:
     return [most([arguments, rest, done]) for rest, done in _temporaries(items)]
 
 
-def memory(world: RuntimeWorld, executable: Executable) -> MemoryAnalysis:
+def memory(executable: Executable) -> MemoryAnalysis:
     """Return the bytes of a program's values on the device that holds the most."""
-    items = unrolled(world, executable)
+    items = steps_in_order(executable)
     given = len(executable.inputs)
     arguments = most([device_bytes(k) for k in executable.inputs])
     passed = zip(executable.outputs, executable.results, strict=True)

@@ -1,0 +1,57 @@
+"""What operands are accepted: arrays, values inside transformations, and Python's numbers.
+
+In: whatever a caller handed to an operation. Out: numbers as they are, and all else as the arrays
+or values of the interpreter at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import DtypeError
+from meshard.runtime.arguments import described
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.place import as_array
+
+WEAK = (bool, int, float, complex)
+"""Python's numbers, which take the dtype of what they meet."""
+
+
+def accept(name: str, operands: Sequence[Any], lift: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return operands as an interpreter takes them: numbers, and values of its own.
+
+    At least one of them is a value: where all are numbers the first becomes one.
+
+    Args:
+        name: the operation, for messages.
+        operands: the operands.
+        lift: makes an Array, or a value of some transformation, a value of the interpreter's own.
+
+    Raises:
+        DtypeError: if an operand is neither a number nor like an array.
+    """
+    values: list[Any] = []
+    some = False
+    for i, x in enumerate(operands):
+        if type(x) in WEAK:
+            values.append(x)
+            continue
+        if type(x) is not Array and not isinstance(x, Traced):
+            if isinstance(x, int):  # a Python number of a kind of its own
+                values.append(int(x))
+                continue
+            if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
+                raise DtypeError(
+                    f"{name}: operand {i} must be an array or a number, got {described(x)}. Make "
+                    "an array with meshard.numpy.asarray(...)."
+                )
+            x = as_array(x)
+        some = True
+        values.append(lift(x))
+    if values and not some:
+        values[0] = lift(as_array(values[0]))
+    return tuple(values)

@@ -1,0 +1,128 @@
+"""`Decision`: what an operation on operands of given types does, as a value.
+
+It says how each operand gets to where the operation reads it, which runs of the kernel fall to this
+process, how partial results are combined, what comes out, and what passes between devices. Whoever
+asks about an operation (the interpreters, lowering, explaining) reads it here; `decide` makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from meshard.ops.engine.reduction import Reduction
+from meshard.ops.engine.row import Dtype, MoveOp, Op, Params
+from meshard.plan.move.part import Part
+from meshard.plan.move.wires import Wire
+from meshard.runtime.types import ArrayType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the kernel: the operands' pieces (-1: a number) and its parameters."""
+
+    pieces: tuple[int, ...]
+    params: Params
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """The runs of a kernel that fall to this process.
+
+    Attributes:
+        runs: the runs.
+        of_piece: per piece of the results the runs that give it, in mesh order.
+        contraction_index: per run its number among the cells of the contracted factors.
+        nbytes: the bytes that all runs read and write.
+        volume: the most factor positions that a run has.
+        single: whether there is one run on the whole mesh.
+    """
+
+    runs: tuple[Cell, ...]
+    of_piece: tuple[tuple[int, ...], ...]
+    contraction_index: tuple[int, ...]
+    nbytes: int
+    volume: int
+    single: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelDtypes:
+    """What becomes of dtypes around a kernel.
+
+    Attributes:
+        casts: per result the dtype to convert to; None where the kernel gives the right one.
+        weak: per operand the dtype that a Python float becomes; None where it stays one.
+        out_usable: whether the kernel may write its result to an ``out=`` of the result's dtype.
+        contiguous: whether the kernel needs contiguous blocks, to give the same bits everywhere.
+    """
+
+    casts: tuple[Dtype | None, ...]
+    weak: tuple[Dtype | None, ...]
+    out_usable: bool
+    contiguous: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How partial results of several runs become a result.
+
+    Attributes:
+        across: joins those of several processes; None where this process holds all of them.
+        scatter: the dim along which each device that gave a partial result keeps a part of the
+            combined one; None where all of them keep the whole.
+    """
+
+    across: Reduction | None
+    scatter: int | None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelDecision:
+    """What running a kernel on operands of given types does.
+
+    Attributes:
+        row: the operation, with the kernel for these dtypes.
+        operands: how each operand is laid out when the kernel reads it; None for a number.
+        moves: how each operand gets there; None if it is there.
+        cells: the runs of the kernel.
+        combination: how partial results are combined; None if there are none.
+        outputs: the results' types.
+        wires: what passes between devices, the operands' moves first.
+        dtypes: what is converted before and after the kernel.
+    """
+
+    row: Op
+    operands: tuple[ArrayType | None, ...]
+    moves: tuple[Part | None, ...]
+    cells: Cells
+    combination: Combination | None
+    outputs: tuple[ArrayType, ...]
+    wires: tuple[Wire, ...]
+    dtypes: KernelDtypes
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveDecision:
+    """What moving elements between layouts does.
+
+    Attributes:
+        row: the operation.
+        part: what this process copies, sends and receives.
+        outputs: the result's type.
+        wires: what passes between devices.
+    """
+
+    row: MoveOp
+    part: Part
+    outputs: tuple[ArrayType]
+    wires: tuple[Wire]
+
+
+Decision = KernelDecision | MoveDecision

@@ -1,0 +1,253 @@
+"""Running decisions: from the operands' blocks to the results'.
+
+In: a `Decision`, and for each operand its blocks, or a number. Out: the blocks of each result. What
+is put around blocks, an Array or the cells of a `shard_map` body, is the interpreter's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.layout import balanced_cuts
+from meshard.ops.engine.decision import Cell, KernelDecision
+from meshard.ops.engine.reduction import combined, combined_across
+from meshard.ops.engine.row import Params
+from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.world import RuntimeWorld
+from meshard.tuning import LARGE
+
+_THREADED = 1 << 13
+"""Products of two elements that one cell may need before BLAS thinks of a second thread."""
+Kernel = Callable[..., Any]
+FastPath = Callable[..., tuple[Block, ...]]
+"""From the pieces of one or two operands, or a number, to those of the result."""
+
+
+def fast_path(decision: KernelDecision, pieces: Sequence[tuple[int, ...]]) -> FastPath | None:
+    """Return the shortest way to run small cells one by one; None where more is to be done.
+
+    It is there where the kernel's results on one or two operands need no after-care, and cells map
+    pieces to pieces one by one, in order.
+
+    Args:
+        decision: the decision.
+        pieces: for each cell the operands' pieces, -1 for a number.
+    """
+    if not _needs_no_care(decision):
+        return None
+    if any(p not in (i, -1) for i, own in enumerate(pieces) for p in own):
+        return None
+    kernel: Kernel = decision.row.kernel
+
+    def unary(x: Sequence[Block]) -> tuple[Block, ...]:
+        return tuple(map(kernel, x))
+
+    def binary(x: Sequence[Block], y: Sequence[Block]) -> tuple[Block, ...]:
+        return tuple(map(kernel, x, y))
+
+    def number_right(x: Sequence[Block], number: Any) -> tuple[Block, ...]:
+        return tuple([kernel(b, number) for b in x])
+
+    def number_left(number: Any, x: Sequence[Block]) -> tuple[Block, ...]:
+        return tuple([kernel(number, b) for b in x])
+
+    paths: dict[tuple[bool, ...], FastPath] = {
+        (False,): unary,
+        (False, False): binary,
+        (False, True): number_right,
+        (True, False): number_left,
+    }
+    return paths.get(tuple(p < 0 for p in pieces[0]))
+
+
+def _needs_no_care(decision: KernelDecision) -> bool:
+    cells, dtypes = decision.cells, decision.dtypes
+    return (
+        cells.nbytes < LARGE
+        and len(decision.outputs) == 1
+        and decision.combination is None
+        and not any(decision.moves)
+        and dtypes.casts == (None,)
+        and not dtypes.contiguous
+        and not any(dtypes.weak)
+        and decision.row.style in ("ufunc", "view")
+        and not any(c.params for c in cells.runs)
+        and len(decision.outputs[0].shape) > 0
+        and len(cells.runs) > 0
+        and len(cells.runs[0].pieces) <= 2
+    )
+
+
+def may_join_chain(decision: KernelDecision) -> bool:
+    """Whether an operation on large cells may be computed together with others, in pieces."""
+    dtypes = decision.dtypes
+    return (
+        decision.cells.nbytes >= LARGE
+        and decision.row.style == "ufunc"
+        and len(decision.outputs) == 1
+        and dtypes.out_usable
+        and dtypes.casts == (None,)
+        and decision.combination is None
+        and not dtypes.contiguous
+        and len(decision.outputs[0].shape) > 0
+        and decision.row.local is None
+    )
+
+
+def run_kernel(
+    decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
+) -> list[list[Block | None]]:
+    """Return the blocks of each result, given the blocks that the kernel reads."""
+    cells, casts = decision.cells, decision.dtypes.casts
+    if decision.combination is not None:
+        found = _run_partial(decision, world, given)
+    else:
+        results = run_cells(decision, world, given, decision.row.kernel)
+        found = [
+            [None if not own else results[own[0]][k] for own in cells.of_piece]
+            for k in range(len(casts))
+        ]
+    return [[as_block(b, cast) for b in blocks] for blocks, cast in zip(found, casts, strict=True)]
+
+
+def as_block(block: Any, cast: Any) -> Block | None:
+    """Return a kernel's result as an array of the right dtype; NumPy gives scalars for 0-d."""
+    if block is None:
+        return None
+    return np.asarray(block) if cast is None else np.asarray(block, cast)
+
+
+def run_cells(
+    decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any], kernel: Kernel
+) -> list[tuple[Any, ...]]:
+    """Run the kernel on every cell: small ones here, large ones on the workers.
+
+    BLAS gives other last bits with another number of threads. So a kernel with threads of its own
+    has all of them where one cell is all there is, on the whole mesh, and else one for each cell,
+    however many of the cells fall to this process.
+    """
+    threads: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if decision.row.style == "blas" and decision.cells.volume > _THREADED:
+        threads = world.workers.blas_threads(one=not decision.cells.single)
+    if decision.cells.nbytes < LARGE:
+        results = []
+        with threads:
+            for cell in decision.cells.runs:
+                found = kernel(*_cell_blocks(decision, given, cell), **cell.params)
+                results.append(found if type(found) is tuple else (found,))
+        return results
+    tasks, results = _tasks(decision, world, given, kernel)
+    with threads:
+        world.workers.run(tasks)
+    return results
+
+
+def _cell_blocks(decision: KernelDecision, given: Sequence[Any], cell: Cell) -> list[Any]:
+    pairs = zip(given, cell.pieces, strict=True)
+    if decision.dtypes.contiguous:
+        return [x if piece < 0 else np.asarray(x[piece], order="C") for x, piece in pairs]
+    return [x if piece < 0 else x[piece] for x, piece in pairs]
+
+
+def _tasks(
+    decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any], kernel: Kernel
+) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
+    """Return one task per cell, and the list that they put their results into."""
+    results: list[tuple[Any, ...]] = [()] * len(decision.cells.runs)
+    output = decision.outputs[0]
+    pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
+    piece_of = {number: i for i, g in enumerate(decision.cells.of_piece) for number in g}
+
+    tasks: list[Callable[[], None]] = []
+    parts = -(-world.workers.threads // max(1, len(decision.cells.runs)))
+    for number, cell in enumerate(decision.cells.runs):
+        blocks, params = _cell_blocks(decision, given, cell), cell.params
+        if pooled:
+            out = world.memory.allocate(output.layout.boxes[piece_of[number]].shape, output.dtype)
+            if decision.row.style == "ufunc":
+                results[number] = (out,)
+                for slab, rows in _slabs(blocks, out, parts):
+                    tasks.append(partial(kernel, *slab, out=rows, **params))
+                continue
+            params = {**params, "out": out}
+        tasks.append(partial(_put, kernel, blocks, params, results, number))
+    return tasks, results
+
+
+def _put(
+    kernel: Kernel,
+    blocks: Sequence[Any],
+    params: Params,
+    results: list[tuple[Any, ...]],
+    number: int,
+) -> None:
+    found = kernel(*blocks, **params)
+    results[number] = found if isinstance(found, tuple) else (found,)
+
+
+def _slabs(blocks: Sequence[Any], out: Block, count: int) -> list[tuple[list[Any], Block]]:
+    """Cut an elementwise cell into slabs of rows, so that every worker has something to do."""
+    if count < 2 or not out.ndim or out.shape[0] < count:
+        return [(list(blocks), out)]
+    cuts = balanced_cuts(out.shape[0], count)
+    return [
+        (
+            [
+                x[a:b] if np.ndim(x) == out.ndim and x.shape[0] == out.shape[0] else x
+                for x in blocks
+            ],
+            out[a:b],
+        )
+        for a, b in pairwise(cuts)
+    ]
+
+
+def _run_partial(
+    decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
+) -> list[list[Block | None]]:
+    """Run the cells and combine each group's partial results in mesh order."""
+    law, cells, combination = decision.row.partial, decision.cells, decision.combination
+    assert law is not None
+    assert combination is not None
+    results = run_cells(decision, world, given, law.kernel or decision.row.kernel)
+    if combination.across is None:
+        joined = [combined(world, law.combine, [results[i] for i in g]) for g in cells.of_piece]
+        if combination.scatter is not None:
+            joined = _divided(decision.outputs[0], combination.scatter, joined)
+    else:
+        count = len(cells.of_piece)
+        own = {
+            cells.contraction_index[number] * count + piece: results[number]
+            for piece, group in enumerate(cells.of_piece)
+            for number in group
+        }
+        joined = combined_across(world, combination.across, own, count, law.combine)
+    return [[j[k] if j else None for j in joined] for k in range(len(decision.outputs))]
+
+
+def _divided(
+    output: ArrayType, dim: int, joined: Sequence[tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
+    """Return the parts of combined results that each device keeps: views of them."""
+    counts = [len(c) - 1 for c in output.layout.cuts]
+    parts = math.prod(counts) // len(joined)
+    coarse = [n // parts if d == dim else n for d, n in enumerate(counts)]
+    found = []
+    for piece, place in enumerate(np.ndindex(*counts)):
+        own = tuple([n // parts if d == dim else n for d, n in enumerate(place)])
+        (block,) = joined[int(np.ravel_multi_index(own, coarse))] if coarse else joined[0]
+        box = output.layout.box(piece)
+        start = box.slices[dim].start - output.layout.cuts[dim][own[dim] * parts]
+        size = box.slices[dim].stop - box.slices[dim].start
+        index = tuple(
+            [slice(start, start + size) if d == dim else slice(None) for d in range(len(counts))]
+        )
+        found.append((block[index],))
+    return found

@@ -1,0 +1,96 @@
+"""The settings of this floor: default dtypes, and how the processes of a job work together."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import final
+
+from meshard.settings import Setting, one_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The sizes that decide how something is moved, in bytes; the same in all processes of a job.
+
+    Attributes:
+        packed: boxes below it that go to the same peer are packed into one message.
+        slab: the most bytes of one message; larger boxes are cut.
+        window: the most bytes that are on their way between two processes in each direction.
+        typed: a strided box whose runs have at least that many bytes is sent as an MPI datatype,
+            one with shorter runs is packed.
+        pushed: boxes from it on are written straight into the memory of a neighbour on the host.
+        replicas: from it on replicas on a host are one memory.
+        memory: whether the processes of a host reach each other through memory at all.
+    """
+
+    packed: int = 1 << 16
+    slab: int = 1 << 22
+    window: int = 1 << 24
+    typed: int = 1 << 6
+    pushed: int = 1 << 16
+    replicas: int = 1 << 18
+    memory: bool = True
+
+
+def _seconds(given: object) -> float:
+    number = float(given) if isinstance(given, (str, int, float)) else math.nan
+    if not 0 < number < math.inf or isinstance(given, bool):
+        raise ValueError
+    return number
+
+
+def _host(given: object) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError
+    return given
+
+
+def _table(given: object) -> Table:
+    if not isinstance(given, str):
+        raise ValueError
+    text = given.strip()
+    try:
+        sizes = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"table is a JSON object or a file that holds one, and {text!r} is neither: {error}."
+        ) from error
+    usual: dict[str, object] = {f.name: f.default for f in fields(Table)}
+    if not isinstance(sizes, dict) or not sizes.keys() <= usual.keys():
+        wrong = sizes if not isinstance(sizes, dict) else sorted(sizes.keys() - usual.keys())
+        raise ValueError(f"table is a JSON object with the names {list(usual)}, not {wrong}.")
+    for name, size in sizes.items():
+        switch = isinstance(usual[name], bool)
+        if isinstance(size, bool) if switch else type(size) is int and size >= 1:
+            continue
+        law = "true or false" if switch else "a positive integer, a number of bytes"
+        raise ValueError(f"{name} in table is {law}, not {json.dumps(size)}.")
+    return Table(**sizes)
+
+
+DEFAULT_FLOAT: Setting[str] = Setting("default_float", "float64", *one_of("float32", "float64"))
+"""The dtype of floats that nothing else decides."""
+
+CHECK: Setting[str] = Setting("check", "hash", *one_of("off", "hash", "full"))
+"""How the operations of processes are compared."""
+
+TIMEOUT: Setting[float] = Setting(
+    "timeout", 300.0, "a positive, finite number of seconds", _seconds, at_start=True
+)
+"""The seconds that a process waits for another."""
+
+STOPPED: Setting[str] = Setting("stopped", "wait", *one_of("wait", "fail"), at_start=True)
+"""What is done about a process of this host that is stopped (SIGSTOP, Ctrl-Z): ``"wait"``, until it
+goes on or the timeout, or ``"fail"``, at once."""
+
+HOST: Setting[str | None] = Setting("host", None, "a name", _host, at_start=True)
+"""This host's name, by which one host can play several; None for its own."""
+
+TABLE: Setting[Table] = Setting(
+    "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
+)
+"""The sizes that decide how bytes go between processes; those of process 0 hold."""

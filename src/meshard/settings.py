@@ -1,0 +1,200 @@
+"""The settings of a process: what each is called, may be and is.
+
+In: the settings that each floor registers when it is imported; then the environment, once, and
+values that a program gives. Out: the value of a setting, or a refusal that says what it may be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar, final
+
+from meshard.errors import ArgumentError, ConfigError
+
+T = TypeVar("T")
+
+INTERNAL = ("MESHARD_RANK", "MESHARD_LAUNCHER")
+"""Variables by which processes of meshard tell each other something; nobody else sets them."""
+_PREFIX = "MESHARD_"
+_TESTS = "MESHARD_TEST_"
+_ALIKE = 0.75
+
+SETTINGS: dict[str, Setting[Any]] = {}
+"""All settings by name; a setting adds itself when it is made."""
+
+
+@final
+@dataclass(eq=False)
+class Setting(Generic[T]):
+    """One setting, which whoever needs it makes at module level and reads by `value`.
+
+    Attributes:
+        name: what `meshard.config` calls it; in capitals after ``MESHARD_`` the variable.
+        usual: its value where nobody sets it.
+        law: what it may be, as in "``name`` is ...".
+        parse: returns the value of what was given; raises ValueError where it breaks the law.
+        at_start: whether only the environment sets it.
+        admit: returns the value that an update sets; refuses one that comes at the wrong time.
+        read: returns what `meshard.config.read` gives, where that is not `value`.
+        value: its value now.
+    """
+
+    name: str
+    usual: T
+    law: str
+    parse: Callable[[object], T]
+    at_start: bool = False
+    admit: Callable[[T], T] | None = None
+    read: Callable[[], object] | None = None
+    value: T = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.value = self.usual
+        SETTINGS[self.name] = self
+
+    @property
+    def variable(self) -> str:
+        """The variable of the environment that sets it."""
+        return _PREFIX + self.name.upper()
+
+    def checked(self, given: object) -> T:
+        """Return the value of what was given.
+
+        Raises:
+            ArgumentError: if the setting cannot have it.
+            ConfigError: if something that it needs is not installed.
+        """
+        try:
+            return self.parse(given)
+        except (ValueError, OverflowError) as error:
+            told = str(error) if str(error).endswith(".") else ""
+            told = told or f"{self.name} is {self.law}, not {given!r}."
+            raise ArgumentError(f"config: {told}") from None
+
+
+def one_of(*names: str) -> tuple[str, Callable[[object], str]]:
+    """Return the law and the parser of a setting that is one of some names."""
+
+    def parse(given: object) -> str:
+        if not isinstance(given, str) or given not in names:
+            raise ValueError
+        return given
+
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}", parse
+
+
+@final
+class Config:
+    """The settings, as programs read and change them.
+
+    Attributes:
+        epoch: how often a setting was changed; what was decided under another may be wrong.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def update(self, name: str, value: object) -> None:
+        """Set one setting.
+
+        Raises:
+            ConfigError: if there is no such setting, or ``num_devices`` comes after first use.
+            ArgumentError: if the value is not one that the setting can have.
+        """
+        setting = _setting_of(name)
+        if setting.at_start:
+            raise ConfigError(
+                f"config: {name} is read when the program starts; set it by the variable "
+                f"{setting.variable}."
+            )
+        value = setting.checked(value)
+        setting.value = value if setting.admit is None else setting.admit(value)
+        self.epoch += 1
+
+    def read(self, name: str) -> object:
+        """Return a setting's value.
+
+        Raises:
+            ConfigError: if there is no such setting.
+        """
+        setting = _setting_of(name)
+        return setting.value if setting.read is None else setting.read()
+
+
+config = Config()
+
+
+def _setting_of(name: object) -> Setting[Any]:
+    if isinstance(name, str) and name in SETTINGS:
+        return SETTINGS[name]
+    asked, near = f"no setting of type {type(name).__name__}", None
+    if isinstance(name, str):
+        asked, near = f"no setting {name[:80]!r}", _nearest(name)
+    meant = f"; did you mean {near!r}?" if near else ";"
+    raise ConfigError(
+        f"config: there is {asked}{meant} the settings are {', '.join(sorted(SETTINGS))}."
+    )
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    """Return the values of all settings, of which the environment sets some.
+
+    An empty variable sets nothing.
+
+    Raises:
+        ConfigError: if a variable has a value that its setting cannot have, or is misspelt.
+    """
+    known = {s.variable: s for s in SETTINGS.values()}
+    found = {s.name: s.usual for s in SETTINGS.values()}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(_PREFIX) or variable.startswith((*INTERNAL, _TESTS)):
+            continue
+        if variable not in known:
+            _refuse_unknown(variable)
+        elif text:
+            setting = known[variable]
+            try:
+                found[setting.name] = setting.checked(text)
+            except ArgumentError as error:
+                told = str(error).removeprefix("config: ")
+                raise ConfigError(f"The variable {variable} is set to {text!r}: {told}") from None
+    return found
+
+
+def set_from(environment: Mapping[str, str]) -> None:
+    """Give all settings the values that an environment says, or none of them.
+
+    Raises:
+        ConfigError: if a variable has a value that its setting cannot have, or is misspelt.
+    """
+    for name, value in from_environment(environment).items():
+        SETTINGS[name].value = value
+
+
+def _nearest(name: str) -> str | None:
+    near = get_close_matches(name.lower(), list(SETTINGS), 1, _ALIKE)
+    return near[0] if near else None
+
+
+def _refuse_unknown(variable: str) -> None:
+    """Refuse a variable that is misspelt; warn of one that means nothing to meshard.
+
+    Raises:
+        ConfigError: if a setting has almost the same name.
+    """
+    known = ", ".join(sorted(s.variable for s in SETTINGS.values()))
+    near = _nearest(variable.removeprefix(_PREFIX))
+    if near is not None:
+        raise ConfigError(
+            f"The environment has {variable}, which is not a setting of meshard; did you mean "
+            f"{SETTINGS[near].variable}? The settings are {known}."
+        )
+    warnings.warn(
+        f"The environment has {variable}, which is not a setting of meshard and has no effect. The "
+        f"settings are {known}.",
+        stacklevel=2,
+    )
