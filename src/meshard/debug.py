@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.plan.show.draw import drawing_text, visualize_array_sharding, visualize_sharding
-from meshard.plan.show.svg import drawing_svg, sharding_svg
+from meshard.plan.show.layout_svg import drawing_svg, sharding_svg
+from meshard.plan.show.text import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.runtime.watching.ledger import Ledger, budget, ledger
 from meshard.runtime.watching.profile import Profile, profile
 from meshard.runtime.watching.trace_file import Event, join_profiles

@@ -1,4 +1,4 @@
-"""Values in JSON: what is read is checked, and device ids are packed.
+"""Values in JSON: what is written of objects, what is read and checked, and packed device ids.
 
 Device ids are a list, or ``{"runs": [[first id, count], ...]}`` of consecutive ids, or
 ``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64.
@@ -21,6 +21,26 @@ if TYPE_CHECKING:
 _LISTED = 64
 """Devices that are written as a plain list."""
 _MOST_IDS = 1 << 28
+
+
+def fields(value: object, *names: str) -> dict[str, object]:
+    """Return attributes of a value as JSON has them.
+
+    Tuples are lists, and keys are text, in ascending order of what they were.
+
+    >>> from meshard.algebra.box import Box
+    >>> fields(Box((0, 2), (4, 6)), "starts", "shape")
+    {'starts': [0, 2], 'shape': [4, 4]}
+    """
+    return {name: _plain(getattr(value, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(value[key]) for key in sorted(value)}
+    return value
 
 
 def as_list(given: object) -> Sequence[object]:

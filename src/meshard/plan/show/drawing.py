@@ -18,6 +18,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Cuts, Layout
+from meshard.plan.captions import device_label
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,6 +78,33 @@ class Drawing:
     def devices(self, area: int) -> tuple[int, ...]:
         """Return the ids of the devices that hold an area, piece by piece in replica order."""
         return tuple([int(i) for piece in self.pieces(area) for i in self.layout.holders(piece)])
+
+    def label(self, area: int, level: int) -> str:
+        """Return what an area is called: with the platform (level 0), without (1), shortly (2)."""
+        word = "" if level else self.platform
+        return device_label(self.devices(area), word, most=1 if level > 1 else 6)
+
+    def notes(
+        self, *, elided: bool = False, numbers: bool = False, unlabelled: str = ""
+    ) -> list[str]:
+        """Return what is said below a picture.
+
+        Args:
+            elided: whether areas are left out within slabs.
+            numbers: whether labels stand without the platform.
+            unlabelled: what is to be said of areas without a label.
+        """
+        hidden, platform = self.slab_count - len(self.slabs), self.platform
+        said = []
+        if hidden:
+            said.append(f"and {hidden} more slabs like these, {self.slab_count} in all")
+        if elided:
+            ids = device_label(self.layout.device_ids, platform)
+            said.append(f"not all blocks are shown: there are {self.layout.piece_count}, on {ids}")
+        said += [f"numbers are {platform} ids"] * numbers + [unlabelled] * bool(unlabelled)
+        if self.empty:
+            said.append(f"empty on: {device_label(self.empty, platform)}")
+        return said
 
     @property
     def slab_count(self) -> int:
@@ -284,6 +312,71 @@ def split_rectangles(
             groups = [g for g in groups if g not in near] + [[one, *(r for g in near for r in g)]]
         chosen.update(max(g, key=lambda r: r.measure(heights, widths)) for g in groups)
     return tuple([replace(r, labelled=r in chosen) for r in order])
+
+
+@final
+@dataclass(frozen=True)
+class View:
+    """What is shown of a slab: of many rows and columns those in the middle are left out.
+
+    Attributes:
+        slab: the slab.
+        rows: the rows that are shown; None for the gap.
+        columns: the columns.
+        heights: the size of each row; 0 for the gap.
+        widths: the size of each column.
+        areas: for each row and column the area; a number below zero in a gap.
+        rectangles: the areas and the gaps, in rectangles.
+    """
+
+    slab: Slab
+    rows: tuple[int | None, ...]
+    columns: tuple[int | None, ...]
+    heights: tuple[int, ...]
+    widths: tuple[int, ...]
+    areas: tuple[tuple[int, ...], ...]
+    rectangles: tuple[Rectangle, ...]
+
+    @property
+    def elided(self) -> bool:
+        """Whether anything is left out."""
+        return None in (*self.rows, *self.columns)
+
+    @property
+    def row_cuts(self) -> tuple[int, ...]:
+        """The cut points at the borders of the rows."""
+        return cuts_shown(self.slab.rows, self.rows)
+
+    @property
+    def column_cuts(self) -> tuple[int, ...]:
+        """The cut points at the borders of the columns."""
+        return cuts_shown(self.slab.columns, self.columns)
+
+
+def view(slab: Slab, most_rows: int, most_columns: int, *, apart: bool) -> View:
+    """Return what is shown of a slab where there is room for that many rows and columns.
+
+    Args:
+        slab: the slab.
+        most_rows: how many rows are shown at most, the gap among them.
+        most_columns: likewise of columns.
+        apart: whether each cell of a gap is an area of its own; else a gap is one.
+    """
+    rows, columns = kept(len(slab.rows) - 1, most_rows), kept(len(slab.columns) - 1, most_columns)
+    areas = tuple(
+        tuple(
+            -1 - apart * (r * len(columns) + c) if i is None or j is None else slab.areas[i][j]
+            for c, j in enumerate(columns)
+        )
+        for r, i in enumerate(rows)
+    )
+    heights, widths = _sizes(slab.rows, rows), _sizes(slab.columns, columns)
+    found = split_rectangles(areas, heights, widths)
+    return View(slab, rows, columns, heights, widths, areas, found)
+
+
+def _sizes(cuts: Cuts, shown: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple([0 if i is None else cuts[i + 1] - cuts[i] for i in shown])
 
 
 def kept(count: int, most: int) -> tuple[int | None, ...]:

@@ -18,7 +18,8 @@ from typing import Any, final
 from meshard.algebra.arguments import path_of
 from meshard.plan.figures.simulate import time_text
 from meshard.plan.file.files import write_text
-from meshard.plan.show.record import Record, aligned, labels
+from meshard.plan.show.record import Record, labels
+from meshard.plan.show.report import Table
 from meshard.runtime.callers import user_line
 from meshard.runtime.watching.trace_file import Event, trace_text
 from meshard.runtime.world import RuntimeWorld, here
@@ -116,29 +117,29 @@ class Profile:
             own[event.name] = own.get(event.name, 0.0) + event.own_seconds
             counts[event.line] = counts.get(event.line, 0) + 1
             moved[event.line] = moved.get(event.line, 0) + event.total_bytes
-        told = labels([line for line in times if line])
-        rows = [("line", "what", "count", "time", "share", "bytes")]
-        for line in list(times)[:_LINES]:
-            rows.append(
-                (
-                    told.get(line, "-"),
-                    ", ".join(sorted(names[line], key=lambda n: -names[line][n])),
-                    f"{counts[line]:,}",
-                    time_text(times[line]),
-                    f"{100 * times[line] / max(self.seconds, 1e-9):.1f} %",
-                    f"{moved[line]:,}",
-                )
+        told, rest = labels([line for line in times if line]), list(times)[_LINES:]
+        rows = [
+            (
+                told.get(line, "-"),
+                ", ".join(sorted(names[line], key=lambda n: -names[line][n])),
+                f"{counts[line]:,}",
+                time_text(times[line]),
+                f"{100 * times[line] / max(self.seconds, 1e-9):.1f} %",
+                f"{moved[line]:,}",
             )
-        text = aligned(rows, 2)
-        rest = list(times)[_LINES:]
+            for line in list(times)[:_LINES]
+        ]
+        notes = []
         if rest:
             more = sum(times[line] for line in rest)
-            text += f"\nand {len(rest):,} more lines, {time_text(more)}"
+            notes.append(f"and {len(rest):,} more lines, {time_text(more)}")
         count = len(self._events)
-        return (
-            f"{text}\n{count:,} event{'s' * (count != 1)} in {time_text(self.seconds)}, "
+        notes.append(
+            f"{count:,} event{'s' * (count != 1)} in {time_text(self.seconds)}, "
             f"{sum(moved.values()):,} bytes between devices"
         )
+        head = ("line", "what", "count", "time", "share", "bytes")
+        return Table(head, rows, "<<>>>>", notes).text()
 
     def __repr__(self) -> str:
         return f"Profile({len(self._events)} events, {time_text(self.seconds)})"

@@ -29,7 +29,6 @@ from meshard.errors import ArgumentError
 from meshard.plan.captions import (
     PALETTE,
     check_sharding,
-    device_label,
     headline,
     ink,
     platform_of,
@@ -301,28 +300,17 @@ def _hex(channels: Sequence[float]) -> str:
 
 def _compose(drawing: Drawing, style: Style) -> list[Line]:
     """Return the picture of all slabs, and below it what it does not show."""
-    platform, hidden = drawing.platform, drawing.slab_count - len(drawing.slabs)
     if not drawing.slabs:
-        framed = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
-        empty = f"empty on: {device_label(drawing.empty, platform)}"
-        return [_line(text) for text in (*framed, empty)]
+        lines = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
+        return [*map(_line, lines), *map(_line, drawing.notes())]
     attempt, rasters = _fit(drawing, style)
-    blocks = [
-        _with_rulers(drawing, raster, style, slab.title)
-        for raster, slab in zip(rasters, drawing.slabs, strict=True)
-    ]
-    notes = []
-    if hidden:
-        notes.append(f"and {hidden} more slabs like these, {drawing.slab_count} in all")
-    if any(raster.elided for raster in rasters):
-        ids = device_label(drawing.layout.device_ids, platform)
-        notes.append(f"not all blocks are shown: there are {drawing.layout.piece_count}, on {ids}")
-    if attempt.level and any(raster.labels for raster in rasters):
-        notes.append(f"numbers are {platform} ids")
-    if not all(raster.complete for raster in rasters):
-        notes.append("labels that find no room are left out")
-    if drawing.empty:
-        notes.append(f"empty on: {device_label(drawing.empty, platform)}")
+    blocks = [_with_rulers(drawing, raster, style) for raster in rasters]
+    complete = all(raster.complete for raster in rasters)
+    notes = drawing.notes(
+        elided=any(raster.view.elided for raster in rasters),
+        numbers=attempt.level > 0 and any(raster.labels for raster in rasters),
+        unlabelled="" if complete else "labels that find no room are left out",
+    )
     return [*_side_by_side(blocks, style.max_width, drawing.slab_run), *map(_line, notes)]
 
 
@@ -356,12 +344,12 @@ def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
             return attempt, rasters
 
 
-def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> list[Line]:
+def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
     """Return a slab's lines, with its title and the cut points along its edges."""
     lines = raster.filled() if style.filled else raster.framed()
     gutter = _gutter(drawing, style)
     if gutter:
-        at = dict(zip(raster.ys, raster.row_cuts, strict=True))
+        at = dict(zip(raster.ys, raster.view.row_cuts, strict=True))
         lines = [
             [(str(at.get(y, "")).rjust(gutter - 1) + " ", None), *line]
             for y, line in enumerate(lines)
@@ -369,8 +357,9 @@ def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> 
     elif style.filled:
         lines.pop()
     if style.rulers and drawing.layout.shape:
-        lines.insert(0, [(" " * gutter + raster.column_ruler(), None)])
-    return [[(title, None)], *lines] if title else lines
+        lines.insert(0, _line(" " * gutter + raster.column_ruler()))
+    title = raster.view.slab.title
+    return [_line(title), *lines] if title else lines
 
 
 def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Line]:
