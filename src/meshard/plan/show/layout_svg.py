@@ -24,7 +24,7 @@ from meshard.plan.captions import (
     platform_of,
     wrap,
 )
-from meshard.plan.show.drawing import Drawing, Rectangle, View, draw_layout, view
+from meshard.plan.show.drawing import Drawing, Rectangle, Slab, draw_layout
 from meshard.plan.show.page import LIGHT, Markup, element, number_text
 from meshard.plan.show.svg import centred, label, picture, rect, upright
 
@@ -134,7 +134,7 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
 class _Plot:
     """What is shown of one slab in pixels, its upper left corner at the origin."""
 
-    view: View
+    slab: Slab
     xs: tuple[float, ...]
     ys: tuple[float, ...]
 
@@ -184,9 +184,12 @@ def _slabs(
 ) -> tuple[list[Markup], float, float, list[str]]:
     """Return the slabs' elements, their width, where they end, and what is said below them."""
     (width, height), most = _size(drawing), _most(drawing)
-    views = [view(slab, most, most, apart=False) for slab in drawing.slabs]
-    plots = [_Plot(v, _steps(v.widths, width), _steps(v.heights, height)) for v in views]
-    labels = _Labels.fitting(drawing, plots)
+    plots = []
+    for whole in drawing.slabs:
+        slab = whole.shortened(most, most, apart=False)
+        down, across = slab.sizes
+        plots.append(_Plot(slab, _steps(across, width), _steps(down, height)))
+    level, letters, fit = _level(drawing, plots)
     rank = len(drawing.layout.shape)
     digits = max(len(str(cut)) for slab in drawing.slabs for cut in slab.rows)
     # To the left the row ruler and the dim's name, above the title, the name and the ruler.
@@ -194,64 +197,48 @@ def _slabs(
     above = LINE * ((rank > 2) + 2 * (rank > 0))
     words = max(LETTER * 12 * len(slab.title) for slab in drawing.slabs)
     step = max(left + width, words) + BETWEEN
-    fit = max(1, int((WIDEST + BETWEEN) // step))
+    most = max(1, int((WIDEST + BETWEEN) // step))
     # Rows of slabs end where a leading dim does, if such rows are not too short.
     run = drawing.slab_run
-    per_row = max(n for n in range(1, fit + 1) if n == 1 or run % n == 0)
-    per_row = fit if per_row == 1 else per_row
+    per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
+    per_row = most if per_row == 1 else per_row
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)
         x = MARGIN + place * step + left
         y = top + line * (above + height + BETWEEN) + above
-        title = plot.view.slab.title
+        title = plot.slab.title
         heading = [label(-left, LINE - above - 3, title, "ink", font_size=12)] if title else []
-        rulers, cells = _rulers(plot, names, left), _cells(drawing, plot, labels)
+        rulers, cells = _rulers(plot, names, left), _cells(drawing, plot, level, letters)
         move = f"translate({number_text(x)} {number_text(y)})"
         parts.append(element("g", *heading, *rulers, *cells, transform=move))
     lines = -(-len(plots) // per_row)
-    across = min(len(plots), per_row) * step - BETWEEN
+    wide = min(len(plots), per_row) * step - BETWEEN
     notes = drawing.notes(
-        elided=any(v.elided for v in views),
-        numbers=labels.level > 0 and labels.some,
-        unlabelled="" if labels.all else "point at a block to read its devices",
+        elided=any(plot.slab.elided for plot in plots),
+        numbers=level > 0 and any(fit),
+        unlabelled="" if all(fit) else "point at a block to read its devices",
     )
-    return parts, across, top + lines * (above + height + BETWEEN) - BETWEEN + 4, notes
+    return parts, wide, top + lines * (above + height + BETWEEN) - BETWEEN + 4, notes
 
 
-@final
-@dataclass(frozen=True)
-class _Labels:
-    """How blocks are labelled, alike in all slabs.
+def _level(drawing: Drawing, plots: Sequence[_Plot]) -> tuple[int, int, list[bool]]:
+    """Return how all blocks are labelled: the level, the longest label, and which have room.
 
-    Attributes:
-        level: 0 with the platform, 1 without it, 2 as short as can be.
-        letters: the length of the longest label, which decides what fits.
-        some: whether any block has room for its label.
-        all: whether every block has.
+    It is the first level at which no label is left out that another one has room for.
     """
-
-    level: int
-    letters: int
-    some: bool
-    all: bool
-
-    @classmethod
-    def fitting(cls, drawing: Drawing, plots: Sequence[_Plot]) -> _Labels:
-        """Return the first level at which no label is left out that the last one has room for."""
-        spots = [
-            (one.area, *plot.place(one)[2:])
-            for plot in plots
-            for one in plot.view.rectangles
-            if one.labelled and one.area >= 0
-        ]
-        ways = []
-        for level in (0, 1, 2):
-            letters = max(len(drawing.label(area, level)) for area, _, _ in spots)
-            fit = [_fit_label(width, height, letters)[0] >= SMALLEST for _, width, height in spots]
-            ways.append((sum(fit), cls(level, letters, any(fit), all(fit))))
-        most = max(count for count, _ in ways)
-        return next(labels for count, labels in ways if count == most)
+    spots = [
+        (one.area, *plot.place(one)[2:])
+        for plot in plots
+        for one in plot.slab.rectangles
+        if one.labelled and one.area >= 0
+    ]
+    ways = []
+    for level in (0, 1, 2):
+        letters = max(len(drawing.label(area, level)) for area, _, _ in spots)
+        fit = [_fit_label(width, height, letters)[0] >= SMALLEST for _, width, height in spots]
+        ways.append((level, letters, fit))
+    return max(ways, key=lambda way: sum(way[2]))
 
 
 def _fit_label(width: float, height: float, letters: int) -> tuple[float, bool]:
@@ -261,9 +248,9 @@ def _fit_label(width: float, height: float, letters: int) -> tuple[float, bool]:
     return (upright, True) if flat < SMALLEST <= upright else (flat, False)
 
 
-def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[Markup]:
+def _cells(drawing: Drawing, plot: _Plot, level: int, letters: int) -> Iterator[Markup]:
     """Yield the blocks of a slab, each with its tooltip and, where there is room, its label."""
-    for one in plot.view.rectangles:
+    for one in plot.slab.rectangles:
         x, y, width, height = plot.place(one)
         middle = x + width / 2, y + height / 2
         if one.area < 0:
@@ -273,9 +260,9 @@ def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[Markup]:
         color = PALETTE[one.area % len(PALETTE)]
         parts = [element("title", _tooltip(drawing, one.area))]
         parts.append(rect(x, y, width, height, color, data_area=one.area))
-        size, turned = _fit_label(width, height, labels.letters)
+        size, turned = _fit_label(width, height, letters)
         if one.labelled and size >= SMALLEST:
-            text = drawing.label(one.area, labels.level)
+            text = drawing.label(one.area, level)
             turn = upright(*middle) if turned else None
             own = centred(
                 *middle, text, "middle", ink(color), font_size=f"{size:.1f}", transform=turn
@@ -297,7 +284,7 @@ def _cells(drawing: Drawing, plot: _Plot, labels: _Labels) -> Iterator[Markup]:
 
 def _borders(plot: _Plot) -> Iterator[str]:
     """Yield the lines between areas, as SVG path commands."""
-    rows, columns = plot.view.areas, list(zip(*plot.view.areas, strict=True))
+    rows, columns = plot.slab.areas, list(zip(*plot.slab.areas, strict=True))
     for y, (above, below) in zip(plot.ys[1:], pairwise(rows), strict=False):
         for (left, right), a, b in zip(pairwise(plot.xs), above, below, strict=True):
             if a != b:
@@ -325,12 +312,12 @@ def _rulers(plot: _Plot, names: Sequence[str], left: float) -> Iterator[Markup]:
     """Yield the cut points along the edges, as far as there is room, and the dims' names."""
     if names:
         yield label(plot.xs[-1] / 2, -LINE - 2, f"{names[-1]} →", text_anchor="middle")
-        for at, text, anchor in _ticks(plot.view.column_cuts, plot.xs, down=False):
+        for at, text, anchor in _ticks(plot.slab.columns, plot.xs, down=False):
             yield label(at, -5, text, font_size=10, text_anchor=anchor)
     if len(names) > 1:
         x, y = 9 - left, plot.ys[-1] / 2
         yield label(x, y, f"← {names[-2]}", text_anchor="middle", transform=upright(x, y))
-        for at, text, _ in _ticks(plot.view.row_cuts, plot.ys, down=True):
+        for at, text, _ in _ticks(plot.slab.rows, plot.ys, down=True):
             yield label(-5, at + 3.5, text, font_size=10, text_anchor="end")
 
 

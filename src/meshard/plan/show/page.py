@@ -10,22 +10,15 @@ from html import escape
 from typing import final
 
 FONT = "system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
-LIGHT = {
-    "ink": "#1f2328",
-    "faint": "#59636e",
-    "frame": "#d0d7de",
-    "card": "#ffffff",
-    "gap": "#eff2f5",
-    "hot": "#0b5a8f",
+COLORS = {
+    "ink": ("#1f2328", "#f0f3f6"),
+    "faint": ("#59636e", "#a5adb7"),
+    "frame": ("#d0d7de", "#3d444d"),
+    "card": ("#ffffff", "#15181d"),
+    "gap": ("#eff2f5", "#2b3138"),
+    "hot": ("#0b5a8f", "#6cc0f5"),
 }
-DARK = {
-    "ink": "#f0f3f6",
-    "faint": "#a5adb7",
-    "frame": "#3d444d",
-    "card": "#15181d",
-    "gap": "#2b3138",
-    "hot": "#6cc0f5",
-}
+LIGHT, DARK = ({kind: both[i] for kind, both in COLORS.items()} for i in (0, 1))
 
 
 def _colors(of: dict[str, str]) -> str:

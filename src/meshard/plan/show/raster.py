@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import final
 
-from meshard.plan.show.drawing import Drawing, Rectangle, Slab, View, view
+from meshard.plan.show.drawing import Drawing, Rectangle, Slab
 
 # With more rows of blocks than MOST_ROWS, only FEW_ROWS are drawn: a screen has about 50 lines.
 MOST_ROWS, FEW_ROWS = 24, 13
@@ -82,14 +82,14 @@ class Raster:
     """One slab in units of characters; the borders stand at ``xs`` and ``ys``.
 
     Attributes:
-        view: what is shown of the slab.
+        slab: the slab, as far as it is shown.
         xs: the column of each vertical border.
         ys: the line of each horizontal border.
         labels: column, line and text of each label.
         complete: whether no label was left out.
     """
 
-    view: View
+    slab: Slab
     xs: tuple[int, ...]
     ys: tuple[int, ...]
     labels: tuple[tuple[int, int, str], ...]
@@ -100,7 +100,7 @@ class Raster:
         across, down = len(self.xs) - 1, len(self.ys) - 1
 
         def area(i: int, j: int) -> int | None:
-            return self.view.areas[i][j] if 0 <= i < down and 0 <= j < across else None
+            return self.slab.areas[i][j] if 0 <= i < down and 0 <= j < across else None
 
         canvas = [[" "] * (self.xs[-1] + 1) for _ in range(self.ys[-1] + 1)]
         for i, y in enumerate(self.ys):
@@ -128,7 +128,7 @@ class Raster:
         for x, y, text in self.labels:
             canvas[y] = canvas[y][:x] + text + canvas[y][x + len(text) :]
         lines: list[Line] = []
-        for row, (top, bottom) in zip(self.view.areas, pairwise(self.ys), strict=True):
+        for row, (top, bottom) in zip(self.slab.areas, pairwise(self.ys), strict=True):
             spans: list[tuple[int, int, int]] = []
             for area, (left, right) in zip(row, pairwise(self.xs), strict=True):
                 start = spans.pop()[1] if spans and spans[-1][0] == area else left
@@ -141,7 +141,7 @@ class Raster:
 
     def column_ruler(self) -> str:
         """Return the cut points of the columns, each as near its border as there is room."""
-        line, *inner, last = map(str, self.view.column_cuts)
+        line, *inner, last = map(str, self.slab.columns)
         end = max(self.xs[-1] + 1 - len(last), len(line) + 1)
         for x, cut in zip(self.xs[1:-1], inner, strict=True):
             start = max(x - (len(cut) - 1) // 2, 0)
@@ -199,24 +199,25 @@ def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> R
     rank, count = len(drawing.layout.shape), len(slab.rows) - 1
     # Each cell of a gap is an area of its own, so that it joins no other.
     most_rows = count if count <= MOST_ROWS else FEW_ROWS
-    shown = view(slab, most_rows, attempt.most, apart=True)
+    shown = slab.shortened(most_rows, attempt.most, apart=True)
+    down, across = shown.sizes
     labels = _labels(drawing, shown, attempt)
     height = int((10 if rank < 3 else 6) * style.scale)
     if rank < 2:
         # The narrowest block is as wide as it should be at least, and the others follow.
-        least = min(n for n in shown.widths if n)
-        natural = -(-int(style.min_width * style.scale) * sum(shown.widths) // least)
+        least = min(n for n in across if n)
+        natural = -(-int(style.min_width * style.scale) * sum(across) // least)
     else:
         # A character is about two and a half times as high as wide.
-        natural = int(2.5 * height * sum(shown.widths) / sum(shown.heights))
+        natural = int(2.5 * height * sum(across) / sum(down))
     needs = [] if attempt.forced else _needs(labels, attempt)
-    widths = _widths(shown.widths, needs, natural, attempt.width)
+    widths = _widths(across, needs, natural, attempt.width)
     if widths is None:
         if not attempt.forced:
             return None
-        widths = [3] * len(shown.widths)
+        widths = [3] * len(across)
     xs = tuple(accumulate((n + 1 for n in widths), initial=0))
-    ys = tuple(accumulate(_heights(shown.heights, height, style, rank), initial=0))
+    ys = tuple(accumulate(_heights(down, height, style, rank), initial=0))
     placed = []
     for one, text in labels:
         left, right = (xs[i] for i in one.columns)
@@ -230,16 +231,15 @@ def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> R
     return Raster(shown, xs, ys, tuple(placed), len(placed) == len(labels))
 
 
-def _labels(drawing: Drawing, shown: View, attempt: Attempt) -> list[tuple[Rectangle, str]]:
+def _labels(drawing: Drawing, shown: Slab, attempt: Attempt) -> list[tuple[Rectangle, str]]:
     """Return each rectangle that gets a text, and the text: of a gap the dots that stand for it."""
-    found = []
-    for one in shown.rectangles:
-        if one.labelled and one.area >= 0:
-            found.append((one, drawing.label(one.area, attempt.level)))
-        elif one.labelled:
-            gap = shown.rows[one.rows[0]] is None, shown.columns[one.columns[0]] is None
-            found.append((one, GAPS[gap]))
-    return found
+    return [
+        (one, drawing.label(one.area, attempt.level))
+        if one.area >= 0
+        else (one, GAPS[one.rows[0] == shown.gaps[0], one.columns[0] == shown.gaps[1]])
+        for one in shown.rectangles
+        if one.labelled
+    ]
 
 
 def _needs(labels: Sequence[tuple[Rectangle, str]], attempt: Attempt) -> list[tuple[int, int, int]]:

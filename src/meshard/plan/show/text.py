@@ -307,7 +307,7 @@ def _compose(drawing: Drawing, style: Style) -> list[Line]:
     blocks = [_with_rulers(drawing, raster, style) for raster in rasters]
     complete = all(raster.complete for raster in rasters)
     notes = drawing.notes(
-        elided=any(raster.view.elided for raster in rasters),
+        elided=any(raster.slab.elided for raster in rasters),
         numbers=attempt.level > 0 and any(raster.labels for raster in rasters),
         unlabelled="" if complete else "labels that find no room are left out",
     )
@@ -349,7 +349,7 @@ def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
     lines = raster.filled() if style.filled else raster.framed()
     gutter = _gutter(drawing, style)
     if gutter:
-        at = dict(zip(raster.ys, raster.view.row_cuts, strict=True))
+        at = dict(zip(raster.ys, raster.slab.rows, strict=True))
         lines = [
             [(str(at.get(y, "")).rjust(gutter - 1) + " ", None), *line]
             for y, line in enumerate(lines)
@@ -358,7 +358,7 @@ def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
         lines.pop()
     if style.rulers and drawing.layout.shape:
         lines.insert(0, _line(" " * gutter + raster.column_ruler()))
-    title = raster.view.slab.title
+    title = raster.slab.title
     return [_line(title), *lines] if title else lines
 
 
