@@ -37,7 +37,7 @@ class Slab:
     Attributes:
         leading: the block of the dims before the last two.
         title: that block as an index, such as ``[0:4, 2:4, :, :]``; empty up to rank two.
-        rows: cut points of the last dim but one; ``(0, 1)`` where there is none.
+        rows: cut points of the last dim but one; ``(0, 1)`` below rank two.
         columns: cut points of the last dim; ``(0, 1)`` for a scalar.
         areas: for each row and column the number of the area; below zero in a gap.
         gaps: the row and the column that stand for all that are left out; -1 where none are.
@@ -281,7 +281,7 @@ class Rectangle:
         area: the area's number.
         rows: the half-open range of rows.
         columns: the half-open range of columns.
-        labelled: whether the label goes here: an area that is no rectangle has several.
+        labelled: whether the label goes here: an area that is not a rectangle has several.
     """
 
     area: int

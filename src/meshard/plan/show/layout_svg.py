@@ -101,7 +101,7 @@ def layout_picture(
 
 
 def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "") -> str:
-    """Return how an array of ``shape`` lies under ``sharding`` as one ``<svg>`` element.
+    """Return how ``sharding`` lays out an array of ``shape``, drawn as one ``<svg>`` element.
 
     Args:
         shape: the shape.
@@ -109,7 +109,7 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
         dtype: the name of the dtype.
 
     Raises:
-        ArgumentError: if ``sharding`` is none.
+        ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
     """
     check_sharding(sharding, "sharding_svg")

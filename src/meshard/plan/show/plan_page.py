@@ -90,7 +90,7 @@ def _tilings(plan: Planned) -> Iterator[Markup]:
         yield element("div", *drawn, class_="tiles")
     rest = len(largest) - MOST_DRAWN
     if rest > 0:
-        yield element("p", f"and {rest:,} more groups of arrays lie otherwise")
+        yield element("p", f"and {rest:,} more groups of arrays are laid out otherwise")
 
 
 def _routes(plan: Planned) -> Iterator[Markup]:

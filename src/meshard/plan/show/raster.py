@@ -52,7 +52,7 @@ class Attempt:
         floor: the least inner width of a block.
         margin: blanks around a label.
         alike: give the shortest label as much room as the longest.
-        most: at most so many columns of blocks; the middle ones are left out.
+        most: the most columns of blocks; of more, the middle ones are left out.
         forced: leave out the labels that find no room.
     """
 

@@ -24,7 +24,7 @@ class Record:
     Attributes:
         what: the operation that causes it.
         kind: ``"all-reduce"``, ``"all-gather"``, ``"permute"``, ...
-        axes: the mesh axes that it goes along; none where there is no one mesh.
+        axes: the mesh axes that it goes along; none if several meshes take part.
         array: what moves, as in ``"float64[4,8]"``.
         received: for each device id the bytes that it receives from other devices.
         line: file and line of the user's program.

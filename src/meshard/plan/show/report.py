@@ -59,7 +59,7 @@ class Table:
         """Return it in columns; long words are cut to fit a width, as far as that helps."""
         widths = self.widths
         words = [i for i, side in enumerate(self.align) if side == "<"]
-        while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        while words and width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
             widest = max(words, key=lambda i: widths[i])
             if widths[widest] <= _NARROWEST:
                 break

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 
 BETWEEN = 2  # blanks between slabs that stand side by side
+_BLANKS = (" " * BETWEEN, None)
 LEAST_WIDTH = 30  # room for a ruler of 18 digits and three columns of blocks
 MOST_SLABS = 12
 MOST_SCALE = 100  # a thousand lines
@@ -65,7 +67,7 @@ class Laid(Protocol):
 
     @property
     def sharding(self) -> Sharding:
-        """How it lies on devices."""
+        """How it is laid out over devices."""
 
 
 def drawing_text(
@@ -153,7 +155,7 @@ def visualize_sharding(
     header: bool = True,
     rulers: bool = True,
 ) -> None:
-    """Print how an array of ``shape`` lies on devices under ``sharding``.
+    """Print how an array of ``shape`` is laid out over devices by ``sharding``.
 
     Args:
         shape: the shape, of any rank.
@@ -168,7 +170,7 @@ def visualize_sharding(
         rulers: whether the cut points stand along the edges.
 
     Raises:
-        ArgumentError: if ``sharding`` is none.
+        ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
     >>> import numpy as np
@@ -204,7 +206,7 @@ def visualize_array_sharding(
     header: bool = True,
     rulers: bool = True,
 ) -> None:
-    """Print how an array lies on its devices; see `visualize_sharding` for the arguments.
+    """Print how an array is laid out over its devices; see `visualize_sharding` for the arguments.
 
     Raises:
         ArgumentError: if ``arr`` has no sharding.
@@ -266,11 +268,9 @@ def _colored(
     def look(area: int | None) -> Look:
         if area is None:
             return Look()
-        if color_map is None:
-            color = PALETTE[area % len(PALETTE)]
-        else:
-            given = color_map(area / max(1, drawing.area_count - 1))
-            color = _color(given)
+        color = PALETTE[area % len(PALETTE)]
+        if color_map is not None:
+            color = _color(color_map(area / max(1, drawing.area_count - 1)))
         return Look(bgcolor=color, color=ink(color))
 
     return Text("\n").join(
@@ -282,19 +282,14 @@ def _color(given: object) -> str:
     """Return what a colour map gave as ``#rrggbb``."""
     if isinstance(given, str) and re.fullmatch("#[0-9a-fA-F]{6}", given):
         return given
-    try:
+    channels: list[float] = []
+    with suppress(TypeError, ValueError):
         channels = [] if isinstance(given, str) else [float(c) for c in given]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        channels = []
     if len(channels) < 3 or not all(map(math.isfinite, channels)):
         raise ArgumentError(
             f"color_map returned {shown(given)} of type {type(given).__name__}; it must return a "
             "colour: a string such as '#56b4e9', or three floats from 0 to 1."
         )
-    return _hex(channels)
-
-
-def _hex(channels: Sequence[float]) -> str:
     return "#" + "".join(f"{round(255 * min(max(c, 0.0), 1.0)):02x}" for c in channels[:3])
 
 
@@ -335,13 +330,12 @@ def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
         # Side by side before one below the other, as long as every block is shown.
         beside = len(drawing.slabs) > 1 and attempt.most >= columns
         ways += [replace(attempt, width=half), attempt] if beside else [attempt]
-    while True:
-        # The last way cannot fail.
-        attempt = ways.pop(0)
+    for attempt in ways:
         tried = [rasterize(drawing, slab, style, attempt) for slab in drawing.slabs]
         rasters = [raster for raster in tried if raster is not None]
         if len(rasters) == len(tried):
             return attempt, rasters
+    raise AssertionError("the last way, which leaves out labels, cannot fail")
 
 
 def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
@@ -377,12 +371,12 @@ def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Li
     lines: list[Line] = []
     for row in rows:
         lines += [[]] if lines else []
-        for place in range(max(map(len, row))):
-            line: Line = []
-            for block in row:
-                here = block[place] if place < len(block) else _line(" " * _length(block[0]))
-                line += [*_line(" " * BETWEEN), *here] if line else here
-            lines.append(line)
+        high = max(map(len, row))
+        for block in row:
+            block += [_line(" " * _length(block[0])) for _ in range(high - len(block))]
+        for parts in zip(*row, strict=True):
+            first, *others = parts
+            lines.append([*first, *(span for o in others for span in (_BLANKS, *o))])
     return lines
 
 

@@ -54,7 +54,7 @@ def array_str(kind: ArrayType, blocks: Blocks | None) -> str:
 
 
 def array_html(kind: ArrayType, blocks: Blocks | None) -> str:
-    """Return an array's text, and a picture of how it lies."""
+    """Return an array's text, and a picture of how it is laid out."""
     text = f"<pre>{escape(array_repr(kind, blocks))}</pre>"
     if blocks is None:
         return text

@@ -46,7 +46,7 @@ class Communication:
         axes: the mesh axes that it goes along.
         array: what moves, as in ``"float64[4,8]"``.
         received: for each device id the bytes that it receives from others.
-        exact: whether it is so much, and not at most so much, as values will say.
+        exact: whether that many bytes move; else at most that many do, and values decide.
     """
 
     kind: str
@@ -81,8 +81,8 @@ class ExplainedStep:
         counted: how often it counts in totals. Where values decide, a loop's step counts once, and
             of the branches of a condition the one that moves most.
         local: what one device has of the result, as in ``"float64[2,8]"``.
-        before: how each operand that is an array lies.
-        after: how each result lies.
+        before: how each operand that is an array is laid out.
+        after: how each result is laid out.
         communications: what it moves each time.
         seconds: how long that takes on the topology, each time.
         live_bytes: the memory in use while it runs, on the device that uses most.
