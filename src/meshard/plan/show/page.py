@@ -6,6 +6,8 @@ elsewhere. What is shown follows the reader's system, light or dark.
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from html import escape
 from typing import final
 
@@ -48,6 +50,8 @@ _PLACES = (
     ".meshard .tiles{display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
     ".meshard .chosen{font-weight:600}"
 )
+_UNTOLD = re.compile("[\x00-\x1f\ud800-\udfff]")  # what XML cannot hold
+_SPECIAL = re.compile(f"[&<>\"']|{_UNTOLD.pattern}")
 
 
 @final
@@ -61,8 +65,7 @@ def xml_text(text: str) -> Markup:
     """Return text as XML can hold it: markup escaped, control characters replaced."""
     if isinstance(text, Markup):
         return text
-    held = [c if c >= " " and not "\ud800" <= c <= "\udfff" else "\ufffd" for c in text]
-    return Markup(escape("".join(held)))
+    return Markup(escape(_UNTOLD.sub("\ufffd", text)) if _SPECIAL.search(text) else text)
 
 
 def element(tag: str, *inside: str, **attributes: str | float | None) -> Markup:
@@ -77,18 +80,19 @@ def element(tag: str, *inside: str, **attributes: str | float | None) -> Markup:
     >>> element("text", "a < b", x=1.5, class_="n", text_anchor="end", fill=None)
     '<text x="1.5" class="n" text-anchor="end">a &lt; b</text>'
     """
-    told = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_value(value)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
+    start = f"<{tag}"
+    for name, value in attributes.items():
+        if value is not None:
+            told = xml_text(value) if isinstance(value, str) else number_text(value)
+            start += f' {_spelt(name)}="{told}"'
     if not inside:
-        return Markup(f"<{tag}{told}/>")
-    return Markup(f"<{tag}{told}>{''.join(map(xml_text, inside))}</{tag}>")
+        return Markup(f"{start}/>")
+    return Markup(f"{start}>{''.join(map(xml_text, inside))}</{tag}>")
 
 
-def _value(value: str | float) -> str:
-    return xml_text(value) if isinstance(value, str) else number_text(value)
+@cache
+def _spelt(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
 
 
 def number_text(value: float) -> str:
@@ -97,7 +101,7 @@ def number_text(value: float) -> str:
     >>> number_text(2), number_text(1.25), number_text(-1 / 3)
     ('2', '1.25', '-0.333')
     """
-    return f"{value:.3f}".rstrip("0").rstrip(".")
+    return str(value) if isinstance(value, int) else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def wide(*inside: str) -> Markup:

@@ -6,7 +6,8 @@ Out: elements. What is too small for a label says what it is as a tooltip.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 
 from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_text
 
@@ -43,7 +44,8 @@ def picture(
     )
 
 
-def _filled(color: str) -> dict[str, str]:
+@cache
+def _filled(color: str) -> Mapping[str, str]:
     """Return how an element gets a colour, also where style sheets are not understood."""
     if color not in LIGHT and color != "outline":
         return {"fill": color}
