@@ -261,6 +261,8 @@ def _paint(
     cells: Areas, piece: int, piece_count: int, overlaps: dict[tuple[int, ...], int]
 ) -> None:
     """Add a piece to the areas of ``cells``, in place."""
+    # The cells may belong to several areas already: with each the piece makes another overlap,
+    # unless the same pieces overlap elsewhere too.
     before = cells.copy()
     known = list(overlaps)
     for area in np.unique(before).tolist():
@@ -326,6 +328,7 @@ def split_rectangles(
         for j, area in enumerate(row):
             if seen[i][j]:
                 continue
+            # As far to the right as the area goes, and then as far down as all of that does.
             right, low = j + 1, i + 1
             while right < len(row) and row[right] == area and not seen[i][right]:
                 right += 1
@@ -341,6 +344,7 @@ def split_rectangles(
     for same in found.values():
         groups: list[list[Rectangle]] = []
         for one in same:
+            # A rectangle that touches several groups makes one of them.
             near = [g for g in groups if any(one.touches(other) for other in g)]
             groups = [g for g in groups if g not in near] + [[one, *(r for g in near for r in g)]]
         chosen.update(max(g, key=lambda r: r.measure(heights, widths)) for g in groups)

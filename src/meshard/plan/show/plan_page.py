@@ -16,6 +16,7 @@ from meshard.plan.show.plan_text import (
     array_text,
     arrays_table,
     figures_text,
+    headline,
     layout_text,
     names_text,
     steps_table,
@@ -46,11 +47,7 @@ def plan_html(plan: Planned) -> Markup:
 
 
 def _headline(plan: Planned) -> str:
-    many = "s" * (len(plan.leaves) != 1)
-    return (
-        f"Plan: {len(plan.leaves):,} array{many}, {size_text(plan.nbytes)}, "
-        f"{size_text(plan.bytes_moved)} moved"
-    )
+    return f"{headline(plan)}, {size_text(plan.bytes_moved)} moved"
 
 
 def _parts(plan: Planned) -> Iterator[Markup]:

@@ -169,16 +169,20 @@ def steps_of(plan: Planned) -> Iterator[Step]:
 
 def plan_table(plan: Planned) -> str:
     """Return a plan as text of at most 100 columns."""
-    many = len(plan.leaves) != 1
-    head = f"Plan: {len(plan.leaves):,} array{'s' * many}, {size_text(plan.nbytes)}"
     if not plan.leaves:
-        return f"{head}; nothing moves"
+        return f"{headline(plan)}; nothing moves"
     steps = steps_table(plan, _ROWS)
     if sum(steps.widths[-6:]) + 2 * len(steps.align) + _WORDS > WIDTH:
         steps = steps_table(plan, _ROWS, size_text)
     told = "\n".join(reasons(plan))
-    parts = [head, _arrays(plan), steps.text(), totals_table(plan).text(None), told]
+    parts = [headline(plan), _arrays(plan), steps.text(), totals_table(plan).text(None), told]
     return "\n\n".join(part for part in parts if part)
+
+
+def headline(plan: Planned) -> str:
+    """Return how much a plan is about."""
+    count = len(plan.leaves)
+    return f"Plan: {count:,} array{'s' * (count != 1)}, {size_text(plan.nbytes)}"
 
 
 def _arrays(plan: Planned) -> str:

@@ -102,6 +102,9 @@ class Raster:
         def area(i: int, j: int) -> int | None:
             return self.slab.areas[i][j] if 0 <= i < down and 0 <= j < across else None
 
+        # Where borders may cross, an arm goes each way on whose two sides the areas differ; outside
+        # of the slab there is None, which differs from all. Arms to the right and down are drawn
+        # up to the next crossing.
         canvas = [[" "] * (self.xs[-1] + 1) for _ in range(self.ys[-1] + 1)]
         for i, y in enumerate(self.ys):
             for j, x in enumerate(self.xs):
@@ -129,6 +132,7 @@ class Raster:
             canvas[y] = canvas[y][:x] + text + canvas[y][x + len(text) :]
         lines: list[Line] = []
         for row, (top, bottom) in zip(self.slab.areas, pairwise(self.ys), strict=True):
+            # Neighbouring cells of one area are one span, so that a label may go across them.
             spans: list[tuple[int, int, int]] = []
             for area, (left, right) in zip(row, pairwise(self.xs), strict=True):
                 start = spans.pop()[1] if spans and spans[-1][0] == area else left
