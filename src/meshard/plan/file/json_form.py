@@ -259,23 +259,7 @@ def _layout(form: object, number: int) -> Layout:
     given = as_mapping(form)
     shape = as_numbers(given["shape"])
     if "boxes" in given:
-        boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
-        holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
-        inside = all(
-            len(b.starts) == len(b.stops) == len(shape)
-            and all(0 <= a <= o <= n for a, o, n in zip(b.starts, b.stops, shape, strict=True))
-            for b in boxes
-        )
-        if len(boxes) != len(holders) or not inside:
-            _refuse(f"the boxes of layout {number} do not lie in its shape {shape}")
-        every = [d for some in holders for d in some]
-        if len(set(every)) != len(every) or any(not 0 <= d <= _LONGEST for d in every):
-            _refuse(f"layout {number} names a device twice, or one below 0")
-        pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
-        found = layout_of_boxes(shape, pairs)
-        if found.regular or found.boxes != boxes:
-            raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
-        return found
+        return _layout_of_boxes(given, shape, number)
     dims = zip(as_list(given["lengths"]), shape, strict=True)
     cuts = tuple([_cuts(runs, n) for runs, n in dims])
     for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
@@ -291,6 +275,27 @@ def _layout(form: object, number: int) -> Layout:
     if ids.min(initial=0) < 0 or len(np.unique(ids)) != len(ids):
         _refuse(f"layout {number} names a device twice, or one below 0")
     return Layout(shape, cuts, ids.reshape(*grid, replicas))
+
+
+def _layout_of_boxes(given: Mapping[str, object], shape: tuple[int, ...], number: int) -> Layout:
+    boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
+    holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
+    if len(boxes) != len(holders) or not all(_is_inside(box, shape) for box in boxes):
+        _refuse(f"the boxes of layout {number} do not lie in its shape {shape}")
+    pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
+    every = {d for d, _ in pairs}
+    if len(every) != len(pairs) or any(not 0 <= d <= _LONGEST for d in every):
+        _refuse(f"layout {number} names a device twice, or one below 0")
+    found = layout_of_boxes(shape, pairs)
+    if found.regular or found.boxes != boxes:
+        raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
+    return found
+
+
+def _is_inside(box: Box, shape: tuple[int, ...]) -> bool:
+    if not len(box.starts) == len(box.stops) == len(shape):
+        return False
+    return all(0 <= a <= b <= n for a, b, n in zip(box.starts, box.stops, shape, strict=True))
 
 
 def _cuts(runs: object, size: int) -> tuple[int, ...]:

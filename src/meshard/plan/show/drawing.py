@@ -321,34 +321,33 @@ def split_rectangles(
     0 (1, 2) (0, 1) False
     2 (1, 2) (1, 3) True
     """
-    found: dict[int, list[Rectangle]] = {}
     order: list[Rectangle] = []
-    seen = [[False] * len(row) for row in areas]
-    for i, row in enumerate(areas):
+    rest: list[list[int | None]] = [list(row) for row in areas]
+    for i, row in enumerate(rest):
         for j, area in enumerate(row):
-            if seen[i][j]:
+            if area is None:
                 continue
             # As far to the right as the area goes, and then as far down as all of that does.
-            right, low = j + 1, i + 1
-            while right < len(row) and row[right] == area and not seen[i][right]:
-                right += 1
-            while low < len(areas) and all(
-                areas[low][k] == area and not seen[low][k] for k in range(j, right)
-            ):
-                low += 1
-            for line in seen[i:low]:
-                line[j:right] = [True] * (right - j)
+            right = next((k for k in range(j, len(row)) if row[k] != area), len(row))
+            alike = row[j:right]
+            low = next((k for k in range(i, len(rest)) if rest[k][j:right] != alike), len(rest))
+            for line in rest[i:low]:
+                line[j:right] = [None] * (right - j)
             order.append(Rectangle(area, (i, low), (j, right)))
-            found.setdefault(area, []).append(order[-1])
-    chosen: set[Rectangle] = set()
-    for same in found.values():
-        groups: list[list[Rectangle]] = []
-        for one in same:
-            # A rectangle that touches several groups makes one of them.
-            near = [g for g in groups if any(one.touches(other) for other in g)]
-            groups = [g for g in groups if g not in near] + [[one, *(r for g in near for r in g)]]
-        chosen.update(max(g, key=lambda r: r.measure(heights, widths)) for g in groups)
+    chosen = {max(g, key=lambda r: r.measure(heights, widths)) for g in _islands(order)}
     return tuple([replace(r, labelled=r in chosen) for r in order])
+
+
+def _islands(rectangles: Iterable[Rectangle]) -> list[list[Rectangle]]:
+    """Return the rectangles in groups that hang together: of one area, and touching."""
+    found: dict[int, list[list[Rectangle]]] = {}
+    for one in rectangles:
+        groups = found.setdefault(one.area, [])
+        # A rectangle that touches several groups makes one of them.
+        near = [g for g in groups if any(one.touches(other) for other in g)]
+        apart = [g for g in groups if g not in near]
+        found[one.area] = [*apart, [one, *(r for g in near for r in g)]]
+    return [group for groups in found.values() for group in groups]
 
 
 def kept(count: int, most: int) -> tuple[int | None, ...]:
