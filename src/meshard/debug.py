@@ -3,12 +3,12 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.plan.show.draw import (
+from meshard.plan.show.text import (
     drawing_text as drawing_text,
     visualize_array_sharding as visualize_array_sharding,
     visualize_sharding as visualize_sharding,
 )
-from meshard.plan.show.svg import (
+from meshard.plan.show.layout_svg import (
     drawing_svg as drawing_svg,
     sharding_svg as sharding_svg,
 )

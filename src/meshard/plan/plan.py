@@ -22,8 +22,8 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_form import json_text, read_json, refusing
 from meshard.plan.replay import Report, check_route
-from meshard.plan.show.plan_html import page, plan_html
-from meshard.plan.show.plan_table import plan_table
+from meshard.plan.show.plan_page import page, plan_html
+from meshard.plan.show.plan_text import plan_table
 
 PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
