@@ -491,7 +491,7 @@ def test_an_array_is_drawn_with_its_dtype(capsys: pytest.CaptureFixture[str]) ->
 def test_what_lies_on_no_devices_is_refused() -> None:
     for draw in (visualize_sharding, sharding_svg):
         with pytest.raises(
-            ArgumentError, match=f"{draw.__name__}: sharding must be a Sharding, but got 'x'"
+            ArgumentError, match=f"{draw.__name__}: sharding must be a Sharding, got 'x'"
         ):
             draw((8,), "x")
     with pytest.raises(ArgumentError, match="arr is a ndarray, which is not laid out over devices"):

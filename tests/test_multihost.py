@@ -358,7 +358,7 @@ def test_wrong_specs_are_refused(processes):
     for body in (at(GRID, P("k")), back(P("k"))):
         assert "axis 'k' of P('k',) is not found" in refusal(processes, SpecError, body)
     message = refusal(processes, ArgumentError, at(GRID, P(), mesh=3))
-    assert "global_mesh must be a Mesh, but got 3 of type int" in message
+    assert "global_mesh must be a Mesh, got 3 of type int" in message
 
 
 def test_processes_that_disagree_are_refused_by_all():
@@ -772,7 +772,7 @@ def test_processes_that_wait_at_different_places_are_refused():
     for message in run(2, other):
         assert "assert_equal on process 1" in message
     message = refusal(2, ArgumentError, lambda: sync_global_devices(3))  # type: ignore[arg-type]
-    assert "name must be a string, but got 3 of type int" in message
+    assert "name must be a string, got 3 of type int" in message
 
 
 # shapes
@@ -886,7 +886,7 @@ def test_shapes_are_refused_like_arrays():
         with pytest.raises(SpecError, match="has 2 entries, but the local shape"):
             local_to_global_shape(NamedSharding(line(), P("x", None)), (6,))
         for function in (local_to_global_shape, global_to_local_shape):
-            with pytest.raises(ArgumentError, match="sharding must be a Sharding, but got 3"):
+            with pytest.raises(ArgumentError, match="sharding must be a Sharding, got 3"):
                 function(3, (6,))
         if me() == 1:
             with pytest.raises(ShardingError, match="process 1 has no device of"):

@@ -582,7 +582,7 @@ def test_refusals() -> None:
         (
             lambda: mnp.interp(x, x, x, period=3),
             ArgumentError,
-            r"interp: period must be None, got 3\. Bring the points into one period with",
+            r"interp: period must be None, got 3 of type int\. Bring the points into one period",
         ),
         (
             lambda: mnp.geomspace(0, 1),

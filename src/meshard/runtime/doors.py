@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from types import MappingProxyType, ModuleType
 from typing import Any, final
 
-from meshard.errors import ArgumentError, MeshardError
-from meshard.runtime.arguments import too_large
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, MeshardError, OutOfRangeError
 from meshard.runtime.types import ArrayType
 
 Params = tuple[tuple[str, Hashable], ...]
@@ -138,6 +138,25 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
         return interpreter.run(name, operands, tuple(params.items()))
     except OverflowError as error:
         raise too_large(name, error, operands) from None
+
+
+def too_large(what: str, error: OverflowError, operands: Sequence[Any] = ()) -> MeshardError:
+    """Return the error for a Python integer that an operand's dtype cannot hold.
+
+    Args:
+        what: the operation.
+        error: what NumPy raised.
+        operands: numbers and arrays, where they are known.
+    """
+    if isinstance(error, MeshardError):
+        return error
+    numbers = [shown(x) for x in operands if isinstance(x, int)]
+    dtypes = dict.fromkeys(str(x.dtype) for x in operands if hasattr(x, "dtype"))
+    return OutOfRangeError(
+        f"{what}: the integer {' or '.join(numbers) or 'given'} does not fit into the dtype of the "
+        f"other operand{', ' if dtypes else ''}{', '.join(dtypes)}. Convert that one with astype "
+        "first."
+    )
 
 
 def innermost() -> Interpreter | None:

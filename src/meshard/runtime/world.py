@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import MOST_INTEGER
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
-from meshard.runtime.arguments import MOST_INTEGER
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
@@ -63,7 +63,6 @@ class RuntimeWorld(World):
         self.memory: Memory = Pages()
         self.workers = Workers()
         self.tables: list[dict[Any, Any]] = []
-        self.decisions: dict[Hashable, Any] = {}  # only for the bodies that jit walks on types
         self.epoch = config.epoch
         self.ledgers: tuple[Any, ...] = ()
         self.profiles: tuple[Any, ...] = ()
@@ -111,15 +110,8 @@ class RuntimeWorld(World):
     def forget(self) -> None:
         """Empty all tables: the settings are others than those that they were filled under."""
         self.epoch = config.epoch
-        self.decisions.clear()
         for table in self.tables:
             table.clear()
-
-    def decided(self, key: Hashable, decision: Any) -> None:
-        """Keep what jit found in a body that it walked on types."""
-        if len(self.decisions) > _MOST_TYPES:
-            self.decisions.clear()
-        self.decisions[key] = decision
 
     def close(self) -> None:
         """End the threads and give idle memory back."""

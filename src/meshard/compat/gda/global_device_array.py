@@ -13,7 +13,7 @@ from typing import Any, NoReturn, final
 
 import numpy as np
 
-from meshard.algebra.arguments import count_of, function_of, shown
+from meshard.algebra.arguments import function_of, integer_of, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
@@ -209,7 +209,7 @@ class GlobalDeviceArray(ArrayHolder):
 
     def _data(self, what: str, index: int) -> Array:
         count = len(self._buffers)
-        place = count_of(index, what, "index", least=None, error=IndexingError)
+        place = integer_of(index, what, "index", error=IndexingError)
         if not -count <= place < count:
             raise IndexingError(f"{what}({shown(index)}): this process holds {count} shards.")
         return self._buffers[place]

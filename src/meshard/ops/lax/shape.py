@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.array import create
 from meshard.ops.array import join as move
@@ -17,7 +18,6 @@ from meshard.ops.array.index import getitem
 from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike, checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype
-from meshard.runtime.arguments import described
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 

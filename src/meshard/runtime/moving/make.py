@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, function_of
+from meshard.algebra.arguments import flag_of, function_of, shape_of
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.runtime.agree import agree_to_make
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import (
@@ -197,7 +196,7 @@ def make_array_from_callback(
     """
     what = "make_array_from_callback"
     function_of(data_callback, what, "data_callback")
-    whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
+    whole, place, world = shape_of(shape, what), needed_sharding(sharding, what), here()
     me = world.process_index
     indices: dict[int, Index] = {}
     layout = place.layout(whole)
@@ -258,7 +257,7 @@ def make_array_from_single_device_arrays(
     Array([0., 0.], dtype=float64)
     """
     what = "make_array_from_single_device_arrays"
-    whole, place, world = checked_shape(shape, what), needed_sharding(sharding, what), here()
+    whole, place, world = shape_of(shape, what), needed_sharding(sharding, what), here()
     needed = [d for d in place.device_order if d.process_index == world.process_index]
     if not isinstance(arrays, (list, tuple)):
         raise ArgumentError(

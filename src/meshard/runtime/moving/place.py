@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import is_text, refusal, shown
+from meshard.algebra.arguments import described, is_text, refusal, shown
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
@@ -36,7 +36,6 @@ from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
-from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import memoized

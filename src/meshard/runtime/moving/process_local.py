@@ -16,7 +16,6 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import CoverageError
 from meshard.runtime.agree import meet
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import needed_sharding, prefix_leaves
 from meshard.runtime.moving.place import as_host, filled
@@ -84,7 +83,7 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
     if global_shape is None:
         shape = _joined_shape(sharding, value, process_of)
     else:
-        shape = checked_shape(global_shape, _WHAT)
+        shape = shape_of(global_shape, _WHAT)
         if len(shape) != value.ndim:
             raise CoverageError(
                 f"{_WHAT}: the data of process {me} has shape {value.shape}, of rank {value.ndim}, "

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
-import numpy as np
-
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError, SpecError
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
-from meshard.runtime.types import ArrayType, dtype_name
+from meshard.runtime.types import ArrayType, Shaped, dtype_name
 from meshard.runtime.world import here
 
 
 @final
-class ShapeDtypeStruct:
+class ShapeDtypeStruct(Shaped):
     """Shape, dtype and, if wanted, sharding of an array that need not exist.
 
     Args:
@@ -44,8 +40,6 @@ class ShapeDtypeStruct:
     """
 
     __slots__ = ("dtype", "shape", "sharding")
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     sharding: Sharding | None
 
     def __init__(
@@ -60,7 +54,7 @@ class ShapeDtypeStruct:
         if dtype is None:
             raise ArgumentError(f"{what}: a dtype is needed, got None.")
         found = as_sharding(sharding, what)
-        sizes = checked_shape(shape, what)
+        sizes = shape_of(shape, what)
         if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):
             raise SpecError(
                 f"{what}: {found!r} is only valid for arrays of rank at least {len(found.spec)}, "
@@ -86,26 +80,6 @@ class ShapeDtypeStruct:
         """Return the struct of an array, with its sharding if it is committed to one."""
         kind = typeof(x)
         return cls(kind.shape, kind.dtype, sharding=kind.sharding if kind.committed else None)
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
-        return False
 
     def __len__(self) -> int:
         if not self.shape:

@@ -33,7 +33,7 @@ from meshard.transforms.jit.devices import captured_beside, check_devices, repli
 from meshard.transforms.jit.sharing import program
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
-from meshard.transforms.program.program import Kind, listing
+from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
 from meshard.transforms.tracing.tracing import anywhere
 
@@ -90,9 +90,7 @@ class Entry:
         results: list[Kind | Sharding | None] = []
         for number, wanted in enumerate(trace.out_shardings):
             if wanted is not None:
-                aval: Any = getattr(outputs[number], "aval", None)
-                if not isinstance(aval, ArrayType):
-                    aval = as_array(outputs[number].value)._type  # type: ignore[union-attr]
+                aval = _type_of(outputs[number])
                 path = trace.out_tree.paths()[number]
                 told = f"result{''.join(f'[{k!r}]' for k in path)}"
                 placed_kind(world, trace.what, told, aval, wanted, False)
@@ -225,9 +223,7 @@ class _Stage:
         """For each result its shape and dtype."""
         found = []
         for atom in self._trace.program.outputs:
-            aval: Any = getattr(atom, "aval", None)
-            if aval is None:
-                aval = as_array(atom.value)._type  # type: ignore[union-attr]
+            aval = _type_of(atom)
             found.append(ShapeDtypeStruct(aval.shape, aval.dtype))
         return trees.unflatten(self._trace.out_tree, found)
 
@@ -397,3 +393,8 @@ class Compiled(_Placed):
         if own.committed or kind.committed:
             return placed(found, kind.sharding)
         return found
+
+
+def _type_of(atom: Atom) -> Any:
+    """Return the type of what a program outside of bodies returns; a number is an array there."""
+    return as_array(atom.value)._type if isinstance(atom, Literal) else atom.aval
