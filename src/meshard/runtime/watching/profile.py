@@ -260,10 +260,10 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
             found.save(target)
 
 
-_Watch = Callable[[Callable[[], None]], Callable[[], None]]
+_TaskWatch = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-def _both(outer: _Watch, inner: _Watch) -> _Watch:
+def _both(outer: _TaskWatch, inner: _TaskWatch) -> _TaskWatch:
     return lambda task: outer(inner(task))
 
 
