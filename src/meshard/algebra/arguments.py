@@ -6,6 +6,7 @@ normal form, or a refusal that says what was asked, what was given and what is a
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -39,6 +40,20 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 4].rstrip()} ..."
 
 
+@functools.singledispatch
+def array_text(value: object) -> str | None:
+    """Return what messages say of an array; None for what is not one.
+
+    Floors that have arrays of their own register them.
+    """
+    return None
+
+
+@array_text.register
+def _(value: np.ndarray) -> str | None:
+    return f"a NumPy array of shape {value.shape} and dtype {value.dtype}" if value.ndim else None
+
+
 def described(value: object, *, typed: bool = False) -> str:
     """Return a short text for a value that was given.
 
@@ -46,13 +61,10 @@ def described(value: object, *, typed: bool = False) -> str:
         value: the value; of an array its shape and dtype are told, of another its repr and type.
         typed: whether the type is told even where the repr shows it, as that of ``'3'`` does.
     """
-    kind = type(value).__name__
-    aval = getattr(type(value), "aval", None)
-    if aval is not None:
-        return f"an array {value.aval.str_short()}"  # type: ignore[attr-defined]
-    if isinstance(value, np.ndarray) and value.ndim:
-        return f"a NumPy array of shape {value.shape} and dtype {value.dtype}"
-    text = shown(value)
+    array = array_text(value)
+    if array is not None:
+        return array
+    kind, text = type(value).__name__, shown(value)
     told = (type(value) in _PLAIN and not typed) or text.startswith(f"a {kind} that")
     return text if told else f"{text} of type {kind}"
 
@@ -124,12 +136,22 @@ def flag_of(value: object, what: str, name: str) -> bool:
     """
     if type(value) is bool:
         return value
-    if getattr(value, "shape", None) == () and getattr(value, "dtype", None) == np.dtype(bool):
-        return bool(value)
-    found = _index(value)
+
+    def refused() -> MeshardError:
+        return ArgumentError(refusal(what, name, "True or False", value))
+
+    found = _converted(
+        _switch if getattr(value, "shape", None) == () else operator.index, value, refused
+    )
     if found not in (0, 1):
-        raise ArgumentError(refusal(what, name, "True or False", value))
+        raise refused()
     return bool(found)
+
+
+def _switch(value: object) -> int:
+    """Return an array without dims as 0 or 1: it holds a bool, or an integer."""
+    array = np.asarray(value)
+    return int(array) if array.dtype == bool else operator.index(value)  # type: ignore[arg-type]
 
 
 def integer_of(
@@ -158,13 +180,15 @@ def integer_of(
     >>> integer_of(-3, "f", "n")
     -3
     """
-    found = None if isinstance(value, (bool, np.bool_)) else _index(value)
-    if (
-        found is None
-        or (least is not None and found < least)
-        or (most is not None and found > most)
-    ):
-        raise error(refusal(what, name, _range(least, most), value))
+
+    def refused() -> MeshardError:
+        return error(refusal(what, name, _range(least, most), value))
+
+    if isinstance(value, bool):
+        raise refused()
+    found = _converted(operator.index, value, refused)
+    if (least is not None and found < least) or (most is not None and found > most):
+        raise refused()
     if not LEAST_INTEGER <= found <= MOST_INTEGER:
         raise OutOfRangeError(
             f"{what}: {name} must fit into 64 bits, got {described(value)}, which has "
@@ -186,16 +210,18 @@ def count_of(
     return integer_of(value, what, name, least=least, most=most, error=error)
 
 
-def _index(value: object) -> int | None:
-    """Return as an int what Python takes as an index, and None for anything else."""
+def _converted(
+    convert: Callable[[Any], int], value: object, refused: Callable[[], MeshardError]
+) -> int:
+    """Return what a value is as an int, or raise the refusal; a traced one says itself why not."""
     try:
-        return int(operator.index(value))  # type: ignore[arg-type]
-    except MeshardError as error:
-        if isinstance(error, ArgumentError):
-            return None
-        raise  # a traced value says itself why it has no value yet
-    except Exception:  # what an array-like of the caller's own raises is no better
-        return None
+        return int(convert(value))
+    except ArgumentError:
+        raise refused() from None
+    except MeshardError:
+        raise
+    except Exception:  # an array-like of the caller's own may raise anything
+        raise refused() from None
 
 
 def _range(least: int | None, most: int | None) -> str:
@@ -286,21 +312,24 @@ def shape_of(
     """
     if type(value) is tuple and all(type(n) is int and 0 <= n < 1 << 63 for n in value):
         return value
-    alone = hasattr(value, "__index__") and not getattr(value, "shape", ())
-    try:
-        given = (value,) if alone else items_of(value, what, name, "integers", ordered=True)
-        sizes = [_index(n) for n in given]
-    except ArgumentError:
-        sizes = [None]
-    least = LEAST_INTEGER if inferred else 0
-    known = [n for n in sizes if n is not None and least <= n <= MOST_INTEGER]
-    if len(known) < len(sizes):
+
+    def refused() -> MeshardError:
         which = "" if name == "shape" else f"{name}: "
-        raise ShapeError(
+        return ShapeError(
             f"{what}: {which}{described(value)} is not a shape: sizes must be "
             f"{'integers' if inferred else 'non-negative integers'} of at most 63 bits."
         )
-    return tuple(known)
+
+    given: Iterable[Any] = (value,)
+    if getattr(value, "shape", None) or not hasattr(value, "__index__"):
+        try:
+            given = items_of(value, what, name, "integers", ordered=True)
+        except ArgumentError:
+            raise refused() from None
+    sizes = tuple([_converted(operator.index, n, refused) for n in given])
+    if any(n > MOST_INTEGER or n < (LEAST_INTEGER if inferred else 0) for n in sizes):
+        raise refused()
+    return sizes
 
 
 def path_of(value: object, what: str, name: str = "path") -> Path:

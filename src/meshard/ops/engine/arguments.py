@@ -242,8 +242,7 @@ def checked(function: Any = None, /, **advice: str) -> Any:
 def _checked(function: Callable[..., Any], advice: dict[str, str]) -> Callable[..., Any]:
     code, annotations = function.__code__, inspect.get_annotations(function)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found = {n: _kind_of(_written(annotations[n])) for n in names if n in annotations}
-    kinds = {n: kind for n, kind in found.items() if kind is not None}
+    kinds = {n: k for n in names if (k := _kind_of(_written(annotations.get(n, Any))))}
     if not kinds:
         return function
     places = [(i, n, kinds[n].quick) for i, n in enumerate(names[: code.co_argcount]) if n in kinds]

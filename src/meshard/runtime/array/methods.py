@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import array_text, shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.operators import ArrayOperators
@@ -416,6 +416,11 @@ class ArrayMethods(Typed, ArrayOperators):
         if api_version not in _API_VERSIONS:
             raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
         return namespace()
+
+
+@array_text.register(ArrayMethods)
+def _described(x: Any) -> str:
+    return f"an array {x.aval.str_short()}"
 
 
 advise_instead(ArrayMethods, INSTEAD)
