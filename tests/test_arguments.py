@@ -16,6 +16,7 @@ from meshard.algebra.arguments import (
     flag_of,
     function_of,
     instance_of,
+    integer_of,
     is_text,
     items_of,
     names_of,
@@ -26,7 +27,14 @@ from meshard.algebra.arguments import (
     text_of,
 )
 from meshard.algebra.device import Device, device_ids_of, devices_of
-from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError, TreeError
+from meshard.errors import (
+    ArgumentError,
+    MeshardError,
+    OutOfRangeError,
+    ShapeError,
+    ShardingError,
+    TreeError,
+)
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
 
@@ -38,10 +46,13 @@ ROWS = NamedSharding(MESH, P("x"))
     ("found", "expected"),
     [
         (count_of(np.int8(3), "f", "n"), 3),
-        (count_of(-2, "f", "n", least=None), -2),
+        (integer_of(-2, "f", "n"), -2),
         (number_of(np.float32(0.5), "f", "n"), 0.5),
         (flag_of(np.bool_(True), "f", "n"), True),
         (flag_of(0, "f", "n"), False),
+        (flag_of(np.int8(1), "f", "n"), True),
+        (flag_of(np.array(True), "f", "n"), True),
+        (shape_of([2, -1], "f", inferred=True), (2, -1)),
         (text_of("a", "f", "n"), "a"),
         (choice_of("a", ("a", "b"), "f", "n"), "a"),
         (is_text(np.array(["a", "a"]), "a"), False),
@@ -67,24 +78,25 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a count": (
         lambda: count_of(1.0, "f", "n"),
         ArgumentError,
-        "a non-negative integer, but got",
+        "a non-negative integer, got",
     ),
     "a bool": (lambda: count_of(True, "f", "n", least=1), ArgumentError, "integer of at least 1"),
     "a large count": (lambda: count_of(9, "f", "n", most=4), ArgumentError, "integer from 0 to 4"),
     "a negative one": (
-        lambda: count_of(5, "f", "n", least=None, most=4),
+        lambda: integer_of(5, "f", "n", most=4),
         ArgumentError,
         "at most 4",
     ),
-    "any": (lambda: count_of("x", "f", "n", least=None), ArgumentError, "must be an integer, but"),
+    "a wide integer": (lambda: integer_of(2**63, "f", "n"), OutOfRangeError, "has 64 bits"),
+    "any": (lambda: integer_of("x", "f", "n"), ArgumentError, "must be an integer, got"),
     "a text for a number": (lambda: number_of("1", "f", "n"), ArgumentError, "a finite number of"),
     "an id": (lambda: device_ids_of([-1], "f", "n"), ArgumentError, "each id in n must be"),
     "a size that fails": (lambda: shape_of([object()], "f"), ShapeError, "is not a shape"),
     "nan": (lambda: number_of(np.nan, "f", "n"), ArgumentError, "a finite number of at least 0"),
     "zero": (lambda: number_of(0, "f", "n", open_below=True), ArgumentError, "number above 0"),
-    "a flag": (lambda: flag_of("yes", "f", "n"), ArgumentError, "True or False, but got 'yes'"),
-    "a choice": (lambda: choice_of("c", ("a", "b"), "f", "n"), ArgumentError, "'a' or 'b', but"),
-    "a text": (lambda: text_of(b"a", "f", "n"), ArgumentError, "a string, but got b'a' of type by"),
+    "a flag": (lambda: flag_of("yes", "f", "n"), ArgumentError, "True or False, got 'yes'"),
+    "a choice": (lambda: choice_of("c", ("a", "b"), "f", "n"), ArgumentError, "'a' or 'b', got"),
+    "a text": (lambda: text_of(b"a", "f", "n"), ArgumentError, "a string, got b'a' of type by"),
     "items": (lambda: items_of({}, "f", "n", "devices"), ArgumentError, "a list or tuple of devic"),
     "a name": (lambda: names_of(["x", 3], "f", "n"), ArgumentError, "holds 3 of type int"),
     "no function": (
@@ -93,6 +105,17 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         "f: g must be a function",
     ),
     "a size": (lambda: shape_of((2, -1), "f"), ShapeError, "sizes must be non-negative"),
+    "a set": (lambda: shape_of({2, 3}, "f"), ShapeError, "f: .2, 3. is not a shape"),
+    "items without an order": (
+        lambda: items_of({1}, "f", "n", "names", ordered=True),
+        ArgumentError,
+        "a list or tuple of names, got .1. of type set",
+    ),
+    "an array": (
+        lambda: text_of(np.zeros(3), "f", "n"),
+        ArgumentError,
+        r"a string, got a NumPy array of shape \(3,\) and dtype float64\.$",
+    ),
     "a large size": (lambda: shape_of((1 << 63,), "f"), ShapeError, "integers of at most 63 bits"),
     "a path": (lambda: path_of("a\0b", "f"), ArgumentError, "path must be the path of a file"),
     "a device": (
@@ -110,7 +133,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "make_mesh without names": (
         lambda: meshard.make_mesh((4, 2), None),
         ArgumentError,
-        "axis_names must be a list or tuple of axis names, but got None",
+        "axis_names must be a list or tuple of axis names, got None",
     ),
     "make_mesh of other devices": (
         lambda: meshard.make_mesh((1,), "x", devices=[3]),
@@ -120,7 +143,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "BoxSharding of True": (
         lambda: BoxSharding((8, 8), True),
         ShardingError,
-        "boxes must be a Mapping, but got True of type bool. It maps each device to its box",
+        "boxes must be a Mapping, got True of type bool. It maps each device to its box",
     ),
     "a mesh where a sharding is meant": (
         lambda: meshard.device_put(np.ones(8), MESH),
@@ -130,12 +153,12 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "donate": (
         lambda: meshard.reshard(np.ones(8), meshard.devices()[0], donate="no"),
         ArgumentError,
-        "reshard: donate must be True or False, but got 'no'",
+        "reshard: donate must be True or False, got 'no'",
     ),
     "progress": (
         lambda: meshard.reshard(np.ones(8), meshard.devices()[0], progress=3),
         ArgumentError,
-        "progress must be a function, but got 3 of type int. True shows a bar",
+        "progress must be a function, got 3 of type int. True shows a bar",
     ),
     "bounds of other shapes": (
         lambda: resharding.bounds_of(ROWS.layout((8,)), ROWS.layout((4,))),
@@ -145,7 +168,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "hosts by another name": (
         lambda: resharding.bounds_of(ROWS.layout((8,)), ROWS.layout((8,)), {0: "a"}),
         ArgumentError,
-        "each host in hosts must be a non-negative integer, but got 'a'",
+        "each host in hosts must be a non-negative integer, got 'a'",
     ),
     "hosts of another shape": (
         lambda: resharding.bounds_of(ROWS.layout((8,)), ROWS.layout((8,)), lambda ids: [[0], 1]),
@@ -179,7 +202,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         r"the leaf array\(\[1, 0\]\) is neither true nor false",
     ),
     "trees first": (lambda: tree.map([1], len), ArgumentError, "The function comes first, and the"),
-    "no structure": (lambda: tree.unflatten([1], [1]), ArgumentError, "must be a PyTreeSpec, but"),
+    "no structure": (lambda: tree.unflatten([1], [1]), ArgumentError, "must be a PyTreeSpec, got"),
     "nothing to fold": (lambda: tree.reduce(max, []), TreeError, "give an initializer to begin"),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard.algebra.arguments import described
 from meshard.errors import (
     ArgumentError,
     ConcretizationError,
@@ -18,7 +21,6 @@ from meshard.errors import (
     ShapeError,
 )
 from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.runtime.arguments import described
 
 
 @checked(size="Give one number.")
@@ -68,25 +70,40 @@ LOOP.append(LOOP)
 @pytest.mark.parametrize(
     ("name", "given", "kind", "message"),
     [
-        ("axis", 1.5, ArgumentError, "an integer, a sequence of integers or None, got 1.5."),
-        ("axis", LOOP, ArgumentError, "got [[...]]."),
-        ("axis", True, ArgumentError, "got True."),
-        ("axis", "x", ArgumentError, "got 'x'."),
-        ("axis", {0}, ArgumentError, "got {0}."),
+        (
+            "axis",
+            1.5,
+            ArgumentError,
+            "an integer, a sequence of integers or None, got 1.5 of type float.",
+        ),
+        ("axis", LOOP, ArgumentError, "got [[...]] of type list."),
+        ("axis", True, ArgumentError, "got True of type bool."),
+        ("axis", "x", ArgumentError, "got 'x' of type str."),
+        ("axis", {0}, ArgumentError, "got {0} of type set."),
         ("size", mnp.ones((2, 3)), ArgumentError, "got an array float64[2,3]. Give one number."),
         ("size", 10**30, OutOfRangeError, "must fit into 64 bits"),
         ("axis", [10**30], OutOfRangeError, "must fit into 64 bits"),
-        ("keepdims", "x", ArgumentError, "keepdims must be True or False, got 'x'."),
-        ("keepdims", 2, ArgumentError, "got 2."),
-        ("factor", 1j, ArgumentError, "factor must be a real number, got 1j."),
-        ("factor", "1", ArgumentError, "factor must be a real number, got '1'."),
+        ("keepdims", "x", ArgumentError, "keepdims must be True or False, got 'x' of type str."),
+        ("keepdims", 2, ArgumentError, "got 2 of type int."),
+        ("factor", 1j, ArgumentError, "factor must be a real number, got 1j of type complex."),
+        ("factor", "1", ArgumentError, "factor must be a real number, got '1' of type str."),
         ("factor", 10**400, OutOfRangeError, "factor must fit into a float"),
-        ("mode", 3, ArgumentError, "mode must be a string or None, got 3."),
-        ("pair", (0, 1, 2), ArgumentError, "pair must be a pair of integers, got (0, 1, 2)."),
-        ("pairs", {0: 1}, ArgumentError, "a sequence of pairs of integers, got {0: 1}."),
+        ("mode", 3, ArgumentError, "mode must be a string or None, got 3 of type int."),
+        (
+            "pair",
+            (0, 1, 2),
+            ArgumentError,
+            "pair must be a pair of integers, got (0, 1, 2) of type tuple.",
+        ),
+        (
+            "pairs",
+            {0: 1},
+            ArgumentError,
+            "a sequence of pairs of integers, got {0: 1} of type dict.",
+        ),
         ("dtype", "f12", DtypeError, "dtype: 'f12' is not a dtype."),
         ("dtype", mnp.ones(2), DtypeError, "an array float64[2] is not a dtype."),
-        ("f", 3, ArgumentError, "f must be a function, got 3."),
+        ("f", 3, ArgumentError, "f must be a function, got 3 of type int."),
     ],
 )
 def test_what_is_refused_names_the_argument(
@@ -138,8 +155,23 @@ def test_advice_on_common_mistakes() -> None:
         mnp.concatenate(x, x)
     with pytest.raises(DtypeError, match=r"zeros: dtype: 4 is not .* one argument, as in zeros"):
         mnp.zeros(3, 4)
-    with pytest.raises(ArgumentError, match=r"ppermute: perm .* got \{0: 1\}\. .* as a list"):
+    with pytest.raises(
+        ArgumentError, match=r"ppermute: perm .* got \{0: 1\} of type dict\. .* as a list"
+    ):
         meshard.lax.ppermute(x, "x", {0: 1})
+
+
+def test_annotations_are_read_alike_whether_they_are_texts_or_types() -> None:
+    def written(axis: int | Sequence[int] | None = None, flag: bool = False) -> None: ...
+
+    evaluated = FunctionType(written.__code__, globals(), "written", written.__defaults__)
+    evaluated.__annotations__ = typing.get_type_hints(written)
+    for function in map(checked, (written, evaluated)):
+        for given in ({"axis": "x"}, {"flag": 2}):
+            with pytest.raises(
+                ArgumentError, match=r"written: \w+ must be .*, got ('x'|2) of type"
+            ):
+                function(**given)
 
 
 def test_any_value_can_be_described() -> None:

@@ -268,7 +268,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "branches that are none": (
         lambda lax, np: lax.switch(0, [1, 2]),
         ArgumentError,
-        "switch: branches must be a sequence of functions, got [1, 2].",
+        "switch: branches must be a sequence of functions, got [1, 2] of type list.",
     ),
     "while on a number": (
         lambda lax, np: lax.while_loop(lambda c: c, lambda c: c, 1),
@@ -288,7 +288,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "while of no function": (
         lambda lax, np: lax.while_loop(1, lambda c: c, 1),
         ArgumentError,
-        "while_loop: cond_fun must be a function, got 1.",
+        "while_loop: cond_fun must be a function, got 1 of type int.",
     ),
     "carry tree": (
         lambda lax, np: lax.while_loop(lambda c: c[0] < 5, lambda c: c[0], (1, 2)),
@@ -359,7 +359,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "fori of no function": (
         lambda lax, np: lax.fori_loop(0, 2, 3, 1),
         ArgumentError,
-        "fori_loop: body_fun must be a function, got 3.",
+        "fori_loop: body_fun must be a function, got 3 of type int.",
     ),
     "no pair": (
         lambda lax, np: lax.scan(body_of_one, 1, x),
@@ -389,7 +389,7 @@ REFUSALS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "scan of no function": (
         lambda lax, np: lax.scan(3, 0.0, x),
         ArgumentError,
-        "scan: f must be a function, got 3.",
+        "scan: f must be a function, got 3 of type int.",
     ),
     "text from a position": (
         lambda lax, np: lax.scan(lambda c, v: (c, "a"), 0.0, x),

@@ -516,7 +516,7 @@ def test_the_default_float_leaves_what_has_a_dtype(single):
         (
             lambda: mnp.linspace(0, 1, -1),
             ArgumentError,
-            "linspace: num must be an integer of at least 0, got -1",
+            "linspace: num must be a non-negative integer, got -1",
         ),
         (
             lambda: mnp.linspace(0, 1, 2.5),

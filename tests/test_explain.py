@@ -599,7 +599,7 @@ def test_stages_and_methods_explain_too():
 def test_what_cannot_be_explained_is_refused():
     def body():
         x = put(V, "i")
-        with pytest.raises(ArgumentError, match="f must be a function, but got 3"):
+        with pytest.raises(ArgumentError, match="f must be a function, got 3"):
             meshard.explain(3, x)
         with pytest.raises(ArgumentError, match="There is no topology named 'moon'"):
             meshard.explain(mnp.sin, x, topology="moon")

@@ -645,7 +645,7 @@ def test_axes_that_cannot_lay_out_the_shape_are_refused(use):
             use((8, 2), on, axes)
     with pytest.raises(ArgumentError, match=r"Write P\('x'\)"):
         use((8, 2), on, "x")
-    with pytest.raises(ArgumentError, match=r"global_mesh must be a Mesh, but got .* of type dict"):
+    with pytest.raises(ArgumentError, match=r"global_mesh must be a Mesh, got .* of type dict"):
         use((8, 2), {"x": 4}, ["x"])
     with pytest.raises(ShapeError, match=r"global_shape: \(8, -2\) is not a shape"):
         use((8, -2), on, [])

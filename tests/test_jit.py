@@ -353,7 +353,7 @@ def test_a_leaked_value_says_where_it_comes_from():
 @in_worlds
 def test_bad_arguments_are_named():
     x = put(GRID, "i")
-    with pytest.raises(ArgumentError, match="f must be a function, but got 3"):
+    with pytest.raises(ArgumentError, match="f must be a function, got 3"):
         meshard.jit(3)
     with pytest.raises(ArgumentError, match=r"static_argnums=\(4,\), but the function accepts on"):
         meshard.jit(lambda x: x, static_argnums=4)

@@ -229,9 +229,7 @@ def test_set_mesh_as_statement():
 
 
 def test_set_mesh_takes_a_mesh_only():
-    with pytest.raises(
-        ArgumentError, match="set_mesh: mesh must be a Mesh, but got 'x' of type str"
-    ):
+    with pytest.raises(ArgumentError, match="set_mesh: mesh must be a Mesh, got 'x' of type str"):
         set_mesh("x")
 
 

@@ -165,7 +165,7 @@ REFUSALS = {
     "no pairs": (
         lambda x: lax.ppermute(x, "i", 3),
         ArgumentError,
-        r"ppermute: perm must be a sequence of pairs of integers, got 3\. Write the pairs",
+        r"perm must be a sequence of pairs of integers, got 3 of type int\. Write the pairs",
     ),
     "half a position": (
         lambda x: lax.pshuffle(x, "i", [0.5, 1, 2, 3]),

@@ -403,18 +403,18 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: random.ball(KEY, -1),
         ArgumentError,
-        "ball: d must be an integer of at least 0, got -1",
+        "ball: d must be a non-negative integer, got -1",
     ),
     (lambda: random.ball(KEY, 2, 0.0), ArgumentError, r"p=0.0 is not above 0"),
     (
         lambda: random.orthogonal(KEY, -1),
         ArgumentError,
-        "orthogonal: n must be an integer of at least 0, got -1",
+        "orthogonal: n must be a non-negative integer, got -1",
     ),
     (
         lambda: random.orthogonal(KEY, 2, m=2.5),
         ArgumentError,
-        r"orthogonal: m must be an integer of at least 0, got 2\.5",
+        r"orthogonal: m must be a non-negative integer, got 2\.5",
     ),
     (
         lambda: random.multivariate_normal(KEY, np.zeros(3), np.eye(2)),

@@ -354,12 +354,12 @@ REFUSALS = {
     "a mesh of another kind": (
         lambda: meshard.shard_map(lambda x: x, mesh="i", in_specs=P(), out_specs=P()),
         ArgumentError,
-        "mesh must be a Mesh, but got 'i' of type str",
+        "mesh must be a Mesh, got 'i' of type str",
     ),
     "no function": (
         lambda: meshard.shard_map(3, mesh=mesh(), in_specs=P(), out_specs=P()),
         ArgumentError,
-        "f must be a function, but got 3",
+        "f must be a function, got 3",
     ),
     "unbound": (
         takes(body=lambda x: lax.psum(x, "q")),

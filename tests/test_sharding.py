@@ -129,19 +129,19 @@ def test_another_uneven_is_refused(uneven):
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "message"),
     [
-        ((DEVICES, P()), {}, ShardingError, "mesh must be a Mesh, but got .* of type list"),
+        ((DEVICES, P()), {}, ShardingError, "mesh must be a Mesh, got .* of type list"),
         (
             (MESH, ("x",)),
             {},
             ShardingError,
-            r"spec must be a PartitionSpec, but got \(.x.,\) of type tuple.*P\(",
+            r"spec must be a PartitionSpec, got \(.x.,\) of type tuple.*P\(",
         ),
         ((P("x"), MESH), {}, ShardingError, r"mesh and spec are swapped.*NamedSharding\(mesh, P"),
         (
             (MESH, None),
             {},
             ShardingError,
-            "spec must be a PartitionSpec, but got None of type NoneType",
+            "spec must be a PartitionSpec, got None of type NoneType",
         ),
         (
             (MESH, P("q")),

@@ -9,8 +9,8 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError, ShardingError
-from meshard.runtime.arguments import checked_shape
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
 from meshard.testing.virtual import virtual_devices
 
@@ -78,7 +78,7 @@ def test_a_struct_cannot_be_changed():
     [
         (((2,), None), ArgumentError, "a dtype is needed, got None"),
         (((2,), str), DtypeError, "not one of numbers"),
-        (((2,), "nonsense"), DtypeError, "must be a dtype, .* but got 'nonsense'"),
+        (((2,), "nonsense"), DtypeError, "must be a dtype, .* got 'nonsense'"),
         (((-1,), "f4"), ShapeError, r"\(-1,\) is not a shape"),
         (
             (None, "f4"),
@@ -128,13 +128,13 @@ def test_what_is_no_array_has_no_type(value):
 
 
 def test_shapes_are_made_of_whole_numbers():
-    assert checked_shape((np.int32(2), True, 0), "f") == (2, 1, 0)
-    assert checked_shape(5, "f") == (5,)
-    assert checked_shape(range(2), "f") == (0, 1)
-    assert all(type(n) is int for n in checked_shape(np.array([2, 3]), "f"))
+    assert shape_of((np.int32(2), True, 0), "f") == (2, 1, 0)
+    assert shape_of(5, "f") == (5,)
+    assert shape_of(range(2), "f") == (0, 1)
+    assert all(type(n) is int for n in shape_of(np.array([2, 3]), "f"))
     for wrong in ("ab", (2, -1), (2.0,), None, 2.5, -1, [[1]]):
         with pytest.raises(
             ShapeError,
             match=r"f: .* is not a shape: sizes must be non-negative",
         ):
-            checked_shape(wrong, "f")
+            shape_of(wrong, "f")

@@ -20,6 +20,6 @@ def test_there_is_at_least_one(count):
 
 def test_a_process_has_at_least_one():
     with pytest.raises(
-        ArgumentError, match="devices_per_process must be an integer of at least 1, but got 0"
+        ArgumentError, match="devices_per_process must be an integer of at least 1, got 0"
     ):
         virtual_devices(4, devices_per_process=0)

@@ -9,14 +9,21 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshard.errors import ArgumentError, MeshardError, ShapeError
+import numpy as np
+
+from meshard.errors import ArgumentError, MeshardError, OutOfRangeError, ShapeError
 
 T = TypeVar("T")
 Refusal = type[MeshardError]
+
+LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 63) - 1
+"""The range of the 64-bit integers that sizes and positions are computed in."""
+_PLAIN = {type(None), type, bool, int, float, complex, str, bytes, list, tuple, dict, set}
+"""Types whose repr says what they are."""
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -32,6 +39,24 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 4].rstrip()} ..."
 
 
+def described(value: object, *, typed: bool = False) -> str:
+    """Return a short text for a value that was given.
+
+    Args:
+        value: the value; of an array its shape and dtype are told, of another its repr and type.
+        typed: whether the type is told even where the repr shows it, as that of ``'3'`` does.
+    """
+    kind = type(value).__name__
+    aval = getattr(type(value), "aval", None)
+    if aval is not None:
+        return f"an array {value.aval.str_short()}"  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"a NumPy array of shape {value.shape} and dtype {value.dtype}"
+    text = shown(value)
+    told = (type(value) in _PLAIN and not typed) or text.startswith(f"a {kind} that")
+    return text if told else f"{text} of type {kind}"
+
+
 def refusal(what: str, name: str, allowed: str, value: object, advice: str = "") -> str:
     """Return the message that refuses a value.
 
@@ -43,8 +68,8 @@ def refusal(what: str, name: str, allowed: str, value: object, advice: str = "")
         advice: a sentence that says what to write instead.
     """
     return (
-        f"{what}: {name} must be {allowed}, but got {shown(value)} of type "
-        f"{type(value).__name__}.{' ' if advice else ''}{advice}"
+        f"{what}: {name} must be {allowed}, got {described(value, typed=True)}."
+        f"{' ' if advice else ''}{advice}"
     )
 
 
@@ -91,13 +116,61 @@ def choice_of(value: object, choices: Sequence[str], what: str, name: str) -> st
 
 
 def flag_of(value: object, what: str, name: str) -> bool:
-    """Return a bool: True or False, NumPy's as well, or the numbers 1 and 0."""
-    kind = type(value)
-    if kind is bool or (kind.__name__ in ("bool", "bool_") and kind.__module__ == "numpy"):
+    """Return a bool: True or False, NumPy's as well, or the numbers 1 and 0.
+
+    Raises:
+        ArgumentError: if it is something else.
+        ConcretizationError: if it is traced.
+    """
+    if type(value) is bool:
+        return value
+    if getattr(value, "shape", None) == () and getattr(value, "dtype", None) == np.dtype(bool):
         return bool(value)
-    if kind is int and value in (0, 1):
-        return bool(value)
-    raise ArgumentError(refusal(what, name, "True or False", value))
+    found = _index(value)
+    if found not in (0, 1):
+        raise ArgumentError(refusal(what, name, "True or False", value))
+    return bool(found)
+
+
+def integer_of(
+    value: object,
+    what: str,
+    name: str,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    error: Refusal = ArgumentError,
+) -> int:
+    """Return an integer as Python's, within bounds; True and False are not integers here.
+
+    Args:
+        value: what was given: anything that Python takes as an index.
+        what: the function, for the message.
+        name: the argument, for the message.
+        least: the least integer that is allowed.
+        most: the greatest one.
+        error: the class of the refusal.
+
+    Raises:
+        OutOfRangeError: if it does not fit into 64 bits.
+        ConcretizationError: if it is traced.
+
+    >>> integer_of(-3, "f", "n")
+    -3
+    """
+    found = None if isinstance(value, (bool, np.bool_)) else _index(value)
+    if (
+        found is None
+        or (least is not None and found < least)
+        or (most is not None and found > most)
+    ):
+        raise error(refusal(what, name, _range(least, most), value))
+    if not LEAST_INTEGER <= found <= MOST_INTEGER:
+        raise OutOfRangeError(
+            f"{what}: {name} must fit into 64 bits, got {described(value)}, which has "
+            f"{found.bit_length()} bits."
+        )
+    return found
 
 
 def count_of(
@@ -105,27 +178,24 @@ def count_of(
     what: str,
     name: str,
     *,
-    least: int | None = 0,
+    least: int = 0,
     most: int | None = None,
     error: Refusal = ArgumentError,
 ) -> int:
-    """Return an integer as Python's, within bounds; True and False are not integers here.
+    """Return an integer that counts something: a non-negative one; see `integer_of`."""
+    return integer_of(value, what, name, least=least, most=most, error=error)
 
-    >>> count_of(3, "f", "n")
-    3
-    """
-    if type(value) is not int:
-        try:
-            if isinstance(value, bool):
-                raise TypeError
-            number = operator.index(value)  # type: ignore[arg-type]
-        except Exception:
-            raise error(refusal(what, name, _range(least, most), value)) from None
-    else:
-        number = value
-    if (least is not None and number < least) or (most is not None and number > most):
-        raise error(refusal(what, name, _range(least, most), value))
-    return number
+
+def _index(value: object) -> int | None:
+    """Return as an int what Python takes as an index, and None for anything else."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except MeshardError as error:
+        if isinstance(error, ArgumentError):
+            return None
+        raise  # a traced value says itself why it has no value yet
+    except Exception:  # what an array-like of the caller's own raises is no better
+        return None
 
 
 def _range(least: int | None, most: int | None) -> str:
@@ -153,20 +223,30 @@ def number_of(
 
 
 def items_of(
-    value: object, what: str, name: str, of: str, *, error: Refusal = ArgumentError
-) -> tuple[object, ...]:
+    value: object,
+    what: str,
+    name: str,
+    of: str,
+    *,
+    ordered: bool = False,
+    error: Refusal = ArgumentError,
+) -> tuple[Any, ...]:
     """Return what a list, tuple or another iterable holds; a text or a mapping holds no items.
 
     Args:
-        value: what was given.
+        value: what was given; an array is a sequence along its first dim.
         what: the function.
         name: the argument.
         of: what the items should be: ``"devices"``.
+        ordered: whether a set, which has no order, is refused.
         error: the class of the refusal.
     """
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
+    wrong: tuple[type, ...] = (str, bytes, bytearray, Mapping, *((Set,) if ordered else ()))
+    if isinstance(value, Iterable) and not isinstance(value, wrong):
         try:
             return tuple(value)
+        except MeshardError:
+            raise
         except TypeError:  # an array without dims
             pass
     raise error(refusal(what, name, f"a list or tuple of {of}", value))
@@ -189,31 +269,38 @@ def names_of(
     return tuple(found)
 
 
-def shape_of(value: object, what: str, name: str = "shape") -> tuple[int, ...]:
-    """Return a shape as a tuple of Python ints; one number is a shape of one dim.
+def shape_of(
+    value: object, what: str, name: str = "shape", *, inferred: bool = False
+) -> tuple[int, ...]:
+    """Return a shape as a tuple of Python ints; one integer is a shape of one dim.
+
+    Args:
+        value: an integer, or a sequence of integers.
+        what: the function, for the message.
+        name: the argument, for the message.
+        inferred: whether sizes may be negative, which the caller gives a meaning.
 
     Raises:
-        ShapeError: if it is not made of non-negative integers.
+        ShapeError: if it is not made of non-negative integers that fit into 64 bits.
+        ConcretizationError: if a size is traced.
     """
     if type(value) is tuple and all(type(n) is int and 0 <= n < 1 << 63 for n in value):
         return value
+    alone = hasattr(value, "__index__") and not getattr(value, "shape", ())
     try:
-        if not isinstance(value, (str, bytes, bytearray, Mapping)):
-            single = not isinstance(value, Iterable) or getattr(value, "shape", None) == ()
-            items: Iterable[object] = (value,) if single else value  # type: ignore[assignment]
-            sizes = tuple([operator.index(n) for n in items])  # type: ignore[arg-type]
-            if all(0 <= n < 1 << 63 for n in sizes):
-                return sizes
-    except Exception:  # an array-like of the caller's own may raise anything
-        raise _no_shape(value, what, name) from None
-    raise _no_shape(value, what, name)
-
-
-def _no_shape(value: object, what: str, name: str) -> ShapeError:
-    whose = f"{what}: {shown(value)}" if name == "shape" else f"{what}: {name}: {shown(value)}"
-    return ShapeError(
-        f"{whose} is not a shape: sizes must be non-negative integers of at most 63 bits."
-    )
+        given = (value,) if alone else items_of(value, what, name, "integers", ordered=True)
+        sizes = [_index(n) for n in given]
+    except ArgumentError:
+        sizes = [None]
+    least = LEAST_INTEGER if inferred else 0
+    known = [n for n in sizes if n is not None and least <= n <= MOST_INTEGER]
+    if len(known) < len(sizes):
+        which = "" if name == "shape" else f"{name}: "
+        raise ShapeError(
+            f"{what}: {which}{described(value)} is not a shape: sizes must be "
+            f"{'integers' if inferred else 'non-negative integers'} of at most 63 bits."
+        )
+    return tuple(known)
 
 
 def path_of(value: object, what: str, name: str = "path") -> Path:

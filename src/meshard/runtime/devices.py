@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshard.algebra.arguments import count_of, is_text, shape_of, shown
+from meshard.algebra.arguments import integer_of, is_text, shape_of, shown
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.world import count_processes, current
 from meshard.errors import ArgumentError, ConfigError
@@ -34,7 +34,7 @@ def local_devices(process_index: int | None = None, backend: str | None = None) 
     world = current()
     if process_index is None:
         return list(world.local_devices)
-    number = count_of(process_index, "local_devices", "process_index", least=None)
+    number = integer_of(process_index, "local_devices", "process_index")
     if not 0 <= number < world.process_count:
         raise ArgumentError(
             f"local_devices: there is no process {number}; there are {world.process_count}."

@@ -7,14 +7,14 @@ interpreters of their own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any, final
 
-from meshard.errors import ArgumentError, MeshardError
-from meshard.runtime.arguments import too_large
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, MeshardError, OutOfRangeError
 from meshard.runtime.types import ArrayType
 
 Params = tuple[tuple[str, Hashable], ...]
@@ -104,7 +104,7 @@ class _Doors:
     def __init__(self) -> None:
         self.base: Interpreter | None = None
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.namespace: ModuleType | None = None
+        self.namespace: str | None = None
 
 
 _DOORS = _Doors()
@@ -118,14 +118,14 @@ def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None
 
 
 def install_namespace(name: str) -> None:
-    """Make a door the module that ``__array_namespace__`` of the Array API standard returns."""
-    _DOORS.namespace = sys.modules[name]
+    """Name the door that ``__array_namespace__`` of the Array API standard returns."""
+    _DOORS.namespace = name
 
 
 def namespace() -> ModuleType:
-    """Return the module that holds the functions on arrays."""
+    """Return the module that holds the functions on arrays; it is loaded when it is asked for."""
     assert _DOORS.namespace is not None
-    return _DOORS.namespace
+    return import_module(_DOORS.namespace)
 
 
 def bind(name: str, *operands: Any, **params: Hashable) -> Any:
@@ -138,6 +138,25 @@ def bind(name: str, *operands: Any, **params: Hashable) -> Any:
         return interpreter.run(name, operands, tuple(params.items()))
     except OverflowError as error:
         raise too_large(name, error, operands) from None
+
+
+def too_large(what: str, error: OverflowError, operands: Sequence[Any] = ()) -> MeshardError:
+    """Return the error for a Python integer that an operand's dtype cannot hold.
+
+    Args:
+        what: the operation.
+        error: what NumPy raised.
+        operands: numbers and arrays, where they are known.
+    """
+    if isinstance(error, MeshardError):
+        return error
+    numbers = [shown(x) for x in operands if isinstance(x, int)]
+    dtypes = dict.fromkeys(str(x.dtype) for x in operands if hasattr(x, "dtype"))
+    return OutOfRangeError(
+        f"{what}: the integer {' or '.join(numbers) or 'given'} does not fit into the dtype of the "
+        f"other operand{', ' if dtypes else ''}{', '.join(dtypes)}. Convert that one with astype "
+        "first."
+    )
 
 
 def innermost() -> Interpreter | None:
@@ -157,11 +176,6 @@ def current() -> Interpreter:
 def interpreters() -> tuple[Interpreter, ...]:
     """Return the interpreters that transformations have pushed, the outermost first."""
     return _stack.get()
-
-
-def install_function(name: str, function: Callable[..., Any]) -> None:
-    """Install one more function that a floor below calls by name."""
-    _DOORS.functions[name] = function
 
 
 def function(name: str) -> Callable[..., Any]:

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import MOST_INTEGER
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
-from meshard.runtime.arguments import MOST_INTEGER
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
@@ -23,8 +23,7 @@ from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
 from meshard.settings import config
-
-_MOST_TYPES = 1 << 15
+from meshard.tuning import MOST_TYPES
 
 
 @final
@@ -58,12 +57,11 @@ class RuntimeWorld(World):
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
         self.transport = transport
-        lookout = transport.lookout
-        self.agreement: Agreement | None = None if lookout is None else lookout.agreement
+        watchdog = transport.watchdog
+        self.agreement: Agreement | None = None if watchdog is None else watchdog.agreement
         self.memory: Memory = Pages()
         self.workers = Workers()
         self.tables: list[dict[Any, Any]] = []
-        self.decisions: dict[Hashable, Any] = {}  # only for the bodies that jit walks on types
         self.epoch = config.epoch
         self.ledgers: tuple[Any, ...] = ()
         self.profiles: tuple[Any, ...] = ()
@@ -93,7 +91,7 @@ class RuntimeWorld(World):
         key = (shape, dtype, sharding, committed)
         found = self._types.get(key)
         if found is None:
-            if len(self._types) > _MOST_TYPES:
+            if len(self._types) > MOST_TYPES:
                 self._types.clear()
             # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
             shape = tuple(map(int, shape))
@@ -111,15 +109,8 @@ class RuntimeWorld(World):
     def forget(self) -> None:
         """Empty all tables: the settings are others than those that they were filled under."""
         self.epoch = config.epoch
-        self.decisions.clear()
         for table in self.tables:
             table.clear()
-
-    def decided(self, key: Hashable, decision: Any) -> None:
-        """Keep what jit found in a body that it walked on types."""
-        if len(self.decisions) > _MOST_TYPES:
-            self.decisions.clear()
-        self.decisions[key] = decision
 
     def close(self) -> None:
         """End the threads and give idle memory back."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
@@ -27,7 +28,6 @@ from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_f
 from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import Dtype
-from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
@@ -172,7 +172,7 @@ def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any
     >>> mnp.full((2,), 7).tolist()
     [7, 7]
     """
-    sizes = checked_shape(shape, "full")
+    sizes = shape_of(shape, "full")
     if has_devices(fill_value):
         return _spread(fill_value, sizes, dtype, device)
     value = as_host(fill_value, "full", None if dtype is None else as_dtype(dtype))
@@ -213,7 +213,7 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
 def _constant_of(name: str, number: float) -> Callable[..., Any]:
     def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
         wanted = default_float() if dtype is None else as_dtype(dtype)
-        return _full(checked_shape(shape, name), np.asarray(number, wanted), device, name)
+        return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""Make an array of {name}, by default in the default float.
@@ -252,7 +252,7 @@ def full_like(
     """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
-    sizes = x.shape if shape is None else checked_shape(shape, "full_like")
+    sizes = x.shape if shape is None else shape_of(shape, "full_like")
     if has_devices(fill_value):
         committed = type(x) is Array and x.committed and sizes == x.shape
         place = x.sharding if device is None and committed else device
@@ -423,7 +423,7 @@ def linspace(
     >>> mnp.linspace(0, 1, 5).tolist()
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    count = integer(num, "linspace", "num", 0)
+    count = integer_of(num, "linspace", "num", least=0)
     if has_devices(start, stop):
         values, step = _line_between(start, stop, count, endpoint, axis)
         line = array(_whole(values, dtype), device=device)
@@ -493,7 +493,7 @@ def _by_position(
     k: Any,
 ) -> Any:
     """Return a matrix of which each element is what a test of j - i and ``k`` says."""
-    shape = checked_shape((n, n if m is None else m), what)
+    shape = shape_of((n, n if m is None else m), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if is_traced(k):
         off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import items_of, shown
 from meshard.errors import DtypeError, IndexingError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims, reshape
@@ -22,7 +22,6 @@ from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.row import Op, Operand, Params, RuleText, register
-from meshard.runtime.arguments import items
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
 from meshard.runtime.types import Block
@@ -88,7 +87,7 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
     elif is_array(given) or isinstance(given, np.ndarray):
         places = list(_values(what, given)) if given.ndim == 1 else [given]
     else:
-        places = items(given, what, "start_indices", "a sequence of integers")
+        places = [*items_of(given, what, "start_indices", "integers", ordered=True)]
     if len(places) != len(shape):
         raise ShapeError(
             f"{what}: {len(places)} start indices for an array of shape {shape}, which has "

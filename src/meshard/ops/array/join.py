@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import described
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.samplesort import known
@@ -29,7 +30,6 @@ from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import MoveOp, Params, register
-from meshard.runtime.arguments import described
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
 from meshard.runtime.types import Block

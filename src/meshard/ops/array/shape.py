@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shape_of
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
@@ -23,7 +24,6 @@ from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.memo import memoized
@@ -177,7 +177,7 @@ def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None
     [[0, 1, 2], [3, 4, 5]]
     """
     x = as_array(a)
-    wanted = list(checked_shape(shape, "reshape", inferred=True))
+    wanted = list(shape_of(shape, "reshape", inferred=True))
     if order == "F":
         return transpose(reshape(transpose(x), tuple(reversed(_filled(x, wanted)))))
     if order != "C":
@@ -365,7 +365,7 @@ def broadcast_to(a: Any, shape: Any) -> Any:
     Raises:
         ShapeError: if it does not broadcast to the shape.
     """
-    x, wanted = as_array(a), checked_shape(shape, "broadcast_to")
+    x, wanted = as_array(a), shape_of(shape, "broadcast_to")
     tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()
     fits = len(tail) == x.ndim and all(n in (1, m) for n, m in zip(x.shape, tail, strict=True))
     if not fits or any(n < 0 for n in wanted):
@@ -375,7 +375,7 @@ def broadcast_to(a: Any, shape: Any) -> Any:
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
     """Return the shape that several shapes broadcast to."""
-    given = [checked_shape(shape, "broadcast_shapes", "a shape") for shape in shapes]
+    given = [shape_of(shape, "broadcast_shapes", "a shape") for shape in shapes]
     try:
         return tuple(int(n) for n in np.broadcast_shapes(*given))
     except ValueError:

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.arguments import described
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import (
     ArgumentError,
@@ -36,7 +37,6 @@ from meshard.ops.engine.row import (
     RuleText,
     register,
 )
-from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, placed

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import described
 from meshard.errors import DtypeError
-from meshard.runtime.arguments import described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, final, overload
 
 import numpy as np
 
+from meshard.algebra.arguments import (
+    described,
+    flag_of,
+    function_of,
+    integer_of,
+    items_of,
+    refusal,
+    text_of,
+)
 from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
 from meshard.ops.engine.dtypes import as_dtype
-from meshard.runtime.arguments import described, flag, integer, items
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.types import KEY
 
@@ -70,35 +79,17 @@ def number(value: Any, what: str, name: str) -> Any:
             f"{what}: {name} must fit into a float, got an integer of {value.bit_length()} bits."
         ) from None
     except (TypeError, ValueError):
-        raise ArgumentError(
-            f"{what}: {name} must be a real number, got {described(value)}."
-        ) from None
+        raise ArgumentError(refusal(what, name, "a real number", value)) from None
     return value
 
 
 def _integer(value: Any, what: str, name: str) -> Any:
-    if isinstance(value, Traced):
-        return value
-    if isinstance(value, (bool, np.bool_)):  # most often a flag in the wrong place
-        raise ArgumentError(f"{what}: {name} must be an integer, got {described(value)}.")
-    return integer(value, what, name)
-
-
-def _text(value: Any, what: str, name: str) -> str:
-    if isinstance(value, str):
-        return value
-    raise ArgumentError(f"{what}: {name} must be a string, got {described(value)}.")
-
-
-def _function(value: Any, what: str, name: str) -> Any:
-    if callable(value):
-        return value
-    raise ArgumentError(f"{what}: {name} must be a function, got {described(value)}.")
+    return value if isinstance(value, Traced) else integer_of(value, what, name)
 
 
 def _nothing(value: Any, what: str, name: str) -> None:
     if value is not None:
-        raise ArgumentError(f"{what}: {name} must be None, got {described(value)}.")
+        raise ArgumentError(refusal(what, name, "None", value))
 
 
 def _any_dtype(value: Any, what: str, name: str) -> Any:
@@ -123,9 +114,9 @@ def _dtype(value: Any, what: str, name: str) -> Any:
 
 _SIMPLE = {
     "int": _Kind("an integer", _integer),
-    "bool": _Kind("True or False", flag, bool),
+    "bool": _Kind("True or False", flag_of, bool),
     "float": _Kind("a real number", number, float),
-    "str": _Kind("a string", _text, str),
+    "str": _Kind("a string", text_of, str),
     "None": _Kind("None", _nothing, type(None)),
     "DtypeLike": _Kind("a dtype", _dtype, type(None)),
     "AnyDtypeLike": _Kind("a dtype", _any_dtype, type(None)),
@@ -143,11 +134,17 @@ def _kind_of(annotation: str) -> _Kind | None:
     if text in _SIMPLE:
         return _SIMPLE[text]
     if text.startswith("Callable"):
-        return _Kind("a function", _function)
+        return _Kind("a function", function_of)
     for opening in ("Sequence[", "tuple["):
         if text.startswith(opening) and text.endswith("]"):
             return _sequence(_split(text[len(opening) : -1], ","), opening == "tuple[")
     return None
+
+
+def _written(annotation: Any) -> str:
+    """Return an annotation as a signature has it, whether Python has evaluated it or not."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -178,7 +175,7 @@ def _union(kinds: list[_Kind | None]) -> _Kind | None:
                 raise
             except ArgumentError:
                 continue
-        raise ArgumentError(f"{what}: {name} must be {allowed}, got {described(value)}.")
+        raise ArgumentError(refusal(what, name, allowed, value))
 
     return _Kind(allowed, accept, *frozenset().union(*[kind.quick for kind in known]))
 
@@ -206,16 +203,16 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
         try:
             if inner is None and isinstance(value, (list, tuple)):
                 return value
-            found = items(value, what, name)
+            found = items_of(value, what, name, "items", ordered=True)
             if inner is not None:
-                found = [inner.accept(v, what, name) for v in found]
+                found = tuple([inner.accept(v, what, name) for v in found])
         except OutOfRangeError:
             raise
         except ArgumentError:
             found = None
         if found is None or (count is not None and len(found) != count):
-            raise ArgumentError(f"{what}: {name} must be {allowed}, got {described(value)}.")
-        return tuple(found)
+            raise ArgumentError(refusal(what, name, allowed, value))
+        return found
 
     return _Kind(allowed, accept)
 
@@ -235,7 +232,7 @@ def checked(function: Any = None, /, **advice: str) -> Any:
     ... def root(x: float, *, keepdims: bool = False): ...
     >>> root(2.0, keepdims="x")
     Traceback (most recent call last):
-    meshard.errors.ArgumentError: root: keepdims must be True or False, got 'x' of type str.
+    meshard.errors.ArgumentError: root: keepdims must be True or False, got 'x'.
     """
     if function is None:
         return lambda function: _checked(function, advice)
@@ -245,8 +242,7 @@ def checked(function: Any = None, /, **advice: str) -> Any:
 def _checked(function: Callable[..., Any], advice: dict[str, str]) -> Callable[..., Any]:
     code, annotations = function.__code__, inspect.get_annotations(function)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    written = {n: a.__name__ if isinstance(a, type) else str(a) for n, a in annotations.items()}
-    found = {n: _kind_of(written[n]) for n in names if n in written}
+    found = {n: _kind_of(_written(annotations[n])) for n in names if n in annotations}
     kinds = {n: kind for n, kind in found.items() if kind is not None}
     if not kinds:
         return function

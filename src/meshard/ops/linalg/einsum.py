@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import described, integer_of
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import transpose
 from meshard.ops.engine.arguments import DtypeLike, checked
@@ -16,7 +17,6 @@ from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.linalg.contract import contract
 from meshard.ops.reductions.reduce import sum as sum_
-from meshard.runtime.arguments import described, integer
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -109,7 +109,7 @@ def _ordering(optimize: Any) -> Any:
     try:
         if isinstance(optimize, (list, tuple)):
             return tuple(
-                tuple([integer(i, "einsum", "a step of optimize") for i in step])
+                tuple([integer_of(i, "einsum", "a step of optimize") for i in step])
                 for step in optimize
                 if not isinstance(step, str)
             )

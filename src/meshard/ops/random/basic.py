@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError
 from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.ops.engine.dtypes import as_dtype, is_float
 from meshard.ops.engine.row import Dtype
 from meshard.ops.random.drawing import Draw, drawn, register_sampler
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.types import Block
 
 
@@ -170,7 +170,7 @@ def bits(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: An
         raise ArgumentError(
             f"dtype argument to bits must be an unsigned int dtype, got {wanted.name}."
         )
-    return drawn("bits", key, "bits", checked_shape(shape, "bits"), wanted, out_sharding)
+    return drawn("bits", key, "bits", shape_of(shape, "bits"), wanted, out_sharding)
 
 
 @checked
@@ -193,7 +193,7 @@ def normal(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: 
     >>> random.normal(random.key(0), (2, 3)).shape
     (2, 3)
     """
-    wanted, sizes = float_dtype(dtype, "normal", complex=True), checked_shape(shape, "normal")
+    wanted, sizes = float_dtype(dtype, "normal", complex=True), shape_of(shape, "normal")
     return drawn("normal", key, "normal", sizes, wanted, out_sharding)
 
 
@@ -217,5 +217,5 @@ def exponential(
     >>> random.exponential(random.key(0), (2, 3)).shape
     (2, 3)
     """
-    wanted, sizes = float_dtype(dtype, "exponential"), checked_shape(shape, "exponential")
+    wanted, sizes = float_dtype(dtype, "exponential"), shape_of(shape, "exponential")
     return drawn("exponential", key, "exponential", sizes, wanted, out_sharding)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import described, integer_of, shape_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.shape import broadcast_to, moveaxis
 from meshard.ops.array.take import take, take_along_axis
@@ -21,7 +22,6 @@ from meshard.ops.random.transform import arranged, elementwise_row, finished, li
 from meshard.ops.reductions.reduce import argmax
 from meshard.ops.reductions.scan import cumsum
 from meshard.ops.reductions.sort import argsort, searchsorted
-from meshard.runtime.arguments import checked_shape, described, integer
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
 from meshard.runtime.types import KEY, dtype_name
@@ -71,7 +71,7 @@ def permutation(
                 f"{what}: x must be an integer or have at least one dim, got {described(x)}."
             )
         _dim(what, axis, 1)
-        found = _order(what, key, max(integer(x, what, "x"), 0), out_sharding)
+        found = _order(what, key, max(integer_of(x, what, "x"), 0), out_sharding)
         return finished(what, found, out_sharding)
     values = as_array(x)
     if not values.ndim:
@@ -125,7 +125,7 @@ def choice(
     """
     what = "choice"
     check_mode(what, mode)
-    one, sizes = single_key(key, what), checked_shape(shape, what)
+    one, sizes = single_key(key, what), shape_of(shape, what)
     draws = math.prod(sizes)
     values = as_array(a)
     if not values.ndim:
@@ -218,7 +218,7 @@ def categorical(
         raise ShapeError(f"{what} requires logits.ndim >= 1, got logits.ndim == 0.")
     dim = _dim(what, axis, scores.ndim)
     batch = scores.shape[:dim] + scores.shape[dim + 1 :]
-    sizes = batch if shape is None else checked_shape(shape, what)
+    sizes = batch if shape is None else shape_of(shape, what)
     lead = sizes[: len(sizes) - len(batch)]
     if len(sizes) < len(batch) or not _reaches(batch, sizes[len(lead) :]):
         raise ShapeError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError
 from meshard.ops.array import elementwise as element
 from meshard.ops.engine.arguments import DtypeLike, checked
@@ -25,7 +26,6 @@ from meshard.ops.random.transform import (
     result_shape,
     transformed,
 )
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -242,7 +242,7 @@ def _without_parameters(name: str, text: str) -> Any:
         key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
     ) -> Any:
         wanted = float_dtype(dtype, name)
-        return transformed(name, key, {}, checked_shape(shape, name), wanted, out_sharding)
+        return transformed(name, key, {}, shape_of(shape, name), wanted, out_sharding)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""Draw from {text}.
@@ -296,7 +296,7 @@ def gumbel(
     """
     check_mode("gumbel", mode)
     wanted = float_dtype(dtype, "gumbel")
-    return transformed("gumbel", key, {}, checked_shape(shape, "gumbel"), wanted, out_sharding)
+    return transformed("gumbel", key, {}, shape_of(shape, "gumbel"), wanted, out_sharding)
 
 
 def check_mode(what: str, mode: str | None) -> None:
@@ -443,7 +443,7 @@ def double_sided_maxwell(
     """
     what = "double_sided_maxwell"
     values = {n: parameter(what, n, v) for n, v in (("loc", loc), ("scale", scale))}
-    sizes = (*checked_shape(shape, what), *result_shape(what, None, values))
+    sizes = (*shape_of(shape, what), *result_shape(what, None, values))
     return transformed(what, key, values, sizes, float_dtype(dtype, what), None)
 
 
@@ -461,7 +461,7 @@ def weibull_min(
     values = {n: parameter(what, n, v) for n, v in given.items()}
     together = result_shape(what, None, values)
     try:
-        sizes = np.broadcast_shapes(checked_shape(shape, what), together)
+        sizes = np.broadcast_shapes(shape_of(shape, what), together)
     except ValueError:
         sizes = result_shape(what, shape, values)
     return transformed(what, key, values, sizes, float_dtype(dtype, what), None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array import elementwise as element
@@ -28,7 +29,6 @@ from meshard.ops.random.drawing import draw_box, refuse_place
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, single_key
 from meshard.ops.random.transform import arranged, finished, like, parameter, result_shape, uniforms
 from meshard.ops.reductions.reduce import sum as total
-from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_sharding, placed
 from meshard.runtime.types import Block
@@ -232,7 +232,7 @@ def dirichlet(
     wanted, value = float_dtype(dtype, "dirichlet"), parameter("dirichlet", "alpha", alpha)
     if isinstance(value, float) or not value.ndim:
         raise ShapeError("dirichlet requires alpha.ndim >= 1, got alpha.ndim == 0.")
-    lead = None if shape is None else (*checked_shape(shape, "dirichlet"), value.shape[-1])
+    lead = None if shape is None else (*shape_of(shape, "dirichlet"), value.shape[-1])
     sizes = result_shape("dirichlet", lead, {"alpha": value})
     where = _whole_last("dirichlet", out_sharding, sizes)
     found = _gamma("dirichlet", key, value, sizes, where, log=True)
@@ -360,11 +360,11 @@ def ball(
     (2, 3)
     """
     wanted = float_dtype(dtype, "ball")
-    d = integer(d, "ball", "d", 0)
+    d = integer_of(d, "ball", "d", least=0)
     power = parameter("ball", "p", p)
     if isinstance(power, float) and not power > 0:
         raise ArgumentError(f"ball: p={power} is not above 0, as the order of a norm is.")
-    sizes = (*checked_shape(shape, "ball"), d)
+    sizes = (*shape_of(shape, "ball"), d)
     if isinstance(power, float) and power == np.inf:
         found = 2 * uniforms("ball", key, sizes, out_sharding) - 1
         return finished("ball", found.astype(wanted), out_sharding)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array import elementwise as element
 from meshard.ops.array.join import stack
@@ -29,7 +30,6 @@ from meshard.ops.random.transform import (
     uniforms,
 )
 from meshard.ops.reductions.reduce import sum as total
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block, dtype_name
@@ -324,7 +324,7 @@ def rademacher(
         raise ArgumentError(
             f"dtype argument to rademacher must hold -1, which {wanted.name} does not."
         )
-    sizes = checked_shape(shape, "rademacher")
+    sizes = shape_of(shape, "rademacher")
     return transformed("rademacher", key, {}, sizes, wanted, out_sharding)
 
 

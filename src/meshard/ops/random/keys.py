@@ -22,10 +22,9 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import described, shape_of, shown
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
-from meshard.runtime.arguments import checked_shape, described
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.fetch import gathered
 from meshard.runtime.array.traced import Traced
@@ -385,7 +384,7 @@ def split(key: Any, num: Any = 2) -> Any:
     ((), (3, 2))
     """
     x = single_key(key, "split")
-    return bind("random_split", x, shape=checked_shape(num, "split"))
+    return bind("random_split", x, shape=shape_of(num, "split"))
 
 
 def fold_in(key: Any, data: Any) -> Any:

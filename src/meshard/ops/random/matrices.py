@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import integer_of, shape_of
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array import elementwise as element
 from meshard.ops.array.shape import matrix_transpose
@@ -17,7 +18,6 @@ from meshard.ops.linalg.norms import diagonal
 from meshard.ops.random.basic import float_dtype
 from meshard.ops.random.drawing import drawn, refuse_place
 from meshard.ops.random.transform import arranged, finished, result_shape
-from meshard.runtime.arguments import checked_shape, integer
 from meshard.runtime.moving.place import as_array
 
 
@@ -68,7 +68,7 @@ def multivariate_normal(
             f"{what} requires cov.shape == (..., n, n) for n={n}, but got cov.shape == "
             f"{spread.shape}."
         )
-    lead = None if shape is None else checked_shape(shape, what)
+    lead = None if shape is None else shape_of(shape, what)
     batch = result_shape(what, lead, {"mean": center[..., 0], "cov": spread[..., 0, 0]})
     if is_traced(key, center, spread):
         refuse_place(what, out_sharding)
@@ -116,9 +116,9 @@ def orthogonal(
     (2, 3, 3)
     """
     wanted = float_dtype(dtype, "orthogonal", complex=True)
-    n = integer(n, "orthogonal", "n", 0)
-    columns = n if m is None else integer(m, "orthogonal", "m", 0)
-    lead = checked_shape(shape, "orthogonal")
+    n = integer_of(n, "orthogonal", "n", least=0)
+    columns = n if m is None else integer_of(m, "orthogonal", "m", least=0)
+    lead = shape_of(shape, "orthogonal")
     sides = (int(max(n, columns)), int(min(n, columns)))
     work = np.dtype(np.complex128 if wanted.kind == "c" else np.float64)
     if is_traced(key):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import shape_of
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
@@ -23,7 +24,6 @@ from meshard.ops.engine.later import layouts_known, when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
 from meshard.ops.random.basic import open_uniform
 from meshard.ops.random.drawing import Draw, drawn, refuse_place, register_sampler
-from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_sharding, placed
@@ -101,7 +101,7 @@ def result_shape(what: str, shape: Any, parameters: Mapping[str, Any]) -> tuple[
         ShapeError: if the parameters do not broadcast to it.
     """
     shapes = {n: tuple(p.shape) for n, p in parameters.items() if not isinstance(p, float)}
-    sizes = None if shape is None else checked_shape(shape, what)
+    sizes = None if shape is None else shape_of(shape, what)
     given = list(shapes.values()) + ([] if sizes is None else [sizes])
     try:
         found = np.broadcast_shapes(*given)

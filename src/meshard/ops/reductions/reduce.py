@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.ops.engine.dims import Axis, normalised_axes
@@ -18,7 +19,6 @@ from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtyp
 from meshard.ops.engine.promotion import BYTES
 from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.ops.reductions import short_argmax as narrow
-from meshard.runtime.arguments import described
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import integer_of
 from meshard.errors import ArgumentError, IndexingError
-from meshard.runtime.arguments import integer
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import LARGE
@@ -82,7 +82,7 @@ def element_place(shape: tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, .
     flat = len(args) == 1 and len(shape) != 1
     found = []
     for dim, (at, n) in enumerate(zip(args, (size,) if flat else shape, strict=True)):
-        number = integer(at, "item", "index")
+        number = integer_of(at, "item", "index")
         if not -n <= number < n:
             where = "the flat array" if flat else f"dim {dim}"
             raise IndexingError(f"item: index {number} is out of bounds for {where} with size {n}.")

@@ -7,9 +7,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import described, shown
 from meshard.errors import ArgumentError, AxisNameError, DtypeError
-from meshard.runtime.arguments import described
 from meshard.runtime.doors import innermost
 from meshard.runtime.types import KEY
 

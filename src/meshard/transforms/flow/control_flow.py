@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
-from meshard.runtime.arguments import described, integer
+from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
@@ -325,7 +325,7 @@ def _condition(value: Any) -> Any:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if not hasattr(value, "dtype") or value.dtype != np.bool_ or value.shape:
-        told = value.aval if hasattr(value, "aval") else value
+        told = value.aval if isinstance(value, Array) else value
         raise ArgumentError(f"while_loop: cond_fun must return a boolean scalar, but got {told!r}.")
     return value
 
@@ -337,7 +337,7 @@ def _bound(x: Any, name: str) -> Any:
         ArgumentError: if it is no integer without dims.
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
-        return integer(x, "fori_loop", name)
+        return integer_of(x, "fori_loop", name)
     value = as_array(x)
     if value.shape or value.dtype.kind not in "iu":
         raise ArgumentError(

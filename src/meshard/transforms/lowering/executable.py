@@ -14,9 +14,9 @@ from typing import Any, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.plan.move.wires import Wire
-from meshard.runtime.arguments import too_large
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
+from meshard.runtime.doors import too_large
 from meshard.runtime.moving.place import placed, resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed

@@ -33,7 +33,7 @@ from meshard.transforms.lowering.body_steps import (
     row_step,
 )
 from meshard.transforms.lowering.executable import Executable, Step
-from meshard.transforms.lowering.regions import RegionCall, with_regions
+from meshard.transforms.lowering.regions import RegionCall, region_step, with_regions
 from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import (
     ConstraintCall,
@@ -126,6 +126,8 @@ def _stepped(
     call: Any = eqn.call
     if call is None:
         return row_step(body, eqn, operands)
+    if isinstance(call, RegionCall):
+        return region_step(body, call, operands)
     if isinstance(call, ShardMapCall):
         results, own = enter_typed(call, operands)
         return results, Does(partial(_run_nested, call, own), parts=(("body", own, 1),))
