@@ -101,8 +101,8 @@ NAMES_HIGHER: dict[str, str] = {
 # Values that are asked what they are by their type or a method, never by a probe.
 PROBED_VALUES = frozenset({"interpreter", "body", "outer", "recorder", "grid"})
 INTERPRETERS = frozenset({"innermost", "current", "interpreters", "tracing", "recording"})
-# What only values of higher floors have.
-PROBED_ATTRIBUTES = frozenset({"cells", "vma", "body", "recorder"})
+# What only values of meshard's own have: their classes are asked for.
+PROBED_ATTRIBUTES = frozenset({"cells", "vma", "body", "recorder", "weak", "_type"})
 
 
 @dataclass(frozen=True)
@@ -516,7 +516,7 @@ def check_probes(module: Module, defined: dict[str, set[str]]) -> Iterator[str]:
                 protocol = attribute.startswith("__")
                 above = bool(higher) and not higher & sees and not protocol
                 asked = {name, named.get(name, "")} & (INTERPRETERS | PROBED_VALUES)
-                hidden = attribute in PROBED_ATTRIBUTES and module.floor in TOWER[:-1]
+                hidden = attribute in PROBED_ATTRIBUTES and module.floor in TOWER
                 if above or asked or hidden:
                     yield (
                         f"{module.at(node.lineno)}: {probe}({ast.unparse(value)}, {attribute!r}) "

@@ -153,7 +153,7 @@ def test_the_trace_has_lanes_of_threads_and_devices(tmp_path):
         )
         assert received == sum(e.total_bytes for e in seen.events if e.devices)
         kernels = [e for lane in found.values() for e in lane if e["cat"] == "kernel"]
-        assert {"contract", "copyto"} <= {e["name"] for e in kernels}
+        assert {"contract", "copy"} <= {e["name"] for e in kernels}
         names = [e["args"]["name"] for e in json.loads(text)["traceEvents"] if e["ph"] == "M"]
         assert "process 0" in names
         assert "cpu:7" in names

@@ -9,7 +9,7 @@ from meshard.runtime.watching.ledger import Ledger, budget, ledger
 from meshard.runtime.watching.profile import Profile, profile
 from meshard.runtime.watching.trace_file import Event, join_profiles
 from meshard.transforms.explain.explanation import ExplainedStep, Explanation
-from meshard.transforms.lowering.reasons import Notice
+from meshard.transforms.explain.reasons import Notice
 
 __all__ = [
     "Event",

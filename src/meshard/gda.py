@@ -7,8 +7,8 @@ between the two without copying.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.compat.gda import GlobalDeviceArray
-from meshard.compat.shard_places import (
+from meshard.compat.gda.global_device_array import GlobalDeviceArray
+from meshard.compat.gda.places import (
     get_shard_indices,
     get_shard_indices_replica_ids,
     get_shard_shape,

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
+from meshard.compat.mesh_split import concatenate_by_mesh_axis, split_by_mesh_axis
 from meshard.compat.reference_reshard import (
     find_intermediate_sharding,
     reshard_with_intermediate_sharding,
 )
-from meshard.compat.split_concatenate import concatenate_by_mesh_axis, split_by_mesh_axis
 from meshard.errors import (
     DataLoss,
     NoIntermediateShardingError,

@@ -20,7 +20,7 @@ import pytest
 
 import meshard
 from meshard.algebra.dimmap import DimMap
-from meshard.ops.engine import eager
+from meshard.ops.engine import eager, run
 from meshard.ops.engine import reduction as exchange
 from meshard.ops.engine.dtypes import is_float
 from meshard.ops.engine.row import REGISTRY, MoveOp, Op
@@ -361,7 +361,7 @@ def wrong_axis(patch: pytest.MonkeyPatch) -> None:
 
 def unordered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exchange, "combined", lambda world, combine, parts: tuple(parts[-1]))
-    patch.setattr(eager, "combined", lambda world, combine, parts: tuple(parts[-1]))
+    patch.setattr(run, "combined", lambda world, combine, parts: tuple(parts[-1]))
 
 
 @pytest.mark.parametrize("plant", [stale, dropped, beside, wrong_axis, unordered])

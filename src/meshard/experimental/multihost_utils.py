@@ -3,15 +3,13 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.compat.local_shapes import global_to_local_shape, local_to_global_shape
-from meshard.compat.multihost import (
-    broadcast_one_to_all,
-    gather,
+from meshard.compat.multihost.checks import assert_equal, sync_global_devices
+from meshard.compat.multihost.gathering import broadcast_one_to_all, gather, process_allgather
+from meshard.compat.multihost.local_arrays import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
-    process_allgather,
 )
-from meshard.compat.process_checks import assert_equal, sync_global_devices
+from meshard.compat.multihost.local_shapes import global_to_local_shape, local_to_global_shape
 
 __all__ = [
     "assert_equal",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.transforms.jit.jit import pjit
+from meshard.compat.gda.jit_results import pjit
 
 __all__ = ["pjit"]
 

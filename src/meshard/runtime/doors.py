@@ -159,11 +159,6 @@ def interpreters() -> tuple[Interpreter, ...]:
     return _stack.get()
 
 
-def install_function(name: str, function: Callable[..., Any]) -> None:
-    """Install one more function that a floor below calls by name."""
-    _DOORS.functions[name] = function
-
-
 def function(name: str) -> Callable[..., Any]:
     """Return an installed function.
 

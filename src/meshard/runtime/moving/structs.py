@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
-
-import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shown
@@ -16,12 +13,12 @@ from meshard.runtime.arguments import checked_shape
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
-from meshard.runtime.types import ArrayType, dtype_name
+from meshard.runtime.types import ArrayType, Shaped, dtype_name
 from meshard.runtime.world import here
 
 
 @final
-class ShapeDtypeStruct:
+class ShapeDtypeStruct(Shaped):
     """Shape, dtype and, if wanted, sharding of an array that need not exist.
 
     Args:
@@ -44,8 +41,6 @@ class ShapeDtypeStruct:
     """
 
     __slots__ = ("dtype", "shape", "sharding")
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     sharding: Sharding | None
 
     def __init__(
@@ -86,26 +81,6 @@ class ShapeDtypeStruct:
         """Return the struct of an array, with its sharding if it is committed to one."""
         type_ = typeof(x)
         return cls(type_.shape, type_.dtype, sharding=type_.sharding if type_.committed else None)
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
-        return False
 
     def __len__(self) -> int:
         if not self.shape:

@@ -254,101 +254,142 @@ class _Planned:
 
 
 def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
-    operand, output, table = kinds
-    assert isinstance(operand, GridKind)
-    assert isinstance(output, GridKind)
-    assert isinstance(table, GridKind)
-    axes: Axes = params["axes"]
-    groups = params.get("groups") or (tuple(range(math.prod(scope.sizes[a] for a in axes))),)
-    real = tuple(a for a in axes if scope.sizes[a] > 1)
-    varies = operand.varies | output.varies | table.varies | frozenset(axes)
-    rows = operand.shape[0], output.shape[0]
-    world, mesh, dtype = scope.world, scope.mesh, output.dtype
-    told = repr(axes[0]) if len(axes) == 1 else repr(axes)
-    name, array = _NAME, output.type.str_short()
-    text = f"`{name}` over {told} of {', '.join([k.str_short() for k in (operand, output, table)])}"
-    laying = _Laid(scope, operand, output, table) if scope.auto else None
-    plans: dict[Any, _Planned] = {}
+    return _Ragged(scope, kinds, params).run
 
-    def planned(over: Extent, masked: bool) -> _Planned:
-        extent = scope.extent((*operand.extent, *output.extent, *table.extent, *real, *over))
-        rest = tuple(a for a in extent if a not in real)
-        if laying is None:
+
+@final
+class _Ragged:
+    """The collective on grids of some kinds: the operand, the output, the lists of sizes."""
+
+    def __init__(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> None:
+        grids = [k for k in kinds if isinstance(k, GridKind)]
+        self.scope, self.kinds = scope, grids
+        operand, output, _ = grids
+        self.axes: Axes = params["axes"]
+        every = (tuple(range(math.prod(scope.sizes[a] for a in self.axes))),)
+        self.groups: tuple[tuple[int, ...], ...] = params.get("groups") or every
+        self.real = tuple(a for a in self.axes if scope.sizes[a] > 1)
+        self.varies = frozenset(self.axes).union(*(k.varies for k in grids))
+        self.rows = operand.shape[0], output.shape[0]
+        self.array = output.type.str_short()
+        self.told = repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
+        of = ", ".join([k.str_short() for k in grids])
+        self.text = f"`{_NAME}` over {self.told} of {of}"
+        self.laying = _Laid(scope, *grids) if scope.auto else None
+        self._plans: dict[Any, _Planned] = {}
+
+    def run(self, body: Body, values: Sequence[Grid]) -> Grid:
+        """Run it, or only say what it moves."""
+        scope, mask, laying = self.scope, body.mask, self.laying
+        if mask is not None:
+            check_mask(_NAME, self.axes, body)
+        plan = self._plan(None if mask is None else mask.axes)
+        given = [[x.cells[i] for i in scope.onto(x.kind.extent, plan.extent)] for x in values]
+        if body.notes is not None:
+            body.notes += self._wires(plan, given)
+        active: Active = None
+        if mask is not None:
+            active = frozenset(active_groups(scope, mask.grid, plan.rest))
+            if not active:
+                return Grid(body, plan.out, (None,) * scope.count(plan.extent))
+        collective(scope, self.text, plan.rest, active)
+        runs = self._runs(plan, given[2], active)
+        pieces = [given[:2]] if laying is None else laying.pieces(given[:2], mask is None)
+        found = self._exchanged(plan, runs, pieces)
+        cells = tuple(found[0]) if laying is None else laying.joined(found)
+        return Grid(body, plan.out, cells)
+
+    def _plan(self, over: Extent | None) -> _Planned:
+        """Return what is known before the sizes are, where the code runs under a condition or not.
+
+        Args:
+            over: the axes along which the condition differs; None where there is none.
+        """
+        found = self._plans.get(over)
+        if found is not None:
+            return found
+        scope, (_, output, table) = self.scope, self.kinds
+        axes = [a for k in self.kinds for a in k.extent]
+        extent = scope.extent((*axes, *self.real, *(over or ())))
+        rest = tuple(a for a in extent if a not in self.real)
+        if self.laying is None:
             meshes: Sequence[Mesh] = (scope.mesh,)
-            out = scope.kind(cell_type(scope, output.shape, dtype), extent, varies)
+            own = cell_type(scope, output.shape, output.dtype)
         else:
-            meshes = laying.meshes
-            out = scope.kind(laying.outputs[0], extent, varies)
+            meshes, own = self.laying.meshes, self.laying.outputs[0]
         # All processes learn all lists, and so note and refuse alike; under a condition that
         # differs between devices only those that take part are there to tell.
-        field = Field(world, scope.mesh, extent, table.shape, table.dtype)
-        gather = plan_gather(field, real if masked else extent, 0, False)
-        numbers = np.array(field.order((*rest, *real))).reshape(field.count(rest), -1)
+        field = Field(scope.world, scope.mesh, extent, table.shape, table.dtype)
+        gather = plan_gather(field, extent if over is None else self.real, 0, False)
+        numbers = np.array(field.order((*rest, *self.real))).reshape(field.count(rest), -1)
         members = tuple(
             (number, tuple(int(row[i]) for i in group))
             for number, row in enumerate(numbers)
-            for group in groups
+            for group in self.groups
         )
-        return _Planned(
+        found = self._plans[over] = _Planned(
             extent,
             members,
             rest,
             gather,
             Receipts([(gather, rest)]),
             tuple(_Site(scope, m, extent) for m in meshes),
-            out,
+            scope.kind(own, extent, self.varies),
         )
+        return found
 
-    def run(body: Body, values: Sequence[Grid]) -> Grid:
-        mask = body.mask
-        if mask is not None:
-            check_mask(name, axes, body)
-        key = None if mask is None else mask.axes
-        plan = plans.get(key)
-        if plan is None:
-            plan = plans[key] = planned(key or (), mask is not None)
-        given = [[x.cells[i] for i in scope.onto(x.kind.extent, plan.extent)] for x in values]
-        active: Active = None
-        if body.notes is not None:
-            if laying is not None:
-                body.notes += laying.wires(given)
-            lists_told = partial(plan.receipts.of, None)
-            body.notes.append(collective_wire(array, "all-gather", axes, mesh, lists_told))
-            most = dict.fromkeys(map(int, scope.mesh.device_ids.ravel()), output.nbytes)
-            body.notes.append(
-                collective_wire(array, "all-to-all", axes, mesh, most.copy, exact=False)
-            )
-        if mask is not None:
-            active = frozenset(active_groups(scope, mask.grid, plan.rest))
-            if not active:
-                return Grid(body, plan.out, (None,) * scope.count(plan.extent))
-        collective(scope, text, plan.rest, active)
+    def _wires(self, plan: _Planned, given: Sequence[Sequence[Any]]) -> list[Wire]:
+        """Return what it moves at most, where only types are known."""
+        mesh = self.scope.mesh
+        laid = [] if self.laying is None else self.laying.wires(given)
+        lists = partial(plan.receipts.of, None)
+        devices = map(int, mesh.device_ids.ravel())
+        most = dict.fromkeys(devices, self.kinds[1].nbytes)
+        return [
+            *laid,
+            collective_wire(self.array, "all-gather", self.axes, mesh, lists),
+            collective_wire(self.array, "all-to-all", self.axes, mesh, most.copy, exact=False),
+        ]
+
+    def _runs(self, plan: _Planned, tables: Sequence[Any], active: Active) -> dict[int, list[_Run]]:
+        """Bring the lists of sizes together; return for each cell the rows that it gets."""
+        world = self.scope.world
         if world.ledgers:
-            communicated(world, "all-gather", axes, plan.receipts.of(active), name, array=array)
-        lists = given[2] if laying is None else laying.tables(given[2], mask is None)
-        tables = plan.tables(lists, active)
+            self._communicated("all-gather", plan.receipts.of(active))
+        lists = tables if self.laying is None else self.laying.tables(tables, active is None)
+        known = plan.tables(lists, active)
         runs: dict[int, list[_Run]] = {}
         for number, cells in plan.members:
-            if (active is None or number in active) and cells[0] in tables:
-                runs.update(_runs(tables, cells, rows, told))
-        pieces = [given[:2]] if laying is None else laying.pieces(given[:2], mask is None)
-        volumes = [_volume(output.shape)] if laying is None else laying.volumes
+            if (active is None or number in active) and cells[0] in known:
+                runs.update(_runs(known, cells, self.rows, self.told))
+        return runs
+
+    def _exchanged(
+        self,
+        plan: _Planned,
+        runs: dict[int, list[_Run]],
+        pieces: Sequence[Sequence[Sequence[Any]]],
+    ) -> list[Sequence[Any]]:
+        """Send the rows where they go; return for each piece the cells' blocks."""
+        world, output, laying = self.scope.world, self.kinds[1], self.laying
+        shapes = [output.shape] if laying is None else laying.shapes
+        volumes = [_volume(shape) for shape in shapes]
         if world.ledgers:
             moved: dict[int, int] = {}
             for site, volume in zip(plan.sites, volumes, strict=True):
-                for device, count in site.received(runs, volume * dtype.itemsize).items():
+                for device, count in site.received(runs, volume * output.dtype.itemsize).items():
                     moved[device] = moved.get(device, 0) + count
-            communicated(world, "all-to-all", axes, moved, name, array=array)
+            self._communicated("all-to-all", moved)
         found: list[Sequence[Any]] = []
-        for site, blocks, volume in zip(plan.sites, pieces, volumes, strict=True):
-            shape = output.shape if laying is None else laying.shapes[len(found)]
+        for site, (operands, outputs), shape, volume in zip(
+            plan.sites, pieces, shapes, volumes, strict=True
+        ):
             part = site.part(runs, shape, volume)
-            found.append(run_part(world, part, (tuple(blocks[0]), tuple(blocks[1])), dtype))
-        if laying is None:
-            return Grid(body, plan.out, tuple(found[0]))
-        return Grid(body, plan.out, laying.joined(found))
+            found.append(run_part(world, part, (tuple(operands), tuple(outputs)), output.dtype))
+        return found
 
-    return run
+    def _communicated(self, what: str, received: Mapping[int, int]) -> None:
+        communicated(self.scope.world, what, self.axes, received, _NAME, array=self.array)
 
 
 def _volume(shape: tuple[int, ...]) -> int:
@@ -379,7 +420,6 @@ class _Laid:
         layouts = [t.layout for t in self.outputs]
         self.meshes = piece_meshes(scope, layouts)
         self.shapes = [layouts[0].box(i).shape for i in range(layouts[0].piece_count)]
-        self.volumes = [_volume(s) for s in self.shapes]
 
     def wires(self, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what laying all cells out moves."""

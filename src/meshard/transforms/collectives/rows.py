@@ -20,7 +20,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
-from meshard.plan.move.wires import collective_wire
+from meshard.plan.move.wires import Wire, collective_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.processes.canonical import call_text
 from meshard.runtime.types import ArrayType
@@ -165,19 +165,12 @@ def _planned(
     return _Planned(extent, shape, tuple(parts), len(full), rest)
 
 
-def _row(
-    name: str,
-    plan: Callable[[Mapping[str, Any]], Plan],
-    *,
-    varies: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
-    folds: bool = False,
-    scales: bool = False,
-    whole: Callable[[Mapping[str, Any]], Sequence[int]] = lambda params: (),
-    dims: Callable[[list[Any], Mapping[str, Any]], list[Any]] = lambda dims, params: dims,
-) -> None:
-    """Add a collective.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """A collective.
 
-    Args:
+    Attributes:
         name: what `bind` is given.
         plan: from the parameters to the plan of its cells.
         varies: from the operand's varying axes and the collective's to the result's.
@@ -187,66 +180,186 @@ def _row(
         dims: from an entry per dim of a cell to an entry per dim of the result's.
     """
 
-    def decide(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+    name: str
+    plan: Callable[[Mapping[str, Any]], Plan]
+    varies: Callable[[frozenset[str], frozenset[str]], frozenset[str]]
+    folds: bool = False
+    scales: bool = False
+    whole: Callable[[Mapping[str, Any]], Sequence[int]] = lambda params: ()
+    dims: Callable[[list[Any], Mapping[str, Any]], list[Any]] = lambda dims, params: dims
+
+    def decide(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+        """Return what runs it on grids of a kind."""
         (kind,) = kinds
         assert isinstance(kind, GridKind)
-        axes: Axes = params["axes"]
-        groups: Groups = params.get("groups")
-        real = tuple(a for a in axes if scope.sizes[a] > 1)
-        if folds and groups is None:
-            real = tuple(a for a in real if a in kind.extent)
-        factor = math.prod(scope.sizes[a] for a in axes if a not in real) if scales else 1
-        if groups is not None:
-            factor = 1
-        now = varies(kind.varies, frozenset(axes)) if groups is None else kind.varies
-        make = plan(params)
-        dtype = kind.dtype
-        plans: dict[Extent, Any] = {}
+        return _Collective(self, scope, kind, params).run
+
+
+def register(row: CollectiveRow) -> None:
+    """Add a collective to those that bodies know."""
+    assert row.name not in COLLECTIVES, row.name
+    COLLECTIVES[row.name] = row.decide
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What a collective does where the code at hand runs under a condition over some axes, or none.
+
+    Attributes:
+        extent: the axes of the cells that it is given.
+        pieces: its plans, one for each piece of the automatic axes; one where there are none.
+        out: the kind of the result.
+        run: from the cells and the groups that take part to the result's cells.
+        shardings: how each cell is laid out first on its own part of the mesh; nothing where cells
+            are blocks.
+        receipts: what each device receives.
+    """
+
+    extent: Extent
+    pieces: Sequence[_Planned]
+    out: GridKind
+    run: Callable[[Sequence[Any], Active], tuple[Any, ...]]
+    shardings: Sequence[NamedSharding]
+    receipts: Receipts
+
+
+@final
+class _Collective:
+    """A collective on grids of one kind."""
+
+    def __init__(
+        self, row: CollectiveRow, scope: Scope, kind: GridKind, params: dict[str, Any]
+    ) -> None:
+        self.row, self.scope, self.kind, self.params = row, scope, kind, params
+        self.axes: Axes = params["axes"]
+        self.groups: Groups = params.get("groups")
+        self.real = tuple(a for a in self.axes if scope.sizes[a] > 1)
+        self.factor = 1
+        if self.groups is None:
+            if row.folds:
+                self.real = tuple(a for a in self.real if a in kind.extent)
+            if row.scales:
+                idle = [a for a in self.axes if a not in self.real]
+                self.factor = math.prod(scope.sizes[a] for a in idle)
+        whole_axis = self.groups is None
+        axes = frozenset(self.axes)
+        self.varies = row.varies(kind.varies, axes) if whole_axis else kind.varies
+        self.plan = row.plan(params)
+        self.call = f"{call_text(row.name, tuple(params.items()))} of {kind.str_short()}"
+        self._ways: dict[Extent, _Way] = {}
+
+    def run(self, body: Body, values: Sequence[Grid]) -> Grid:
+        """Run it, or only say what it moves."""
+        (x,) = values
+        scope, world, mask = self.scope, self.scope.world, body.mask
+        if mask is not None:
+            check_mask(self.row.name, self.axes, body)
+        over = () if mask is None else mask.axes
+        way = self._ways.get(over)
+        if way is None:
+            way = self._ways[over] = self._way(over)
+        held, rest = x.cells, way.pieces[0].rest
+        cells = [held[i] for i in scope.onto(self.kind.extent, way.extent)]
+        active: Active = None
+        if mask is not None:
+            active = frozenset(active_groups(scope, mask.grid, rest))
+        if body.notes is not None:
+            body.notes += self._told(way, cells)
+        if world.ledgers and (active is None or active):
+            received, array = way.receipts.of(active), self.kind.type.str_short()
+            communicated(world, way.receipts.kind, self.axes, received, self.row.name, array=array)
+        if world.agreement is not None:
+            collective(scope, self.call, rest, active)
+        found = way.run(cells, active)
+        return Grid(body, way.out, found if self.factor == 1 else _scaled(found, self.factor))
+
+    def _told(self, way: _Way, cells: Sequence[Any]) -> list[Wire]:
+        """Return what it moves, where only types are known."""
+        scope, kind, receipts = self.scope, self.kind, way.receipts
+        laid = laying_wires(scope, kind, cells, way.shardings) if way.shardings else []
+        received = partial(receipts.of, None)
         array = kind.type.str_short()
-        call = f"{call_text(name, tuple(params.items()))} of {kind.str_short()}"
+        return [*laid, collective_wire(array, receipts.kind, self.axes, scope.mesh, received)]
 
-        def planned(over: Extent) -> Any:
-            extent = scope.extent((*kind.extent, *real, *over))
-            if not scope.auto:
-                field = Field(scope.world, scope.mesh, extent, kind.shape, dtype)
-                made = _planned(field, real, groups, make, scope.manual)
-                out = scope.kind(cell_type(scope, made.shape, dtype), made.extent, now)
-                return extent, [made], out, None, ()
-            return _planned_arrays(
-                name, scope, kind, extent, real, groups, make, now, whole(params), dims, params
-            )
+    def _way(self, over: Extent) -> _Way:
+        """Plan it, where the code runs under a condition that differs along some axes."""
+        scope, kind = self.scope, self.kind
+        extent = scope.extent((*kind.extent, *self.real, *over))
+        if scope.auto:
+            return self._way_of_arrays(extent)
+        field = Field(scope.world, scope.mesh, extent, kind.shape, kind.dtype)
+        made = _planned(field, self.real, self.groups, self.plan, scope.manual)
+        out = scope.kind(cell_type(scope, made.shape, kind.dtype), made.extent, self.varies)
+        return _Way(extent, [made], out, made.run, (), _receipts([made]))
 
-        def run(body: Body, values: Sequence[Grid]) -> Grid:
-            (x,) = values
-            mask, world = body.mask, scope.world
-            if mask is not None:
-                check_mask(name, axes, body)
-            over = () if mask is None else mask.axes
-            if over not in plans:
-                made = planned(over)
-                plans[over] = *made, Receipts([(p[0], m.rest) for m in made[1] for p in m.parts])
-            extent, pieces, out, inner, lies, receipts = plans[over]
-            held = x.cells
-            cells = [held[i] for i in scope.onto(kind.extent, extent)]
-            active: Active = None
-            if mask is not None:
-                active = frozenset(active_groups(scope, mask.grid, pieces[0].rest))
-            if body.notes is not None:
-                body.notes += laying_wires(scope, kind, cells, lies) if lies else ()
-                told = partial(receipts.of, None)
-                body.notes.append(collective_wire(array, receipts.kind, axes, scope.mesh, told))
-            if world.ledgers and (active is None or active):
-                communicated(world, receipts.kind, axes, receipts.of(active), name, array=array)
-            if world.agreement is not None:
-                collective(scope, call, pieces[0].rest, active)
-            found = (inner or pieces[0].run)(cells, active)
-            if factor != 1:
-                found = _scaled(found, factor)
-            return Grid(body, out, found)
+    def _way_of_arrays(self, extent: Extent) -> _Way:
+        """Plan it on cells that are Arrays: piece by piece of the automatic axes."""
+        scope, kind = self.scope, self.kind
+        world, submeshes = scope.world, scope.submeshes
+        own = self._split_axes()
+        inputs = [
+            world.type_of(kind.shape, kind.dtype, NamedSharding(m, PartitionSpec(*own)), True)
+            for m in submeshes
+        ]
+        layouts = [t.layout for t in inputs]
+        pieces = []
+        for number, mesh in enumerate(piece_meshes(scope, layouts)):
+            field = Field(world, mesh, extent, layouts[0].box(number).shape, kind.dtype)
+            pieces.append(_planned(field, self.real, self.groups, self.plan, scope.manual))
+        after = PartitionSpec(*self.row.dims([*own], self.params))
+        shape = tuple(
+            n * math.prod(scope.mesh.shape[a] for a in dim)
+            for n, dim in zip(pieces[0].shape, after.axes(len(pieces[0].shape)), strict=True)
+        )
+        outputs = [
+            world.type_of(shape, kind.dtype, NamedSharding(m, after), True) for m in submeshes
+        ]
+        out = scope.kind(outputs[0], scope.extent(scope.manual), self.varies)
+        shardings = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
+        run = partial(self._run_arrays, pieces, outputs, shardings)
+        return _Way(extent, pieces, out, run, shardings, _receipts(pieces))
 
-        return run
+    def _split_axes(self) -> list[tuple[str, ...]]:
+        """Return the automatic axes that go on splitting each dim of a cell."""
+        kind, sharding = self.kind, self.kind.type.sharding
+        own: list[tuple[str, ...]] = [()] * kind.ndim
+        if (
+            isinstance(sharding, NamedSharding)
+            and sharding.mesh == self.scope.submeshes[0]
+            and sharding.uneven is None
+        ):
+            own = list(sharding.spec.axes(kind.ndim))
+        for dim in self.row.whole(self.params):
+            own[dim] = ()
+        return own
 
-    COLLECTIVES[name] = decide
+    def _run_arrays(
+        self,
+        pieces: Sequence[_Planned],
+        outputs: Sequence[ArrayType],
+        shardings: Sequence[NamedSharding],
+        cells: Sequence[Any],
+        active: Active,
+    ) -> tuple[Any, ...]:
+        scope, full = self.scope, self.scope.extent(self.scope.manual)
+        everywhere = active is None
+        arrays = laid(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
+        given = [None if x is None else x._live() for x in arrays]
+        found = []
+        for number, piece in enumerate(pieces):
+            results = piece.run([None if b is None else b[number] for b in given], active)
+            found.append([results[i] for i in scope.onto(piece.extent, full)])
+        return tuple(
+            [
+                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
+                for i, t in enumerate(outputs)
+            ]
+        )
+
+
+def _receipts(pieces: Sequence[_Planned]) -> Receipts:
+    return Receipts([(part[0], piece.rest) for piece in pieces for part in piece.parts])
 
 
 def active_groups(scope: Scope, grid: Any, rest: Axes) -> list[int]:
@@ -309,77 +422,6 @@ def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
     return found
 
 
-def _planned_arrays(
-    name: str,
-    scope: Scope,
-    kind: GridKind,
-    extent: Extent,
-    axes: Axes,
-    groups: Groups,
-    make: Plan,
-    varies: frozenset[str],
-    whole: Sequence[int],
-    dims: Callable[[list[Any], Mapping[str, Any]], list[Any]],
-    params: Mapping[str, Any],
-) -> Any:
-    """Plan a collective on cells that are Arrays: piece by piece of the automatic axes."""
-    world, submeshes = scope.world, scope.submeshes
-    sharding = kind.type.sharding
-    own: list[tuple[str, ...]] = [()] * kind.ndim
-    if (
-        isinstance(sharding, NamedSharding)
-        and sharding.mesh == submeshes[0]
-        and sharding.uneven is None
-    ):
-        own = list(sharding.spec.axes(kind.ndim))
-    for dim in whole:
-        own[dim] = ()
-    spec = PartitionSpec(*own)
-    inputs = [
-        world.type_of(kind.shape, kind.dtype, NamedSharding(m, spec), True) for m in submeshes
-    ]
-    after = PartitionSpec(*dims([*own], params))
-    layouts = [t.layout for t in inputs]
-    pieces = [
-        _planned(
-            Field(world, mesh, extent, layouts[0].box(number).shape, kind.dtype),
-            axes,
-            groups,
-            make,
-            scope.manual,
-        )
-        for number, mesh in enumerate(piece_meshes(scope, layouts))
-    ]
-    shape = tuple(
-        n * math.prod(scope.mesh.shape[a] for a in dim)
-        for n, dim in zip(pieces[0].shape, after.axes(len(pieces[0].shape)), strict=True)
-    )
-    outputs: list[ArrayType] = [
-        world.type_of(shape, kind.dtype, NamedSharding(m, after), True) for m in submeshes
-    ]
-    full = scope.extent(scope.manual)
-    out = scope.kind(outputs[0], full, varies)
-
-    shardings = [t.sharding for t in inputs]
-
-    def run(cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
-        arrays = laid(scope, kind, cells, shardings, name, everywhere=active is None)
-        given = [None if x is None else x._live() for x in arrays]
-        found = []
-        for number, piece in enumerate(pieces):
-            blocks = [None if b is None else b[number] for b in given]
-            results = piece.run(blocks, active)
-            found.append([results[i] for i in scope.onto(piece.extent, full)])
-        return tuple(
-            [
-                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
-                for i, t in enumerate(outputs)
-            ]
-        )
-
-    return extent, pieces, out, run, shardings
-
-
 # the collectives
 
 
@@ -395,17 +437,23 @@ def _folding(combine: np.ufunc) -> Callable[[Mapping[str, Any]], Plan]:
     return lambda params: partial(plan_fold, combine=combine)
 
 
-_row("psum", _folding(np.add), varies=_without, folds=True, scales=True)
-_row("pmax", _folding(np.maximum), varies=_without, folds=True)
-_row("pmin", _folding(np.minimum), varies=_without, folds=True)
-_row(
-    "psum_scatter",
-    lambda params: partial(plan_fold, combine=np.add, scatter=params["dim"], tiled=params["tiled"]),
-    varies=_with,
-    whole=lambda params: [params["dim"]],
-    dims=lambda dims, params: [
-        e for d, e in enumerate(dims) if params["tiled"] or d != params["dim"]
-    ],
+register(
+    CollectiveRow(name="psum", plan=_folding(np.add), varies=_without, folds=True, scales=True)
+)
+register(CollectiveRow(name="pmax", plan=_folding(np.maximum), varies=_without, folds=True))
+register(CollectiveRow(name="pmin", plan=_folding(np.minimum), varies=_without, folds=True))
+register(
+    CollectiveRow(
+        name="psum_scatter",
+        plan=lambda params: partial(
+            plan_fold, combine=np.add, scatter=params["dim"], tiled=params["tiled"]
+        ),
+        varies=_with,
+        whole=lambda params: [params["dim"]],
+        dims=lambda dims, params: [
+            e for d, e in enumerate(dims) if params["tiled"] or d != params["dim"]
+        ],
+    )
 )
 
 
@@ -419,12 +467,14 @@ def _gathered_dims(dims: list[Any], params: Mapping[str, Any]) -> list[Any]:
 
 
 for _name, _varies in (("all_gather", _with), ("all_gather_invariant", _without)):
-    _row(
-        _name,
-        _gathering,
-        varies=_varies,
-        whole=lambda params: [params["dim"]] if params["tiled"] else [],
-        dims=_gathered_dims,
+    register(
+        CollectiveRow(
+            name=_name,
+            plan=_gathering,
+            varies=_varies,
+            whole=lambda params: [params["dim"]] if params["tiled"] else [],
+            dims=_gathered_dims,
+        )
     )
 
 
@@ -435,26 +485,36 @@ def _exchanged_dims(dims: list[Any], params: Mapping[str, Any]) -> list[Any]:
     return [*kept[: params["concat"]], (), *kept[params["concat"] :]]
 
 
-_row(
-    "all_to_all",
-    lambda params: partial(
-        plan_all_to_all,
-        split=params["split"],
-        concat=params["concat"],
-        tiled=params["tiled"],
-    ),
-    varies=_with,
-    whole=lambda params: (
-        [params["split"], params["concat"]] if params["tiled"] else [params["split"]]
-    ),
-    dims=_exchanged_dims,
+register(
+    CollectiveRow(
+        name="all_to_all",
+        plan=lambda params: partial(
+            plan_all_to_all,
+            split=params["split"],
+            concat=params["concat"],
+            tiled=params["tiled"],
+        ),
+        varies=_with,
+        whole=lambda params: (
+            [params["split"], params["concat"]] if params["tiled"] else [params["split"]]
+        ),
+        dims=_exchanged_dims,
+    )
 )
-_row(
-    "ppermute",
-    lambda params: partial(plan_permute, sources=params["sources"]),
-    varies=_with,
+register(
+    CollectiveRow(
+        name="ppermute",
+        plan=lambda params: partial(plan_permute, sources=params["sources"]),
+        varies=_with,
+    )
 )
-_row("pbroadcast", lambda params: partial(plan_source, source=params["source"]), varies=_without)
+register(
+    CollectiveRow(
+        name="pbroadcast",
+        plan=lambda params: partial(plan_source, source=params["source"]),
+        varies=_without,
+    )
+)
 
 
 def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:

@@ -18,11 +18,11 @@ from meshard.runtime.moving.place import wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind
+from meshard.transforms.explain.costs import device_bytes, live_bytes, most
 from meshard.transforms.explain.explanation import Communication, ExplainedStep, Explanation
-from meshard.transforms.lowering.costs import device_bytes, live_bytes, most
+from meshard.transforms.explain.reasons import Notice, notices_of
+from meshard.transforms.explain.steps_in_order import Item, steps_in_order
 from meshard.transforms.lowering.executable import Executable
-from meshard.transforms.lowering.reasons import Notice, notices_of
-from meshard.transforms.lowering.steps_in_order import Item, steps_in_order
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Eqn, Kind, Literal, Var, lies
 from meshard.transforms.program.value_names import Names

@@ -19,7 +19,7 @@ from meshard.plan.figures.simulate import time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.show.record import aligned
 from meshard.transforms.explain.explanation_html import Bar, page, timeline_html
-from meshard.transforms.lowering.reasons import Notice
+from meshard.transforms.explain.reasons import Notice
 from meshard.transforms.program.program import short_line
 
 _WIDTH = 120

@@ -14,8 +14,7 @@ from meshard.runtime.agree import agreed
 from meshard.runtime.processes.canonical import described
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import Scope
-from meshard.transforms.lowering.costs import turns
-from meshard.transforms.lowering.executable import Executable
+from meshard.transforms.lowering.executable import Executable, turns
 from meshard.transforms.program.program import Program
 
 Axes = tuple[str, ...]

@@ -6,7 +6,7 @@ when the program was lowered, so that a call costs little more than its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, final
@@ -31,7 +31,8 @@ Moving = tuple[Wire, int | None]
 """A communication, and the operand that moves; None where that is no operand."""
 
 
-def _nothing() -> tuple[()]:
+def nothing_around() -> tuple[()]:
+    """Say that nothing moves around a step's parts."""
     return ()
 
 
@@ -68,7 +69,7 @@ class Step:
     dead: tuple[int, ...]
     run: Run
     wires: tuple[Wire, ...] = ()
-    around: Callable[[], Sequence[Moving]] = _nothing
+    around: Callable[[], Sequence[Moving]] = nothing_around
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[tuple[str, Executable, int | None], ...] = ()
     once: bool = False
@@ -241,6 +242,31 @@ class Executable:
         with timed(where, step.name, "step", step.line) as ran_on:
             ran_on([k.sharding for k in step.outputs if isinstance(k, ArrayType)])
             return step.run(where, given)
+
+
+def turns(
+    executable: Executable, times: int = 1, first: int | None = None
+) -> Iterator[tuple[Step, int]]:
+    """Yield each step, those of loops too but not of bodies, and how often it runs at least.
+
+    Args:
+        executable: the program.
+        times: how often it runs.
+        first: how often the steps run that only the first turn of a loop needs; None for as often.
+    """
+    for step in executable.steps:
+        own = first if step.once and first is not None else times
+        yield step, own
+        for _, part, count in step.parts:
+            if part.scope is not None:  # what bodies move is the same however they are lowered
+                continue
+            often = 1 if count is None else count
+            yield from turns(part, own * often, own * min(often, 1))
+
+
+def crossing(step: Step) -> int:
+    """Return the bytes that devices receive from others in one run of a step."""
+    return sum(w.total for w in step.wires)
 
 
 def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:

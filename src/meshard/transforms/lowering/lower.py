@@ -24,8 +24,15 @@ from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.constrained import settled
-from meshard.transforms.lowering.costs import crossing, turns
-from meshard.transforms.lowering.executable import Executable, Moving, Run, Step
+from meshard.transforms.lowering.executable import (
+    Executable,
+    Moving,
+    Run,
+    Step,
+    crossing,
+    nothing_around,
+    turns,
+)
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
@@ -34,8 +41,8 @@ from meshard.transforms.lowering.lowered_steps import (
     create,
     first_of,
 )
+from meshard.transforms.lowering.preferences import wishes
 from meshard.transforms.lowering.slots import Slots, last_uses
-from meshard.transforms.lowering.wishes import wishes
 from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
 from meshard.transforms.program.program import (
     Atom,
@@ -98,10 +105,6 @@ def _moved(executable: Executable) -> int:
 _Decisions = dict[Any, Decision]
 
 
-def _nothing() -> tuple[()]:
-    return ()
-
-
 @final
 class _Group:
     """Operations that become one step."""
@@ -115,7 +118,7 @@ class _Group:
         self.inputs: list[Atom] = []
         self.outputs: list[Var] = []
         self.wires: tuple[Wire, ...] = ()
-        self.around: Callable[[], Sequence[Moving]] = _nothing
+        self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
 
 

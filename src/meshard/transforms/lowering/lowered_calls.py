@@ -24,7 +24,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.lowering.executable import Executable, Moving, Run, brought
-from meshard.transforms.lowering.lower_body import lower_map
+from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
     ForCall,

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.fused.compilers import Compiler, Run, Work
-from meshard.runtime.array.array import Array
-from meshard.runtime.doors import innermost
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.scope import GridKind
+from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.flow.count import Count
+from meshard.transforms.lowering.body_steps import Does, one_or_all
 from meshard.transforms.program.calls import ForCall, ScanCall, WhileCall
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var, evaluate
 from meshard.tuning import LARGE
@@ -49,76 +48,89 @@ class RegionCall:
         return ()
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
-        """Return what the operations give, computed cell by cell."""
-        body = innermost()
-        if not isinstance(body, Body) or body.typed or body.mask is not None or body.scope.auto:
-            return evaluate(self.program, (), operands)
-        scope = body.scope
-        values = [
-            int(x) if type(x) is Count else x if isinstance(x, (int, float)) else body.lift(x)
-            for x in operands
-        ]
-        grids = [x for x in values if isinstance(x, Grid)]
+        """Return what the operations give, one after the other."""
+        return evaluate(self.program, (), operands)
+
+
+def region_step(body: Body, call: RegionCall, operands: Sequence[Any]) -> tuple[list[Any], Does]:
+    """Return the results of a region, without cells, and what it does: a program for each cell."""
+    results = call.run(operands)
+    scope = body.scope
+    kinds = [x.kind.type for x in results]
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        grids = [x for x in values if type(x) is Grid]
+        if body.mask is not None or scope.auto:
+            return one_or_all(call.run(values))
         extent = scope.extent(a for x in grids for a in x.kind.extent)
-        active = body.active(extent)
-        numbers = range(scope.count(extent)) if active is None else active
-        onto = [scope.onto(x.kind.extent, extent) if isinstance(x, Grid) else () for x in values]
-        cells = [x.cells if isinstance(x, Grid) else x for x in values]
-        if any(type(c) is Array for x in cells if isinstance(x, tuple) for c in x):
-            return evaluate(self.program, (), operands)
-        found = self.compiled(
-            scope.world,
-            [
-                [x[m[i]] if isinstance(x, tuple) else x for x, m in zip(cells, onto, strict=True)]
-                for i in numbers
-            ],
-        )
         varies = frozenset[str]().union(*(x.kind.varies for x in grids))
+        local = scope.local(extent)
+        numbers = range(scope.count(extent)) if local is None else local
+        columns = [_column(scope, x, extent, numbers) for x in values]
+        found = call.compiled(scope.world, [list(row) for row in zip(*columns, strict=True)])
         made = []
-        for k, atom in enumerate(self.program.outputs):
-            kind = atom.aval if isinstance(atom, Var) else None
-            assert isinstance(kind, GridKind)
-            blocks: list[Any] = [None] * scope.count(extent)
-            for i, results in zip(numbers, found, strict=True):
-                blocks[i] = results[k]
-            made.append(Grid(body, scope.kind(kind.type, extent, varies), tuple(blocks)))
-        return made
+        for type_, blocks in zip(kinds, zip(*found, strict=True), strict=True):
+            cells: list[Any] = [None] * scope.count(extent)
+            for number, block in zip(numbers, blocks, strict=True):
+                cells[number] = block
+            made.append(Grid(body, scope.kind(type_, extent, varies), tuple(cells)))
+        return one_or_all(made)
+
+    return results, Does(run)
+
+
+def _column(scope: Scope, x: Any, extent: Extent, numbers: Sequence[int]) -> list[Any]:
+    """Return what each cell of a region reads of one operand."""
+    if type(x) is not Grid:
+        return [int(x) if type(x) is Count else x] * len(numbers)
+    cells, onto = x.cells, scope.onto(x.kind.extent, extent)
+    return [cells[onto[i]] for i in numbers]
 
 
 def with_regions(program: Program, compiler: Compiler) -> Program:
     """Return a body's program with what a compiler can do gathered into calls."""
     eqns = [_inside(e, compiler) for e in program.eqns]
     work = [_work(e, compiler) for e in eqns]
-    groups: list[tuple[bool, list[int]]] = []
+    groups = _gathered(eqns, work)
+    read: dict[Var, set[int]] = {}
+    for place, numbers in enumerate(groups):
+        for x in (x for n in numbers for x in eqns[n].inputs):
+            if isinstance(x, Var):
+                read.setdefault(x, set()).add(place)
+    for x in program.outputs:
+        if isinstance(x, Var):
+            read.setdefault(x, set()).add(len(groups))
+    found: list[Eqn] = []
+    for place, numbers in enumerate(groups):
+        run = [eqns[n] for n in numbers]
+        own = [w for n in numbers if (w := work[n]) is not None]
+        if not own or sum(map(_size, run)) < LARGE:
+            found += run
+            continue
+        outputs = [v for e in run for v in e.outputs if read.get(v, set()) - {place}]
+        found.append(_region(run, own, outputs, compiler))
+    return Program(program.captured, program.inputs, tuple(found), program.outputs, program.name)
+
+
+def _gathered(eqns: Sequence[Eqn], work: Sequence[Work | None]) -> list[list[int]]:
+    """Return the operations in groups that run one after the other.
+
+    An operation that a compiler can do joins the last group of such operations that comes no
+    earlier than its operands; any other has a group of its own.
+    """
+    groups: list[list[int]] = []
     level: dict[Var, int] = {}
     for number, eqn in enumerate(eqns):
         first = max((level.get(x, -1) for x in eqn.inputs if isinstance(x, Var)), default=-1)
         place = len(groups)
         if work[number] is not None:
-            own = [k for k in range(max(first, 0), len(groups)) if groups[k][0]]
-            place = own[-1] if own else place
+            later = range(max(first, 0), len(groups))
+            place = max((k for k in later if work[groups[k][0]] is not None), default=place)
         if place == len(groups):
-            groups.append((work[number] is not None, []))
-        groups[place][1].append(number)
+            groups.append([])
+        groups[place].append(number)
         level |= dict.fromkeys(eqn.outputs, place)
-    read: dict[Var, set[int]] = {}
-    for place, (_, numbers) in enumerate(groups):
-        for x in (x for n in numbers for x in eqns[n].inputs):
-            if isinstance(x, Var):
-                read.setdefault(x, set()).add(place)
-    results = {x for x in program.outputs if isinstance(x, Var)}
-    found: list[Eqn] = []
-    for place, (compiled, numbers) in enumerate(groups):
-        run = [eqns[n] for n in numbers]
-        if not compiled or sum(map(_size, run)) < LARGE:
-            found += run
-            continue
-        outputs = [
-            v for e in run for v in e.outputs if v in results or read.get(v, set()) - {place}
-        ]
-        own_work = [w for n in numbers if (w := work[n]) is not None]
-        found.append(_region(run, own_work, outputs, compiler))
-    return Program(program.captured, program.inputs, tuple(found), program.outputs, program.name)
+    return groups
 
 
 def _region(

@@ -7,7 +7,7 @@ of `shard_map` included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,9 +16,9 @@ import numpy as np
 from meshard.plan.hops.exact import volumes_of
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind, Scope
-from meshard.transforms.lowering.executable import Executable, Step
-from meshard.transforms.lowering.reasons import rule_of
-from meshard.transforms.lowering.steps_in_order import Item, steps_in_order
+from meshard.transforms.explain.reasons import rule_of
+from meshard.transforms.explain.steps_in_order import Item, steps_in_order
+from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.program import Atom, Eqn, Literal
 
 Held = dict[int, int]
@@ -43,31 +43,6 @@ class MemoryAnalysis:
     temp_size_in_bytes: int
     alias_size_in_bytes: int
     peak_memory_in_bytes: int
-
-
-def turns(
-    executable: Executable, times: int = 1, first: int | None = None
-) -> Iterator[tuple[Step, int]]:
-    """Yield each step, those of loops too but not of bodies, and how often it runs at least.
-
-    Args:
-        executable: the program.
-        times: how often it runs.
-        first: how often the steps run that only the first turn of a loop needs; None for as often.
-    """
-    for step in executable.steps:
-        own = first if step.once and first is not None else times
-        yield step, own
-        for _, part, count in step.parts:
-            if part.scope is not None:  # what bodies move is the same however they are lowered
-                continue
-            often = 1 if count is None else count
-            yield from turns(part, own * often, own * min(often, 1))
-
-
-def crossing(step: Step) -> int:
-    """Return the bytes that devices receive from others in one run of a step."""
-    return sum(sum(w.received.values()) for w in step.wires)
 
 
 # operations and bytes

@@ -1,0 +1,170 @@
+"""Loops and choices of a lowered body: their parts are lowered once, and run for each turn.
+
+In: a call, its operands and results without cells, and what lowers a part. Out: a `Does`. What a
+condition that differs between devices demands is the affair of `flow/running`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from meshard.ops.array.join import stack
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import alike, common, ghost, local_type
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.flow.running import run_each, run_while
+from meshard.transforms.lowering.body_steps import Does, one_or_all
+from meshard.transforms.lowering.executable import Executable
+from meshard.transforms.program.calls import ForCall, ScanCall, SwitchCall, WhileCall
+from meshard.transforms.program.program import Program
+
+Lowered = tuple[list[Any], Executable]
+"""A program's results, without cells, and the program lowered."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a loop or a choice stands.
+
+    Attributes:
+        body: the body, of which only the types are wanted.
+        operands: the call's operands, without cells.
+        results: its results, likewise.
+        everywhere: whether all devices run it; else those that values choose.
+        lower: lowers a program, given the body, what it reads, and whether all devices run it.
+    """
+
+    body: Body
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    everywhere: bool
+    lower: Callable[[Body, Program, Sequence[Any], bool], Lowered]
+
+    def lowered(self, program: Program, given: Sequence[Any]) -> Lowered:
+        """Return a part lowered, and its results."""
+        return self.lower(self.body, program, given, self.everywhere)
+
+
+def _ghosts(body: Body, results: Sequence[Any]) -> list[Any]:
+    return [ghost(body, x.kind) if isinstance(x, Grid) else x for x in results]
+
+
+def while_step(call: WhileCall, at: Site) -> Does:
+    """Return what a loop does that goes on as long as a condition holds."""
+    carry = _ghosts(at.body, at.results)
+    first, second, _ = call.parted(at.operands)
+    decided, cond = at.lowered(call.cond, [*first, *carry])
+    if isinstance(decided[0], Grid) and decided[0].kind.varies:
+        at = replace(at, everywhere=False)
+        _, cond = at.lowered(call.cond, [*first, *carry])
+    _, turn = at.lowered(call.body, [*second, *carry])
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        one, two, state = call.parted(values)
+        holds, after = cond.looped(body), turn.looped(body)
+        return one_or_all(
+            run_while(
+                body,
+                lambda now: body.lift(holds([*one, *now])[0]),
+                lambda now: after([*two, *now]),
+                state,
+            )
+        )
+
+    return Does(run, parts=(("cond", cond, None), ("body", turn, None)))
+
+
+def for_step(call: ForCall, at: Site) -> Does:
+    """Return what a counted loop does."""
+    bounds, captured, _ = call.parted(at.operands)
+    scope = at.body.scope
+    number = scope.kind(local_type(scope, (), np.dtype(np.int64)), (), frozenset(), int)
+    if any(isinstance(b, Grid) and b.kind.varies for b in bounds):
+        at = replace(at, everywhere=False)
+    given = [*captured, ghost(at.body, number), *_ghosts(at.body, at.results)]
+    _, turn = at.lowered(call.body, given)
+    known = [b for b in bounds if type(b) is int]
+    turns = max(0, known[1] - known[0]) if len(known) == 2 else None
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        (start, stop), captured, state = call.parted(values)
+        if type(start) is Grid or type(stop) is Grid:
+            found = [body.lift(x) for x in call.run(values)]
+            return one_or_all(found)
+        after = turn.looped(body)
+        for i in range(int(start), int(stop)):
+            state = after([*captured, i, *state])
+        return one_or_all(state)
+
+    return Does(run, parts=(("body", turn, turns),))
+
+
+def scan_step(call: ScanCall, at: Site) -> Does:
+    """Return what a scan does."""
+    captured, _, arrays = call.parted(at.operands)
+    carry = _ghosts(at.body, at.results)[: call.carried]
+    rows = [_row_of(at.body, x) for x in arrays]
+    _, turn = at.lowered(call.body, [*captured, *carry, *rows])
+    stacks = len(at.results) - call.carried
+    order = range(call.length - 1, -1, -1) if call.reverse else range(call.length)
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        if not call.length:
+            return one_or_all([body.lift(x) for x in call.run(values)])
+        captured, state, arrays = call.parted(values)
+        after = turn.looped(body)
+        columns: list[list[Any]] = [[] for _ in range(stacks)]
+        for i in order:
+            found = after([*captured, *state, *[x[i] for x in arrays]])
+            state = found[: call.carried]
+            for column, y in zip(columns, found[call.carried :], strict=True):
+                column.append(y)
+        stacked = [stack(c[::-1] if call.reverse else c) for c in columns]
+        return one_or_all([*state, *stacked])
+
+    return Does(run, parts=(("body", turn, call.length),))
+
+
+def _row_of(body: Body, x: Any) -> Grid:
+    """Return one position of an array as a value without cells."""
+    kind = x.kind
+    local = local_type(body.scope, kind.shape[1:], kind.dtype)
+    return ghost(body, body.scope.kind(local, kind.extent, kind.varies))
+
+
+def switch_step(call: SwitchCall, at: Site) -> Does:
+    """Return what a choice does."""
+    index, captured, args = call.parted(at.operands)
+    if isinstance(index, Grid) and index.kind.varies:
+        at = replace(at, everywhere=False)
+    branches = [
+        at.lowered(program, [*own, *args])[1]
+        for program, own in zip(call.branches, captured, strict=True)
+    ]
+    kinds = [x.kind for x in at.results if isinstance(x, Grid)]
+
+    def run(body: Body, values: Sequence[Any]) -> Any:
+        index, captured, args = call.parted(values)
+        ready = [
+            partial(branch.run, body, [*own, *args])
+            for branch, own in zip(branches, captured, strict=True)
+        ]
+        if type(index) is Grid and index.kind.varies:
+            found, merge = run_each(body, index, ready)
+            columns = zip(*[map(body.lift, row) for row in found], strict=True)
+            return one_or_all([merge(column) for column in columns])
+        taken = common(index) if type(index) is Grid else int(index)
+        if taken is None:  # none of this process's devices runs this
+            return one_or_all([ghost(body, k) for k in kinds])
+        row = ready[min(max(taken, 0), len(ready) - 1)]()
+        pairs = zip(row, kinds, strict=True)
+        return one_or_all([alike(body.lift(x), k.sharding) for x, k in pairs])
+
+    parts = [(b.name, e, None) for b, e in zip(call.branches, branches, strict=True)]
+    return Does(run, parts=tuple(parts))

@@ -1,0 +1,155 @@
+"""Calls of `shard_map` in a lowered program: arrays in, a body that was lowered once, arrays out.
+
+In: the call, and the types of its operands. Out: what runs it, which builds and checks nothing, and
+what moves on the way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.ops.engine.infer import Ghost
+from meshard.ops.fused.compilers import chosen
+from meshard.plan.move.wires import Wire
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import interpreting
+from meshard.runtime.memo import Memo
+from meshard.runtime.moving.place import as_array, wires_between
+from meshard.runtime.types import ArrayType
+from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.boundary import entered, left, way_in, way_out
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.scope import GridKind, Scope
+from meshard.transforms.lowering.body_steps import one_or_all
+from meshard.transforms.lowering.executable import AnyKind, Executable, Moving, Run
+from meshard.transforms.lowering.lower_body import enter_typed
+from meshard.transforms.program.calls import ShardMapCall
+from meshard.transforms.program.program import Kind, Program
+from meshard.transforms.tracing.abstract import types_only
+from meshard.transforms.tracing.tracing import anywhere
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoweredMap:
+    """A call of a body, ready to run.
+
+    Attributes:
+        body: the body.
+        outputs: the types of the call's results.
+        run: from the call's operands to its results.
+        entering: what bringing its operands in moves.
+    """
+
+    body: Executable
+    outputs: tuple[ArrayType, ...]
+    run: Run
+    entering: tuple[Moving, ...]
+
+
+_LOWERED: Memo[tuple[Any, ...], tuple[Program, LoweredMap]] = Memo("lowered bodies", 512)
+
+
+def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
+    """Return a call of a body, outside of all others, lowered for operands of some types."""
+    key = chosen(), id(call.body), tuple(kinds)
+    found = _LOWERED.table(world).get(key)
+    if found is None:  # the program is kept with its number, so that no other gets it
+        found = _LOWERED.keep(world, key, (call.body, _lower_map(world, call, kinds)))
+    return found[1]
+
+
+def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
+    given = [
+        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
+        for k in kinds
+    ]
+    with types_only(None):
+        results, own = enter_typed(call, given)
+    scope, count = own.scope, len(call.body.captured)
+    assert scope is not None
+    types = [x._type for x in given]
+    ways_in = _ways_in(scope, types[count:], call.in_specs)
+    ways_out = _ways_out(scope, own.outputs, call.out_specs)
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        body = Body(scope)
+        try:
+            values = [way(body, x) for way, x in zip(ways_in, operands[count:], strict=True)]
+            with interpreting(body):
+                values[:0] = [body.lift(x) for x in operands[:count]]
+                found = own.run(body, values)
+                made = [way(body, x) for way, x in zip(ways_out, found, strict=True)]
+        finally:
+            body.close()
+        return one_or_all(made)
+
+    specs = [*[PartitionSpec()] * count, *call.in_specs]
+    entering = [
+        (wire, number)
+        for number, (t, k, s) in enumerate(zip(types, own.inputs, specs, strict=True))
+        for wire in _entering(scope, t, k, s)
+    ]
+    return LoweredMap(own, tuple([x._type for x in results]), run, tuple(entering))
+
+
+def _ways_in(
+    scope: Scope, types: Sequence[ArrayType], specs: Sequence[PartitionSpec]
+) -> list[Callable[[Body, Any], Grid]]:
+    """Return for each argument how it becomes a grid."""
+
+    def way_of(type_: ArrayType, spec: PartitionSpec) -> Callable[[Body, Any], Grid]:
+        enter = None if scope.auto else way_in(scope, type_, spec)
+
+        def way(body: Body, x: Any) -> Grid:
+            if type(x) is not Array:
+                x = as_array(x)
+            if enter is not None and x._type is type_:
+                return enter(body, x)
+            return entered(body, [x], spec)
+
+        return way
+
+    return [way_of(t, s) for t, s in zip(types, specs, strict=True)]
+
+
+def _ways_out(
+    scope: Scope, kinds: Sequence[AnyKind], specs: Sequence[PartitionSpec]
+) -> list[Callable[[Body, Any], Array]]:
+    """Return for each result how it becomes an array."""
+
+    def way_of(kind: AnyKind, spec: PartitionSpec) -> Callable[[Body, Any], Array]:
+        known = isinstance(kind, GridKind) and not scope.auto
+        leave = way_out(scope, kind, spec) if known and isinstance(kind, GridKind) else None
+
+        def way(body: Body, x: Any) -> Array:
+            grid = x if type(x) is Grid else body.lift(x)
+            if leave is not None and grid.kind is kind:
+                return leave(grid)
+            found: Array = left(body, grid, spec)
+            return found
+
+        return way
+
+    return [way_of(k, s) for k, s in zip(kinds, specs, strict=True)]
+
+
+def _entering(
+    scope: Scope, type: ArrayType, kind: AnyKind, spec: PartitionSpec
+) -> tuple[Wire, ...]:
+    """Return what passes between devices until an array is laid out as a body wants it."""
+    assert isinstance(kind, GridKind)
+    axes = spec.axes(type.ndim)
+    own = kind.type.sharding
+    if scope.auto and isinstance(own, NamedSharding):
+        axes = tuple(m + k for m, k in zip(axes, own.spec.axes(type.ndim), strict=True))
+    elif not any(axes) and type.layout.replicated:
+        return ()
+    target = NamedSharding(scope.mesh, PartitionSpec(*axes))
+    world = scope.world
+    return wires_between(world, type, world.type_of(type.shape, type.dtype, target, True))
