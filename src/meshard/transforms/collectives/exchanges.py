@@ -30,14 +30,13 @@ from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Message, Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.world import RuntimeWorld
+from meshard.tuning import TURNED_AT_ONCE
 
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
 Cells = Sequence[Any]
 Active = frozenset[int] | None
 """The groups that take part, numbered by the axes that are not the collective's; None: all."""
-
-_SMALL = 1 << 16
 
 
 @final
@@ -155,7 +154,7 @@ class Exchange:
         field = self.field
         nbytes = _nbytes(field) * len(self.order)
         alone = field.world.process_count == 1
-        return self.turned is not None and alone and 0 < nbytes <= _SMALL
+        return self.turned is not None and alone and 0 < nbytes <= TURNED_AT_ONCE
 
     def _all_turned(self, cells: Cells) -> list[Any]:
         assert self.turned is not None
