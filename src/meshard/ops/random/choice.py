@@ -246,8 +246,8 @@ def categorical(
         )
     numbers = uniforms(what, key, scores.shape, like(key, scores.shape, scores))
     perturbed = bind("random_gumbel_score", numbers, scores, dtype=np.dtype(np.float64))
-    order = moveaxis(argsort(-perturbed, axis=dim), dim, 0)[:draws]
-    return finished(what, order.reshape(sizes), out_sharding)
+    chosen = moveaxis(argsort(-perturbed, axis=dim), dim, 0)[:draws]
+    return finished(what, chosen.reshape(sizes), out_sharding)
 
 
 def _reaches(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
