@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, final, overload
+from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
 
 import numpy as np
 
@@ -203,6 +203,11 @@ class Jitted(Generic[P, R]):
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    # What mypy knows nothing of, as behind functools.partial(jit, ...), may be called with anything.
+    @overload
+    def __get__(
+        self: Jitted[P, Never], instance: object, owner: type | None = None
+    ) -> Callable[..., Any]: ...
     @overload
     def __get__(
         self: Jitted[Concatenate[S, Q], R], instance: S, owner: type | None = None
