@@ -55,23 +55,26 @@ MODEL := $(VENV)/.stamp-$(WEIGHTS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks check demo docs bench house coverage format clean distclean
+.PHONY: help setup test ranks lint check demo docs bench house coverage format clean distclean
 
 help:
 	@sed -n '3,12s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
-test: setup check
+test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 ranks: setup
 	MESHARD_TEST_ALL_RANKS=1 $(BIN)/python -m pytest -n 0 tests/ranks/test_ranks.py $(RANKS)
 
-check: $(DEV)
+# What `make check` holds besides, the tests hold too.
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+
+check: lint
 	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_api.py
 
 demo: $(DEMO) $(MODEL)

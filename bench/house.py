@@ -174,6 +174,8 @@ def functions(source: Source) -> Iterator[Function]:
 
     def walk(node: ast.AST, owner: str) -> Iterator[Function]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue  # no function is defined in there
             inner = owner
             if isinstance(child, (ast.ClassDef, AnyFunction)):
                 inner = f"{owner}.{child.name}" if owner else child.name

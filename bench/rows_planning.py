@@ -105,30 +105,30 @@ def planned(leaves: Any) -> Any:
     return plan.bytes_moved, plan.most_sent
 
 
-def cached() -> tuple[Any, Any]:
-    """A leaf and a cache that knows its plan."""
+def cached() -> tuple[Any, Any, Any]:
+    """A leaf, a cache that knows its plan, and the options that it was made with."""
     from meshard.plan.figures.choice import Leaf
-    from meshard.plan.planner import PlanCache, make_plan
+    from meshard.plan.planner import PlanCache, PlanOptions, make_plan
 
     leaf = Leaf("w", *layouts(131072, TILES, SWAPPED, (SIDE, SIDE)), 2, "bfloat16")
     cache = PlanCache()
-    make_plan([leaf], cache=cache)
-    return leaf, cache
+    make_plan([leaf], PlanOptions(), cache=cache)
+    return leaf, cache, PlanOptions()
 
 
-_KNOWN: list[tuple[Any, Any]] = []
+_KNOWN: list[tuple[Any, Any, Any]] = []
 
 
-def known() -> tuple[Any, Any]:
-    """The same leaf and cache every time."""
+def known() -> tuple[Any, Any, Any]:
+    """The same leaf, cache and options every time."""
     if not _KNOWN:
         _KNOWN.append(cached())
     return _KNOWN[0]
 
 
-def hit(leaf: Any, cache: Any) -> Any:
+def hit(leaf: Any, cache: Any, options: Any) -> Any:
     """Find a plan that is known."""
-    return cache.find(leaf, (None, False, None, None, True), lambda: None)
+    return cache.find(leaf, options, lambda: None)
 
 
 ROWS: tuple[Row, ...] = (

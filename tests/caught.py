@@ -186,17 +186,17 @@ def survive(names: list[str], deadline: float) -> list[str]:
     The deadline holds for what fails only: ten operations may take longer on a busy machine.
     """
     told = []
-    lookout = meshard.runtime.world.here().transport.lookout
-    assert lookout is not None
+    watchdog = meshard.runtime.world.here().transport.watchdog
+    assert watchdog is not None
     for turn, name in enumerate(names):
         fail, kinds = FAILURES[name]
-        lookout.deadline, patience = deadline, lookout.deadline
+        watchdog.deadline, patience = deadline, watchdog.deadline
         try:
             fail(deadline)
             told.append(f"{name}: nothing")
         except kinds as error:
             told.append(f"{name}: {type(error).__name__}")
         finally:
-            lookout.deadline = patience
+            watchdog.deadline = patience
         ten_operations(turn)
     return told

@@ -17,6 +17,12 @@ from tests.ranks import shares
 os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Half of the time of the tests with JAX was compiling: JAX optimises less, and keeps what it has
+# compiled for the next run (`make clean` removes it). What meshard compiles with XLA is optimised,
+# as for users (tests/test_segment.py).
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import numpy as np
 import pytest

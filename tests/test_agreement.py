@@ -19,7 +19,7 @@ from meshard.errors import TransportError
 from meshard.multihost_utils import sync_global_devices
 from meshard.runtime.processes.agreement import KEPT, NOWHERE, Agreement, crossed
 from meshard.runtime.processes.canonical import canonical
-from meshard.runtime.processes.divergence import modes, verdict
+from meshard.runtime.processes.divergence import divergence, modes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
@@ -506,11 +506,11 @@ def test_an_earlier_look_is_no_divergence():
     early, late = _run(0, (everybody, "a")), _run(1, (everybody, "a"), (pair, "b"))
     assert late.contradictions(early.account()) == {}
     assert crossed(early.account(), late.account()) is None
-    assert verdict({0: early.account(whole=True), 1: late.account(whole=True)}) is None
+    assert divergence({0: early.account(whole=True), 1: late.account(whole=True)}) is None
     other = _run(1, (pair, "b"))
     assert other.contradictions(early.account()) == {everybody: 1, pair: 1}
     assert "Processes 0 and 1 run different operations: process 0 ran step 1 of processes 0, " in (
-        verdict({0: early.account(whole=True), 1: other.account(whole=True)}) or ""
+        divergence({0: early.account(whole=True), 1: other.account(whole=True)}) or ""
     )
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -87,3 +89,31 @@ def test_the_error_can_be_pickled() -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(mnp, "concatenat")  # noqa: B009
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_doors_that_nobody_asked_for_are_listed_and_not_loaded() -> None:
+    code = """
+import sys
+import numpy as np
+import meshard
+
+late = ["numpy", "lax", "nn", "random", "debug", "gda", "resharding"]
+
+def loaded():
+    return [name for name in late if f"meshard.{name}" in sys.modules]
+
+assert {"lax", "nn", "jit", "__version__"} <= {*dir(meshard)} & {*meshard.__all__}
+assert not {"algebra", "runtime", "tuning"} & {*meshard.__all__}
+assert not hasattr(meshard, "psum"), "it is a name of lax"
+assert not loaded(), loaded()
+try:
+    meshard.psum
+except AttributeError as error:
+    assert str(error).endswith("Use meshard.lax.psum."), error
+x = meshard.device_put(np.array([3.0, 4.0]))
+assert x.__array_namespace__() is meshard.numpy
+assert {"fft", "linalg"} <= {*dir(meshard.numpy)} & {*meshard.numpy.__all__}
+assert "meshard.numpy.linalg" not in sys.modules
+assert meshard.numpy.linalg.norm(x) == 5
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import meshard
 from meshard.errors import AllocationError, DeletedArrayError
 from meshard.plan.figures import schedule
-from meshard.plan.figures.schedule import SLAB, Sweep
+from meshard.plan.figures.schedule import Sweep
 from meshard.resharding import Plan, plan_reshard, reshard
 from meshard.runtime.memory.ownership import held_alone, memory_of
 from meshard.runtime.memory.pages import HUGE
 from meshard.runtime.moving import donate
 from meshard.sharding import Mesh, NamedSharding, P
+from meshard.tuning import SLAB
 from tests.laws.test_resharding import SHAPES, SLOW, shardings
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
@@ -29,7 +30,7 @@ GRID = np.arange(96 * 64, dtype=np.float32).reshape(96, 64)
 @pytest.fixture
 def small_steps(monkeypatch):
     """Let small arrays move gradually, and batches be small."""
-    monkeypatch.setattr(schedule, "_GRADUAL", 1 << 8)
+    monkeypatch.setattr(schedule, "GRADUAL", 1 << 8)
     monkeypatch.setattr(donate, "SLAB", 1 << 10)
 
 
@@ -89,7 +90,7 @@ def test_donated_arrays_arrive_whole_in_any_number_of_steps(small_steps) -> None
 def test_any_layout_goes_to_any_other_gradually(data, shape):
     value = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "_GRADUAL", 0)
+        patch.setattr(schedule, "GRADUAL", 0)
         patch.setattr(donate, "SLAB", 16)
 
         def body():

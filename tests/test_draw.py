@@ -29,9 +29,9 @@ from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.plan.captions import PALETTE, device_label, headline, ink, layout_summary, wrap
-from meshard.plan.show.draw import drawing_text, visualize_array_sharding, visualize_sharding
 from meshard.plan.show.drawing import Drawing, draw_layout, kept, split_rectangles
-from meshard.plan.show.svg import drawing_svg, sharding_svg
+from meshard.plan.show.layout_svg import drawing_svg, sharding_svg
+from meshard.plan.show.text import drawing_text, visualize_array_sharding, visualize_sharding
 
 GOLDEN = Path(__file__).parent / "golden" / "draw"
 
@@ -587,6 +587,7 @@ def test_svg_without_room_for_labels_says_where_they_are() -> None:
 
 def test_drawings_do_not_load_rich_until_they_print() -> None:
     script = (
-        "import sys, meshard.plan.show.draw, meshard.plan.show.svg; sys.exit('rich' in sys.modules)"
+        "import sys, meshard.plan.show.text, meshard.plan.show.layout_svg;"
+        "sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

@@ -15,7 +15,7 @@ from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, layout_of_b
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.figures.bounds import bounds_of, receive_bound
 from meshard.plan.figures.choice import Leaf
-from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
 from meshard.plan.hops.exact import counter, sums_at, total
 from meshard.plan.hops.exact import product as times
@@ -23,7 +23,7 @@ from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
 from meshard.plan.move.wires import Move, moved
 from meshard.plan.plan import Plan
-from meshard.plan.planner import make_plan
+from meshard.plan.planner import PlanOptions, make_plan
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
 from tests.lays import calm
@@ -160,7 +160,7 @@ def test_jobs_and_sums_and_simulations_agree(both):
     assert whole_boxes.received.as_dict() == into
     assert whole_boxes.sent.total == sum(out.values())
     where = topology("two racks")
-    places = Places(where, [hop])
+    places = DevicePlaces(where, [hop])
     for most in (1 << 20, -1):
         load = load_of(hop, places, most_jobs=most).times(8)
         assert load.received.tolist() == [8 * into.get(d, 0) for d in places.ids.tolist()]
@@ -173,7 +173,7 @@ def test_jobs_and_sums_and_simulations_agree(both):
 @given(ends(), st.booleans(), st.sampled_from([None, "8-gpu hosts", "two racks"]))
 def test_routes_of_huge_arrays_are_found_and_counted(both, donate, where):
     leaf = Leaf("x", *both, 8)
-    plan = make_plan([leaf], donate=donate, topology=where and topology(where))
+    plan = make_plan([leaf], PlanOptions(donate=donate, topology=where and topology(where)))
     hops = [received(a, b) for a, b in pairwise(plan.routes[0].layouts)]
     assert plan.bytes_moved == 8 * sum(sum(h.values()) for h in hops)
     assert plan.lower_bound_bytes == 8 * sum(received(*both).values())

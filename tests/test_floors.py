@@ -101,8 +101,8 @@ NAMES_HIGHER: dict[str, str] = {
 # Values that are asked what they are by their type or a method, never by a probe.
 PROBED_VALUES = frozenset({"interpreter", "body", "outer", "recorder", "grid"})
 INTERPRETERS = frozenset({"innermost", "current", "interpreters", "tracing", "recording"})
-# What only values of higher floors have.
-PROBED_ATTRIBUTES = frozenset({"cells", "vma", "body", "recorder"})
+# What only values of meshard's own have: their classes are asked for.
+PROBED_ATTRIBUTES = frozenset({"cells", "vma", "body", "recorder", "weak", "_type"})
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def is_door_statement(node: ast.stmt) -> bool:
             return True
         case ast.Expr(
             value=ast.Call(
-                func=ast.Name(id="_install_namespace"), args=[ast.Name(id="__name__")], keywords=[]
+                func=ast.Name(id="_install_namespace"), args=[ast.Constant()], keywords=[]
             )
         ):
             return True  # it is what `__array_namespace__` returns
@@ -351,14 +351,31 @@ def is_door_statement(node: ast.stmt) -> bool:
             body=[ast.Assign(targets=[ast.Name(id="__getattr__")])],
             orelse=[],
         ):
-            return True
-        case ast.If(
-            test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"),
-            body=body,
-            orelse=[],
-        ):
-            return all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in body)
+            return True  # of a door that lists its names itself
+        case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=test), body=[last], orelse=[]):
+            return is_type_checking(test) and listing(last) is not None
+        case ast.If(test=test, body=body, orelse=[] | [_] as last):
+            only_imports = all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in body)
+            lists = all(listing(inner) is not None for inner in last)
+            return is_type_checking(test) and only_imports and lists
     return False
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    """Whether a condition is TYPE_CHECKING, by the names that type checkers know it by."""
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+    return False
+
+
+def listing(node: ast.stmt) -> ast.Call | None:
+    """The call that gives a door its ``__all__``, ``__dir__`` and ``__getattr__``, if it is one."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Call() as call):
+            if [ast.unparse(n) for n in names] == ["__all__", "__dir__", "__getattr__"]:
+                return call
+    return None
 
 
 def check_door(module: Module) -> Iterator[str]:
@@ -372,6 +389,39 @@ def check_door(module: Module) -> Iterator[str]:
                 f"assignments and at most a __getattr__, no logic; move this to the floor that "
                 f"it belongs to"
             )
+    yield from check_listing(module)
+
+
+def check_listing(module: Module) -> Iterator[str]:
+    """A door that lists what it imports imports it as type checkers see it, late names included."""
+    calls = [call for node in ast.walk(module.tree) if (call := listing(node))]
+    if not calls:
+        return
+    for node in ast.walk(module.tree):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if alias.asname != alias.name and not (alias.asname or "").startswith("_"):
+                yield (
+                    f"{module.at(node.lineno)}: type checkers do not see that a door passes "
+                    f"{alias.name} on; import it as `{alias.name} as {alias.name}`, or as a name "
+                    f"with a leading underscore"
+                )
+    late = {
+        entry.value.replace(":", ".").rpartition(".")[2]: entry.lineno
+        for keyword in calls[0].keywords
+        if keyword.arg == "late"
+        for entry in ast.walk(keyword.value)
+        if isinstance(entry, ast.Constant)
+    }
+    seen = {
+        alias.name: inner.lineno
+        for node in module.tree.body
+        if isinstance(node, ast.If) and is_type_checking(node.test)
+        for inner in node.body
+        for alias in inner.names
+    }
+    for name in sorted((late.keys() ^ seen.keys()) - ROOF):
+        at = module.at(late.get(name) or seen[name])
+        yield f"{at}: {name} is loaded late or seen by type checkers, but not both"
 
 
 def check_exceptions(modules: dict[str, Module], excused: Iterable[str]) -> Iterator[str]:
@@ -516,7 +566,7 @@ def check_probes(module: Module, defined: dict[str, set[str]]) -> Iterator[str]:
                 protocol = attribute.startswith("__")
                 above = bool(higher) and not higher & sees and not protocol
                 asked = {name, named.get(name, "")} & (INTERPRETERS | PROBED_VALUES)
-                hidden = attribute in PROBED_ATTRIBUTES and module.floor in TOWER[:-1]
+                hidden = attribute in PROBED_ATTRIBUTES and module.floor in TOWER
                 if above or asked or hidden:
                     yield (
                         f"{module.at(node.lineno)}: {probe}({ast.unparse(value)}, {attribute!r}) "
@@ -644,6 +694,7 @@ def no_excuses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
                 monkeypatch.delitem(table, place)
 
 
+LISTING = "if not TYPE_CHECKING:\n    __all__, __dir__, __getattr__ = _door(__name__)\n"
 BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "up the tower": (
         {"algebra/mesh.py": "import os\nfrom meshard.plan.steps import Step\n"},
@@ -823,6 +874,36 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         "experimental/__init__.py:1: a door holds",
     ),
     "logic in the package": ({"__init__.py": "import os\nos.getcwd()\n"}, "__init__.py:2: a door"),
+    "a name that type checkers do not see": (
+        {"nn.py": f"from meshard.ops.nn import relu\n{LISTING}"},
+        "nn.py:1: type checkers do not see that a door passes relu on",
+    ),
+    "a new name that type checkers do not see": (
+        {"nn.py": f"from meshard.ops.nn import relu as rectified\n{LISTING}"},
+        "nn.py:1: type checkers do not see that a door passes relu on",
+    ),
+    "a late name that type checkers do not see": (
+        {
+            "numpy.py": "if _typing.TYPE_CHECKING:\n    from meshard.ops.a import a as a\n"
+            "else:\n    __all__, __dir__, __getattr__ = door('x', late=('p:a', 'p.b'))\n"
+        },
+        "numpy.py:4: b is loaded late or seen by type checkers, but not both",
+    ),
+    "a name that is seen by type checkers only": (
+        {
+            "numpy.py": "if _typing.TYPE_CHECKING:\n    from meshard.ops.a import a as a\n"
+            "else:\n    __all__, __dir__, __getattr__ = door('x')\n"
+        },
+        "numpy.py:2: a is loaded late or seen by type checkers, but not both",
+    ),
+    "a condition that type checkers do not know": (
+        {"nn.py": "if not _TYPE_CHECKING:\n    __all__, __dir__, __getattr__ = door('nn')\n"},
+        "nn.py:1: a door holds",
+    ),
+    "logic for type checkers": (
+        {"nn.py": "if TYPE_CHECKING:\n    x = f()\n"},
+        "nn.py:1: a door holds",
+    ),
     "a full folder": (
         {f"plan/step{n}.py": "" for n in range(MAX_MODULES + 1)},
         "src/meshard/plan/__init__.py:1: the folder has 15 modules and may have 14",
@@ -908,6 +989,11 @@ def test_a_lawful_tree_passes(tmp_path: Path) -> None:
         'float32 = np.float32\n__all__ = ["add", *["float32"]]\n'
         '__all__ += ["e"]\ne: float = np.e\n',
         "lax.py": "from meshard.ops.eager import add\n",
+        "nn.py": "import typing as _typing\nfrom meshard.ops.eager import relu as relu\n"
+        "from meshard.ops.eager import Array as _Array\nArray = _Array\n"
+        "if _typing.TYPE_CHECKING:\n    from meshard.ops.eager import late as late\n"
+        "else:\n    __all__, __dir__, __getattr__ = door('nn', late=('meshard.ops.eager:late',))\n",
+        "tree.py": f"from meshard.ops.eager import leaves as leaves\n{LISTING}",
         "errors.py": "class MeshardError(Exception): ...\n",
         "algebra/__init__.py": "from meshard.algebra.mesh import Mesh\n",
         "algebra/mesh.py": "import numpy as np\nfrom . import box\n"

@@ -166,14 +166,14 @@ def test_elements_cross_once_where_the_other_mesh_has_replicas():
 
 def test_memory_is_kept_unless_more_is_allowed():
     rows, columns = laid((16, 16), (8, 1), range(8)), laid((16, 16), (1, 2), range(8, 10))
-    for most in (None, 1 << 20, 32 * 4, 31 * 4, 0):
-        for route in candidates(rows, columns, max_bytes=most, itemsize=4):
-            allowed = 128 if most is None else most // 4
+    for most in (None, 1 << 18, 32, 31, 0):
+        for route in candidates(rows, columns, most=most):
+            allowed = 128 if most is None else most
             assert piece(route.layouts[1]) <= allowed
-    assert candidates(rows, columns, max_bytes=0) == []
+    assert candidates(rows, columns, most=0) == []
     gather = laid((16, 16), (16, 1), range(16)), laid((16, 16), (1, 16), range(16))
     assert all(r.layouts[1].replicas == 1 for r in candidates(*gather))
-    assert candidates(*gather, max_bytes=1 << 20)
+    assert candidates(*gather, most=1 << 20)
 
 
 def test_uneven_layouts_have_candidates_too():
@@ -214,7 +214,7 @@ def test_arrays_of_many_dims_are_searched_in_part(monkeypatch):
     source = laid(shape, (4,) * 4 + (1,) * 4, range(256))
     destination = laid(shape, (1,) * 4 + (4,) * 4, range(256))
     for most in (20_000, 400, 1):
-        monkeypatch.setattr(intermediate, "_GRIDS", most)
+        monkeypatch.setattr(intermediate, "MOST_GRIDS", most)
         routes = candidates(source, destination)
         for route in routes:
             assert sum(max(messages(h)) for h in route.hops) < 255

@@ -434,14 +434,14 @@ class Accelerator:
 
 
 def test_other_platforms_are_refused() -> None:
-    from meshard.interop.jax_buffers import Route
+    from meshard.interop.jax_buffers import BufferRoute
 
     class There:
         is_fully_addressable = True
         device_set = (Accelerator(),)
 
     with pytest.raises(errors.ShardingError, match=r"cuda:0 is not a CPU device\. Use"):
-        Route("reshard: float32[4]", (4,), There(), alone(0))
+        BufferRoute("reshard: float32[4]", (4,), There(), alone(0))
 
 
 # plans and ledgers

@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshard
 from meshard.errors import (
@@ -37,6 +39,7 @@ from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding
 
+from .lays import calm, in_boxes, on_meshes, shapes
 from .worlds import alone, whole
 
 WORLDS = pytest.mark.parametrize("processes", [1, 2, 4, 8])
@@ -197,8 +200,8 @@ def test_specs_are_a_prefix_of_the_tree(processes):
             pairs = zip(
                 meshard.tree.leaves(back[part]), meshard.tree.leaves(tree[part]), strict=True
             )
-            for found, given in pairs:
-                np.testing.assert_array_equal(np.array(found), given)
+            for found, wanted in pairs:
+                np.testing.assert_array_equal(np.array(found), wanted)
         # A None in the tree needs no spec, one spec serves a whole tree, none are needed for none.
         one, nothing = host_local_array_to_global_array((GRID, None), line(), (P("x"), None))
         assert one.shape == (8 * processes, 8)
@@ -793,6 +796,34 @@ def test_local_and_global_shapes_follow_from_each_other(processes):
         assert local_to_global_shape(both, (8, 3)) == (8, 3 * processes)
         assert global_to_local_shape(both, (8, 8)) == (8, 8 // processes)
         assert local_to_global_shape(SingleDeviceSharding(meshard.devices()[0]), (3,)) == (3,)
+
+    run(processes, body)
+
+
+@calm
+@given(data=st.data(), processes=st.sampled_from([1, 2, 4, 8]))
+def test_a_local_shape_is_what_the_shards_of_a_process_cover(data, processes):
+    shape = data.draw(shapes(min_dims=1))
+    lay = data.draw(st.one_of(on_meshes(shape), in_boxes(shape)))
+
+    def body() -> None:
+        sharding = lay.sharding(shape)
+        held = sharding.addressable_devices_indices_map(shape)
+        if not held:
+            with pytest.raises(ShardingError, match="has no device of"):
+                global_to_local_shape(sharding, shape)
+            return
+        local = global_to_local_shape(sharding, shape)
+        for dim, (found, n) in enumerate(zip(local, shape, strict=True)):
+            spans = {index[dim].indices(n)[:2] for index in held.values()}
+            covered = {i for a, b in spans for i in range(a, b)}
+            if found is None:  # an empty box within another counts as an overlap too
+                assert len(covered) < sum(max(1, b - a) for a, b in spans)
+            else:
+                assert found == len(covered) == sum(b - a for a, b in spans)
+        if None not in local:
+            joined = local_to_global_shape(sharding, local)
+            assert all(m in (n, None) for m, n in zip(joined, shape, strict=True))
 
     run(processes, body)
 

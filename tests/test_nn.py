@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import ml_dtypes
@@ -77,6 +78,15 @@ def test_every_function_is_tested():
     others = {"glu", "log_softmax", "logsumexp", "one_hot", "softmax", "standardize"}
     others |= {"dot_product_attention", "logmeanexp"}
     assert set(nn.__all__) == {*POINTWISE, *others}
+
+
+@pytest.mark.parametrize("name", nn.__all__)
+def test_every_docstring_describes_the_arguments_and_shows_the_sharding(name):
+    text = inspect.getdoc(getattr(nn, name))
+    for parameter in inspect.signature(getattr(nn, name)).parameters:
+        assert f"\n    {parameter}: " in text
+    for section in ("Args:", "Returns:", "Raises:", ".sharding.spec\n"):
+        assert section in text
 
 
 @pytest.mark.parametrize("name", sorted(POINTWISE))

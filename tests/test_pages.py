@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from meshard.errors import AllocationError
 from meshard.runtime.memory.arena import size_class
-from meshard.runtime.memory.pages import _SMALLEST, HUGE, Lease, Pages
+from meshard.runtime.memory.pages import HUGE, Lease, Pages
+from meshard.tuning import POOLED_BYTES
 from tests.kernel_memory import Meter
 
 F8 = np.dtype(np.float64)
@@ -122,7 +123,7 @@ def test_the_youngest_memory_is_taken_first():
     assert address(pages.allocate((LARGE,), F8)) == places[-1]
 
 
-@given(st.integers(_SMALLEST, 1 << 40))
+@given(st.integers(POOLED_BYTES, 1 << 40))
 def test_size_classes_waste_little(size):
     found = size_class(size)
     assert size <= found <= size * 9 / 8 + mmap.PAGESIZE

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +17,11 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import DeletedArrayError, ShardingError
+from meshard.experimental.pjit import pjit as experimental_pjit
 from meshard.gda import GlobalDeviceArray
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
+from meshard.transforms.jit import jit as core
+from meshard.transforms.tracing.signature import ArrayHolder
 from tests.worlds import alone, in_worlds, mesh, whole
 
 GRID = np.arange(64.0).reshape(8, 8)
@@ -86,8 +91,50 @@ def test_results_are_global_device_arrays_where_the_setting_says_so() -> None:
     alone(body)
 
 
-def test_the_environment_says_so_too() -> None:
-    program = "import meshard; print(type(meshard.jit(lambda x: x + 1)(1.0)).__name__)"
+def test_jit_of_the_floor_below_knows_nothing_of_them() -> None:
+    def body() -> None:
+        x = given("i").to_array()
+        with outputs():
+            assert type(core.jit(lambda x: x + 1)(x)) is meshard.Array
+            assert type(meshard.jit(core.jit(lambda x: x + 1))(x)) is GlobalDeviceArray
+            assert type(core.jit(meshard.jit(lambda x: x + 1))(x)) is meshard.Array
+
+    alone(body)
+
+
+def test_the_public_jit_is_that_of_the_floor_below_to_readers() -> None:
+    assert meshard.jit is meshard.pjit is experimental_pjit
+    assert inspect.signature(meshard.jit) == inspect.signature(core.jit)
+    assert meshard.jit.__doc__ == core.jit.__doc__
+    assert pickle.loads(pickle.dumps(meshard.jit)) is meshard.jit
+    assert meshard.jit(static_argnums=1)(lambda x, n: x * n)(2, 3) == 6
+    for call in (lambda: meshard.jit(bogus=1), lambda: meshard.jit(lambda x: x, bogus=1)):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+            call()
+
+
+class Boxed(ArrayHolder):
+    """Another kind of array than those that there are."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def to_array(self) -> meshard.Array:
+        return meshard.numpy.asarray(self.value)
+
+
+@in_worlds
+def test_whatever_holds_an_array_is_an_argument() -> None:
+    f = meshard.jit(lambda x, y: x * y)
+    assert f(Boxed(3), 2) == 6
+    assert meshard.jit(lambda y: f(Boxed(3), y))(2) == 6
+    assert meshard.jit(lambda: f(Boxed(3), 2))() == 6
+    assert f.lower(Boxed(3), 2).compile()(Boxed(4), 2) == 8
+
+
+@pytest.mark.parametrize("door", ["jit", "pjit", "experimental.pjit.pjit"])
+def test_the_environment_says_so_too(door: str) -> None:
+    program = f"import meshard; print(type(meshard.{door}(lambda x: x + 1)(1.0)).__name__)"
     settings = {**os.environ, "MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA": "1"}
     said = subprocess.run(
         [sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=True

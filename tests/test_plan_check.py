@@ -180,7 +180,7 @@ def test_the_error_says_which_hop(monkeypatch):
 
 
 def test_a_sample_looks_at_both_ends(monkeypatch):
-    monkeypatch.setattr(replay, "MOST_JOBS", 16)
+    monkeypatch.setattr(replay, "TABLE_JOBS", 16)
     route = Route("direct", (laid((8, 8), (8, 1), range(8)), laid((8, 8), (1, 8), range(8))))
     report = check_route(route)
     assert not report.complete

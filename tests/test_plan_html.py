@@ -11,7 +11,9 @@ from meshard.plan.figures import flow as flows
 from meshard.plan.figures.choice import Leaf
 from meshard.plan.figures.flow import Flow, flow_of, stages
 from meshard.plan.plan import Plan
-from meshard.plan.show.plan_html import flow_svg, page
+from meshard.plan.show.page import SHEET
+from meshard.plan.show.plan_page import flow_svg, page
+from meshard.plan.show.plan_text import arrays_table, steps_table, totals_table
 from tests.plans import PLANS, SMALL, laid
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -69,6 +71,29 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name, tmp_path):
     said = " ".join(reader.texts)
     for words in (f"{plan.bytes_moved:,}", "Before and after", "Bytes between devices", "Why so"):
         assert words in said
+
+
+def test_a_page_and_its_drawings_have_one_style_sheet():
+    text = page(PLANS["striped"]())
+    assert text.count("<style>") == 2  # that of the page's ground, and that of all in it
+    light, dark = SHEET.split("@media (prefers-color-scheme:dark)")
+    selectors = [re.findall(r"([^{}]+)\{", rules.removeprefix("{")) for rules in (light, dark)]
+    assert selectors[0] == selectors[1]
+    drawn = {c for _, kept in read(text).tags for c in kept.get("class", "").split()}
+    classes = {name[1:] for name in re.findall(r"\.meshard[a-z-]*", SHEET)}
+    assert {c for c in drawn if c.startswith("meshard")} <= {*classes, "meshard-drawing"}
+    # Sizes of texts are said by the drawing, and a rule for its class would override them.
+    assert "meshard-drawing" not in re.search("<style>(.*?)</style><h2>", text)[1]
+
+
+@pytest.mark.parametrize("name", ["model", "striped", "uneven"])
+def test_the_page_and_the_print_have_the_same_tables(name):
+    plan = PLANS[name]()
+    said, printed = read(plan._repr_html_()).texts, str(plan)
+    for table in (totals_table(plan), arrays_table(plan, 9), steps_table(plan, 9)):
+        for text in (*table.head, *(cell for row in table.rows for cell in row), *table.notes):
+            assert not text or text in said
+            assert text in printed
 
 
 def test_the_alternatives_are_in_the_page():

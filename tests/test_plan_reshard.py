@@ -116,7 +116,7 @@ def test_peak_memory_follows_the_arrays(monkeypatch):
     assert Plan([Leaf("x", lines(12, 1), a, 1)]).peak_tally.as_dict() == {0: 12, 1: 6}
     assert Plan([Leaf("x", lines(12, 1), lines(12, 4), 1)]).peak_tally[0] == 12 + 3
     # What makes room goes first.
-    monkeypatch.setattr(schedule, "_GRADUAL", 13)
+    monkeypatch.setattr(schedule, "GRADUAL", 13)
     far = lines(12, 1, first=9)
     grow, shrink = Leaf("g", a, far, 1), Leaf("s", far, a, 1)
     assert schedule.batches([grow, shrink], donate=True) == [(1,), (0,)]
@@ -125,7 +125,7 @@ def test_peak_memory_follows_the_arrays(monkeypatch):
     assert Plan([there, there], donate=True).peak_bytes == 12 + 6
     assert Plan([there, there]).peak_bytes == 24
     # A large one goes while it moves.
-    monkeypatch.setattr(schedule, "_GRADUAL", 12)
+    monkeypatch.setattr(schedule, "GRADUAL", 12)
     assert Plan([there, there], donate=True).peak_bytes == 12
 
 
@@ -184,7 +184,7 @@ def test_a_plan_simulates_itself():
 
 def test_a_plan_runs_what_is_installed(monkeypatch):
     plan = Plan([])
-    monkeypatch.setattr(plans._DOORS, "runner", None)
+    monkeypatch.setattr(plans._INSTALLED, "runner", None)
     with pytest.raises(MeshardError, match=r"Plan\.run: nothing is installed.*import meshard"):
         plan.run([])
     install_runner(lambda this, x: (this, x))

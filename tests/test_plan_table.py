@@ -12,7 +12,7 @@ from meshard.plan.figures.choice import Choice, Leaf, figures_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
-from meshard.plan.show.plan_table import kind_of_hop, layout_text, names_text, steps_of
+from meshard.plan.show.plan_text import kind_of_hop, layout_text, names_text, steps_of
 from tests.plans import PLANS, laid
 
 GOLDEN = Path(__file__).parent / "golden"

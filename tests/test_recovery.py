@@ -50,14 +50,14 @@ def test_after_an_interrupt_in_a_wait_all_go_on() -> None:
         error = ""
         try:
             if caught.me() == 0:
-                lookout = here().transport.lookout
-                assert lookout is not None
-                found = lookout.look
-                lookout.look = lambda missing: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign,assignment]
+                watchdog = here().transport.watchdog
+                assert watchdog is not None
+                found = watchdog.look
+                watchdog.look = lambda missing: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign,assignment]
                 try:
                     x.sum()
                 finally:
-                    lookout.look = found  # type: ignore[method-assign]
+                    watchdog.look = found  # type: ignore[method-assign]
             elif caught.me() == 1:
                 time.sleep(0.2)
             x.sum()

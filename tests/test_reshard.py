@@ -253,7 +253,7 @@ def test_only_what_is_lacking_crosses_between_processes() -> None:
 
 @pytest.mark.parametrize("window", [None, 1 << 16])
 def test_processes_that_hold_unequal_parts_cut_a_tree_alike(monkeypatch, window) -> None:
-    monkeypatch.setattr(schedule, "_BATCH", 1 << 12)
+    monkeypatch.setattr(schedule, "BATCH", 1 << 12)
 
     def body() -> list[np.ndarray]:
         devices = meshard.devices()

@@ -141,10 +141,12 @@ def test_any_program_gives_the_bits_of_its_operations(names, shape, spec, choice
 
 @pytest.fixture
 def xla():
-    pytest.importorskip("jax")
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_disable_most_optimizations", False)
     meshard.config.update("jit_compiler", "xla")
     yield
     meshard.config.update("jit_compiler", "numpy")
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.mark.usefixtures("xla")

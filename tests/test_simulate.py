@@ -10,7 +10,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.errors import ArgumentError
 from meshard.plan.figures.bounds import bounds_of
-from meshard.plan.figures.load import Places, load_of
+from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
 from meshard.plan.figures.simulate import simulate, simulate_many, time_text
 from meshard.plan.figures.topology import Level, Topology
@@ -174,7 +174,7 @@ def layouts(shape):
 
 
 def loads(hop, tree):
-    places = Places(tree, [hop])
+    places = DevicePlaces(tree, [hop])
     return load_of(hop, places), load_of(hop, places, most_jobs=-1)
 
 
@@ -203,7 +203,7 @@ def test_sums_are_exact_where_elements_are_on_one_device(data, shape, size):
 
 
 def test_sums_of_groups_of_any_size(monkeypatch):
-    monkeypatch.setattr("meshard.plan.hops.spread._GROUP_COST", 8)
+    monkeypatch.setattr("meshard.plan.hops.spread.GROUP_COST", 8)
     ids = np.random.default_rng(0).permutation(96)
     blocks = Layout((48, 50), (even_cuts(48, 8), balanced_cuts(50, 12)), ids.reshape(8, 12, 1))
     ids = np.random.default_rng(1).permutation(96)
@@ -229,7 +229,7 @@ def test_many_jobs_are_listed_only_where_sums_are_estimates(replicas, monkeypatc
     if replicas == 1:
         with pytest.raises(TypeError):
             simulate(hop, 4, tree)
-        monkeypatch.setattr("meshard.plan.figures.load._FEW_JOBS", 1 << 20)
+        monkeypatch.setattr("meshard.plan.figures.load.LISTED_JOBS", 1 << 20)
     assert simulate(hop, 4, tree) == found
 
 

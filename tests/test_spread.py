@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts, layout_of_boxes
 from meshard.plan.hops import spread as module
-from meshard.plan.hops.cells import Grid
-from meshard.plan.hops.spread import Rows, shared, spans_of, spread
+from meshard.plan.hops.cells import CellGrid
+from meshard.plan.hops.spread import HeldCells, shared, spans_of, spread
 from tests.lays import calm, lays, shapes
 
 
@@ -54,14 +54,14 @@ def slow(mine, other, weights, counting):
 def test_what_groups_share_by_pairs_and_by_grids(data, shape, counting, size):
     one, other = (data.draw(lays(shape).filter(bool)) for _ in range(2))
     layouts = [drawn(lay, shape) for lay in (one, other)]
-    mine, theirs = (Rows(Grid(layout), lambda ids: ids // size - 1) for layout in layouts)
+    mine, theirs = (HeldCells(CellGrid(layout), lambda ids: ids // size - 1) for layout in layouts)
     weights = np.arange(1.0, len(theirs.group) + 1)
     expected = slow(mine, theirs, weights, counting)
     ways = [(1 << 60, 1 << 20), (1 << 60, 3), (-1 << 60, 3)]
     for cost, at_once in ways[: 3 if shape else 2]:  # a scalar is one pair, never a grid
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_GROUP_COST", cost)
-            patch.setattr(module, "_PAIRS_AT_ONCE", at_once)
+            patch.setattr(module, "GROUP_COST", cost)
+            patch.setattr(module, "PAIRS_AT_ONCE", at_once)
             assert shared(mine, theirs, weights, counting=counting).tolist() == expected.tolist()
 
 
@@ -78,14 +78,14 @@ def test_large_groups_are_summed_as_grids(monkeypatch):
     rows = Layout((512, 512), (even_cuts(512, 256), (0, 512)), ids.reshape(256, 1, 1))
     columns = Layout((512, 512), ((0, 512), even_cuts(512, 256)), ids.reshape(1, 256, 1))
     monkeypatch.setattr(module, "_by_pairs", None)
-    a, b = (Rows(Grid(x), np.zeros_like) for x in (rows, columns))
+    a, b = (HeldCells(CellGrid(x), np.zeros_like) for x in (rows, columns))
     assert set(shared(a, b, np.ones(256)).tolist()) == {2.0 * 512}
     assert set(shared(a, b, np.ones(256), counting=True).tolist()) == {256.0}
 
 
 def test_rows_of_groups():
     layout = Layout((4,), ((0, 2, 4),), np.array([[0, 1], [2, 3]]))
-    rows = Rows(Grid(layout), lambda ids: np.where(ids == 3, -1, ids // 2))
+    rows = HeldCells(CellGrid(layout), lambda ids: np.where(ids == 3, -1, ids // 2))
     assert rows.group.tolist() == [0, 1]
     assert rows.cell.tolist() == [0, 1]
     assert rows.count.tolist() == [2.0, 1.0]
@@ -95,5 +95,5 @@ def test_rows_of_groups():
 
 def test_cells_of_boxes():
     layout = layout_of_boxes((4,), [(0, Box((0,), (3,))), (1, Box((2,), (4,)))])
-    grid = Grid(layout)
+    grid = CellGrid(layout)
     assert [list(map(int, x)) for x in spans_of(grid)[0]] == [[0, 2, 3], [2, 3, 4]]

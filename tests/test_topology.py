@@ -17,7 +17,7 @@ from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.figures.wire_time import seconds_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.plan import Plan
-from meshard.plan.planner import make_plan
+from meshard.plan.planner import PlanOptions, make_plan
 
 HOST = Level("host", latency=1e-6, bandwidth=100e9, size=4)
 RACK = Level("rack", latency=5e-6, bandwidth=25e9, size=2, capacity=200e9)
@@ -273,9 +273,9 @@ def test_odd_values_are_refused_by_name_wherever_a_topology_takes_one():
             lambda odd=odd: Topology.from_toml(odd),
             lambda odd=odd: topology(odd),
             lambda odd=odd: simulate_many([], odd),
-            lambda odd=odd: seconds_of([], None, odd),
+            lambda odd=odd: seconds_of([], odd),
             lambda odd=odd: Plan([]).simulate(odd),
-            lambda odd=odd: make_plan([], topology=odd if odd is not None else 0),
+            lambda odd=odd: PlanOptions(topology=odd if odd is not None else 0),
             lambda odd=odd: meshard.explain(
                 meshard.numpy.negative, 1.0, topology=odd if odd is not None else 0
             ),
@@ -302,7 +302,8 @@ def test_a_preset_is_taken_by_its_name_wherever_a_topology_is():
     hop, leaf = Hop(rows, whole), Leaf("x", rows, whole, 4)
     assert simulate(hop, 4, name) == simulate(hop, 4, given)
     assert simulate_many([(hop, 4, 2)], name) == simulate_many([(hop, 4, 2)], given)
-    assert make_plan([leaf], topology=name) == make_plan([leaf], topology=given)
+    asked = [PlanOptions(topology=where) for where in (name, given)]
+    assert make_plan([leaf], asked[0]) == make_plan([leaf], asked[1])
     plan = Plan([leaf])
     assert plan.simulate(name) == plan.simulate(given)
     x = meshard.device_put(np.arange(8), meshard.devices()[0])

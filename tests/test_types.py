@@ -72,7 +72,7 @@ def test_a_type_knows_what_its_process_holds():
 
 
 def test_too_many_types_are_forgotten(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_TYPES", 3)
+    monkeypatch.setattr(module, "MOST_TYPES", 3)
 
     def body() -> None:
         world = here()

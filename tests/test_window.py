@@ -15,7 +15,7 @@ from meshard.plan.figures.window import between, checked_window, quota
 from meshard.plan.hops.hop import unit_map
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
-from meshard.plan.planner import make_plan
+from meshard.plan.planner import PlanOptions, make_plan
 from meshard.plan.routes.relay import striped
 from meshard.resharding import plan_reshard, reshard
 from meshard.runtime.memory.slabs import slabs
@@ -36,7 +36,7 @@ def test_max_bytes_is_explained_in_the_same_words_everywhere():
         "reshard": reshard.__doc__,
         "plan_reshard": plan_reshard.__doc__,
         "Plan": Plan.__doc__,
-        "make_plan": make_plan.__doc__,
+        "PlanOptions": PlanOptions.__doc__,
         "guide": (Path(__file__).parents[1] / "docs" / "resharding.md").read_text(encoding="utf-8"),
     }
     for name, text in texts.items():
@@ -118,11 +118,12 @@ def test_a_plan_takes_no_detour_that_does_not_fit_between_its_hops():
     free = make_plan([leaf])
     assert len(free.routes[0].layouts) > 2
     kept = between(free.routes[0], 8, lambda ids: ids)
-    assert make_plan([leaf], max_bytes=2 * kept).routes[0].layouts == free.routes[0].layouts
-    tight = make_plan([leaf], max_bytes=2 * kept - 1)
+    enough = PlanOptions(max_bytes=2 * kept)
+    assert make_plan([leaf], enough).routes[0].layouts == free.routes[0].layouts
+    tight = make_plan([leaf], PlanOptions(max_bytes=2 * kept - 1))
     assert len(tight.routes[0].layouts) == 2 or between(tight.routes[0], 8, lambda ids: ids) < kept
     for window in (1, 8, kept, 2 * kept, 100 * kept):
-        (route,) = make_plan([leaf], max_bytes=window).routes
+        (route,) = make_plan([leaf], PlanOptions(max_bytes=window)).routes
         assert len(route.layouts) == 2 or between(route, 8, lambda ids: ids) <= window // 2
 
 
@@ -160,7 +161,7 @@ def test_windows_are_positive_integers():
     assert checked_window(np.int64(9), "f") == 9
     assert (quota(600, 4), quota(600, 1)) == (100, 300)
     for odd in (0, -1, 1.0, "1", True, [1], float("nan")):
-        for ask in (lambda w: checked_window(w, "f"), lambda w: make_plan([], max_bytes=w)):
+        for ask in (lambda w: checked_window(w, "f"), lambda w: PlanOptions(max_bytes=w)):
             with pytest.raises(ArgumentError, match="max_bytes is a positive number of bytes"):
                 ask(odd)
 

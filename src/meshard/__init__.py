@@ -14,116 +14,44 @@ The tower; imports point down only::
     errors        every refusal, as one tree
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-from meshard import config, distributed, errors, nn, numpy, sharding, tree
-from meshard._version import __version__
-from meshard.algebra.attributes import absent as _absent
-from meshard.algebra.device import Device
-from meshard.algebra.mesh import Mesh, make_mesh, set_mesh
-from meshard.algebra.sharding import NamedSharding
-from meshard.algebra.spec import P
+from meshard import (
+    config as config,
+    distributed as distributed,
+    errors as errors,
+    sharding as sharding,
+    tree as tree,
+)
+from meshard._version import __version__ as __version__
+from meshard.algebra.attributes import door as _door
+from meshard.algebra.device import Device as Device
+from meshard.algebra.mesh import Mesh as Mesh, make_mesh as make_mesh, set_mesh as set_mesh
+from meshard.algebra.sharding import NamedSharding as NamedSharding
+from meshard.algebra.spec import P as P
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
-from meshard.runtime.array.array import Array, Shard, live_arrays
+from meshard.runtime.array.array import Array as Array, Shard as Shard, live_arrays as live_arrays
 from meshard.runtime.devices import (
-    device_count,
-    devices,
-    local_device_count,
-    local_devices,
-    process_count,
-    process_index,
+    device_count as device_count,
+    devices as devices,
+    local_device_count as local_device_count,
+    local_devices as local_devices,
+    process_count as process_count,
+    process_index as process_index,
 )
+from meshard.runtime.doors import install_namespace as _install_namespace
 from meshard.runtime.moving.make import (
-    block_until_ready,
-    device_get,
-    device_put,
-    make_array_from_callback,
-    make_array_from_single_device_arrays,
+    block_until_ready as block_until_ready,
+    device_get as device_get,
+    device_put as device_put,
+    make_array_from_callback as make_array_from_callback,
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
-from meshard.runtime.moving.place import default_device
-from meshard.runtime.moving.process_local import make_array_from_process_local_data
-from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
-
-if TYPE_CHECKING:
-    from meshard import debug, experimental, gda, lax, multihost_utils, random, resharding
-    from meshard.runtime.moving.plan_reshard import plan_reshard
-    from meshard.runtime.moving.reshard import reshard
-    from meshard.transforms.jit.explain import explain
-    from meshard.transforms.jit.jit import jit, pjit
-    from meshard.transforms.shard_map import shard_map
-    from meshard.transforms.tracing.abstract import eval_shape
-
-# Loaded when they are first asked for: a module, and the name in it, or None for the module.
-_LATE: dict[str, tuple[str, str | None]] = {
-    "debug": ("meshard.debug", None),
-    "eval_shape": ("meshard.transforms.tracing.abstract", "eval_shape"),
-    "experimental": ("meshard.experimental", None),
-    "explain": ("meshard.transforms.jit.explain", "explain"),
-    "gda": ("meshard.gda", None),
-    "jit": ("meshard.compat.parallel_outputs", "jit"),
-    "lax": ("meshard.lax", None),
-    "multihost_utils": ("meshard.multihost_utils", None),
-    "pjit": ("meshard.compat.parallel_outputs", "pjit"),
-    "plan_reshard": ("meshard.runtime.moving.plan_reshard", "plan_reshard"),
-    "random": ("meshard.random", None),
-    "reshard": ("meshard.runtime.moving.reshard", "reshard"),
-    "resharding": ("meshard.resharding", None),
-    "shard_map": ("meshard.transforms.shard_map", "shard_map"),
-    "testing": ("meshard.testing", None),
-}
-
-__all__ = [
-    "Array",
-    "Device",
-    "Mesh",
-    "NamedSharding",
-    "P",
-    "ShapeDtypeStruct",
-    "Shard",
-    "__version__",
-    "block_until_ready",
-    "config",
-    "debug",
-    "default_device",
-    "device_count",
-    "device_get",
-    "device_put",
-    "devices",
-    "distributed",
-    "errors",
-    "eval_shape",
-    "experimental",
-    "explain",
-    "gda",
-    "jit",
-    "lax",
-    "live_arrays",
-    "local_device_count",
-    "local_devices",
-    "make_array_from_callback",
-    "make_array_from_process_local_data",
-    "make_array_from_single_device_arrays",
-    "make_mesh",
-    "multihost_utils",
-    "nn",
-    "numpy",
-    "pjit",
-    "plan_reshard",
-    "process_count",
-    "process_index",
-    "random",
-    "reshard",
-    "resharding",
-    "set_mesh",
-    "shard_map",
-    "sharding",
-    "testing",
-    "tree",
-    "typeof",
-]
-
-# Where a name is looked for that is not here.
-_DOORS = ("sharding", "numpy", "lax", "random", "nn", "resharding", "debug", "multihost_utils")
+from meshard.runtime.moving.place import default_device as default_device
+from meshard.runtime.moving.process_local import (
+    make_array_from_process_local_data as make_array_from_process_local_data,
+)
+from meshard.runtime.moving.structs import ShapeDtypeStruct as ShapeDtypeStruct, typeof as typeof
 
 # What people look for and will not find, and what to do instead.
 _NO_DERIVATIVES = (
@@ -146,18 +74,48 @@ _ABSENT: dict[str, str] = {
     "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
 }
 
+_install_namespace("meshard.numpy")
 
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name not in _LATE:
-        if name not in _ABSENT and not name.startswith("_"):
-            for door in _DOORS:
-                importlib.import_module(f"meshard.{door}")  # where the name may be
-        return _absent(__name__, _ABSENT)(name)
-    module, inside = _LATE[name]
-    found = importlib.import_module(module)
-    if inside is not None:
-        found = getattr(found, inside)
-    globals()[name] = found
-    return found
+if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an editor sees it
+    from meshard import (
+        debug as debug,
+        experimental as experimental,
+        gda as gda,
+        lax as lax,
+        multihost_utils as multihost_utils,
+        nn as nn,
+        numpy as numpy,
+        random as random,
+        resharding as resharding,
+    )
+    from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
+    from meshard.runtime.moving.reshard import reshard as reshard
+    from meshard.transforms.jit.explain import explain as explain
+    from meshard.transforms.jit.jit import jit as jit, pjit as pjit
+    from meshard.transforms.shard_map import shard_map as shard_map
+    from meshard.transforms.tracing.abstract import eval_shape as eval_shape
+else:
+    __all__, __dir__, __getattr__ = _door(
+        __name__,
+        "__version__",
+        late=(
+            "meshard.compat.gda.jit_results:jit",
+            "meshard.compat.gda.jit_results:pjit",
+            "meshard.debug",
+            "meshard.experimental",
+            "meshard.gda",
+            "meshard.lax",
+            "meshard.multihost_utils",
+            "meshard.nn",
+            "meshard.numpy",
+            "meshard.random",
+            "meshard.resharding",
+            "meshard.runtime.moving.plan_reshard:plan_reshard",
+            "meshard.runtime.moving.reshard:reshard",
+            "meshard.testing",
+            "meshard.transforms.jit.explain:explain",
+            "meshard.transforms.shard_map:shard_map",
+            "meshard.transforms.tracing.abstract:eval_shape",
+        ),
+        advice=_ABSENT,
+    )

@@ -26,15 +26,13 @@ The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 processes. A variable that is almost called so is refused.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
+from meshard.algebra.attributes import door as _door
 from meshard.environment import config as _config
 
 update = _config.update
 read = _config.read
 
-__all__ = ["read", "update"]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,33 +1,35 @@
 """Seeing what happens: how arrays lie on devices, what moves between them, and when."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.plan.show.draw import drawing_text, visualize_array_sharding, visualize_sharding
-from meshard.plan.show.svg import drawing_svg, sharding_svg
-from meshard.runtime.watching.ledger import Ledger, budget, ledger
-from meshard.runtime.watching.profile import Profile, profile
-from meshard.runtime.watching.trace_file import Event, join_profiles
-from meshard.transforms.explain.explanation import ExplainedStep, Explanation
-from meshard.transforms.explain.reasons import Notice
+from meshard.algebra.attributes import door as _door
+from meshard.plan.show.text import (
+    drawing_text as drawing_text,
+    visualize_array_sharding as visualize_array_sharding,
+    visualize_sharding as visualize_sharding,
+)
+from meshard.plan.show.layout_svg import (
+    drawing_svg as drawing_svg,
+    sharding_svg as sharding_svg,
+)
+from meshard.runtime.watching.ledger import (
+    Ledger as Ledger,
+    budget as budget,
+    ledger as ledger,
+)
+from meshard.runtime.watching.profile import (
+    Profile as Profile,
+    profile as profile,
+)
+from meshard.runtime.watching.trace_file import (
+    Event as Event,
+    join_profiles as join_profiles,
+)
+from meshard.transforms.explain.explanation import (
+    ExplainedStep as ExplainedStep,
+    Explanation as Explanation,
+)
+from meshard.transforms.explain.reasons import Notice as Notice
 
-__all__ = [
-    "Event",
-    "ExplainedStep",
-    "Explanation",
-    "Ledger",
-    "Notice",
-    "Profile",
-    "budget",
-    "drawing_svg",
-    "drawing_text",
-    "join_profiles",
-    "ledger",
-    "profile",
-    "sharding_svg",
-    "visualize_array_sharding",
-    "visualize_sharding",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,11 +1,13 @@
 """Programs of several processes: started by ``mpiexec`` or ``meshard run``, joined at first use."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.mpi.launch import initialize, is_initialized, shutdown
+from meshard.algebra.attributes import door as _door
+from meshard.mpi.launch import (
+    initialize as initialize,
+    is_initialized as is_initialized,
+    shutdown as shutdown,
+)
 
-__all__ = ["initialize", "is_initialized", "shutdown"]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

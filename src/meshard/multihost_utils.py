@@ -1,29 +1,25 @@
 """Between what each process has and what all have together: to and from, gathering, checks."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.compat.local_shapes import global_to_local_shape, local_to_global_shape
-from meshard.compat.multihost import (
-    broadcast_one_to_all,
-    gather,
-    global_array_to_host_local_array,
-    host_local_array_to_global_array,
-    process_allgather,
+from meshard.algebra.attributes import door as _door
+from meshard.compat.multihost.local_shapes import (
+    global_to_local_shape as global_to_local_shape,
+    local_to_global_shape as local_to_global_shape,
 )
-from meshard.compat.process_checks import assert_equal, sync_global_devices
+from meshard.compat.multihost.gathering import (
+    broadcast_one_to_all as broadcast_one_to_all,
+    gather as gather,
+    process_allgather as process_allgather,
+)
+from meshard.compat.multihost.local_arrays import (
+    global_array_to_host_local_array as global_array_to_host_local_array,
+    host_local_array_to_global_array as host_local_array_to_global_array,
+)
+from meshard.compat.multihost.checks import (
+    assert_equal as assert_equal,
+    sync_global_devices as sync_global_devices,
+)
 
-__all__ = [
-    "assert_equal",
-    "broadcast_one_to_all",
-    "gather",
-    "global_array_to_host_local_array",
-    "global_to_local_shape",
-    "host_local_array_to_global_array",
-    "local_to_global_shape",
-    "process_allgather",
-    "sync_global_devices",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,52 +1,43 @@
 """Resharding: any layout to any other, what it would take, and the reference's names."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
+from meshard.algebra.attributes import door as _door
 from meshard.compat.reference_reshard import (
-    find_intermediate_sharding,
-    reshard_with_intermediate_sharding,
+    find_intermediate_sharding as find_intermediate_sharding,
+    reshard_with_intermediate_sharding as reshard_with_intermediate_sharding,
 )
-from meshard.compat.split_concatenate import concatenate_by_mesh_axis, split_by_mesh_axis
+from meshard.compat.mesh_split import (
+    concatenate_by_mesh_axis as concatenate_by_mesh_axis,
+    split_by_mesh_axis as split_by_mesh_axis,
+)
 from meshard.errors import (
-    DataLoss,
-    NoIntermediateShardingError,
-    NoIntermediateShardingNeededError,
-    PlanError,
+    DataLoss as DataLoss,
+    NoIntermediateShardingError as NoIntermediateShardingError,
+    NoIntermediateShardingNeededError as NoIntermediateShardingNeededError,
+    PlanError as PlanError,
 )
-from meshard.plan.figures.bounds import Bounds, bounds_of
-from meshard.plan.figures.presets import presets, topology
-from meshard.plan.figures.simulate import Simulation
-from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.plan import Plan
-from meshard.plan.planner import PlanCache
-from meshard.runtime.moving.ordering import best_device_order
-from meshard.runtime.moving.plan_reshard import plan_cache, plan_reshard
-from meshard.runtime.moving.reshard import reshard
+from meshard.plan.figures.bounds import (
+    Bounds as Bounds,
+    bounds_of as bounds_of,
+)
+from meshard.plan.figures.presets import (
+    presets as presets,
+    topology as topology,
+)
+from meshard.plan.figures.simulate import Simulation as Simulation
+from meshard.plan.figures.topology import (
+    Level as Level,
+    Topology as Topology,
+)
+from meshard.plan.plan import Plan as Plan
+from meshard.plan.planner import PlanCache as PlanCache
+from meshard.runtime.moving.ordering import best_device_order as best_device_order
+from meshard.runtime.moving.plan_reshard import (
+    plan_cache as plan_cache,
+    plan_reshard as plan_reshard,
+)
+from meshard.runtime.moving.reshard import reshard as reshard
 
-__all__ = [
-    "Bounds",
-    "DataLoss",
-    "Level",
-    "NoIntermediateShardingError",
-    "NoIntermediateShardingNeededError",
-    "Plan",
-    "PlanCache",
-    "PlanError",
-    "Simulation",
-    "Topology",
-    "best_device_order",
-    "bounds_of",
-    "concatenate_by_mesh_axis",
-    "find_intermediate_sharding",
-    "plan_cache",
-    "plan_reshard",
-    "presets",
-    "reshard",
-    "reshard_with_intermediate_sharding",
-    "split_by_mesh_axis",
-    "topology",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

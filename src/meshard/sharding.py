@@ -1,24 +1,22 @@
 """How arrays lie on devices: meshes, specs and shardings."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.abstract import Sharding
-from meshard.algebra.attributes import absent as _absent
-from meshard.algebra.boxed import BoxSharding
-from meshard.algebra.mesh import AxisType, Mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
-from meshard.algebra.spec import P, PartitionSpec
+from meshard.algebra.attributes import door as _door
+from meshard.algebra.abstract import Sharding as Sharding
+from meshard.algebra.boxed import BoxSharding as BoxSharding
+from meshard.algebra.mesh import (
+    AxisType as AxisType,
+    Mesh as Mesh,
+)
+from meshard.algebra.sharding import (
+    NamedSharding as NamedSharding,
+    SingleDeviceSharding as SingleDeviceSharding,
+)
+from meshard.algebra.spec import (
+    P as P,
+    PartitionSpec as PartitionSpec,
+)
 
-__all__ = [
-    "AxisType",
-    "BoxSharding",
-    "Mesh",
-    "NamedSharding",
-    "P",
-    "PartitionSpec",
-    "Sharding",
-    "SingleDeviceSharding",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,45 +1,27 @@
 """Trees of containers and leaves, by optree: maps, flattening, structures."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
+from meshard.algebra.attributes import door as _door
 from meshard.runtime.tree_nodes import (
-    register_dataclass,
-    register_pytree_node,
-    register_pytree_node_class,
+    register_dataclass as register_dataclass,
+    register_pytree_node as register_pytree_node,
+    register_pytree_node_class as register_pytree_node_class,
 )
 from meshard.runtime.trees import (
-    all,
-    broadcast,
-    flatten,
-    flatten_with_path,
-    leaves,
-    leaves_with_path,
-    map,
-    map_with_path,
-    reduce,
-    structure,
-    transpose,
-    unflatten,
+    all as all,
+    broadcast as broadcast,
+    flatten as flatten,
+    flatten_with_path as flatten_with_path,
+    leaves as leaves,
+    leaves_with_path as leaves_with_path,
+    map as map,
+    map_with_path as map_with_path,
+    reduce as reduce,
+    structure as structure,
+    transpose as transpose,
+    unflatten as unflatten,
 )
 
-__all__ = [
-    "all",
-    "broadcast",
-    "flatten",
-    "flatten_with_path",
-    "leaves",
-    "leaves_with_path",
-    "map",
-    "map_with_path",
-    "reduce",
-    "register_dataclass",
-    "register_pytree_node",
-    "register_pytree_node_class",
-    "structure",
-    "transpose",
-    "unflatten",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

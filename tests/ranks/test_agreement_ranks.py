@@ -98,7 +98,7 @@ import os, signal, time
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 os.environ["MESHARD_HOST"] = "host" + rank  # nothing is shared
 import meshard.mpi.watch
-meshard.mpi.watch.MpiLetters.know = lambda self, told: None  # and nothing seen of the others
+meshard.mpi.watch.MpiSideChannel.know = lambda self, told: None  # and nothing seen of the others
 """
 
 

@@ -232,12 +232,12 @@ def shared_files() -> set[str]:
     return {f.name for f in folder.iterdir() if "meshard" in f.name} if folder.exists() else set()
 
 
-def test_segments_need_no_mpi() -> None:
+def test_neighbours_need_no_mpi() -> None:
     done = subprocess.run(
         [
             sys.executable,
             "-c",
-            "import meshard.mpi.segments, sys; assert 'mpi4py' not in sys.modules",
+            "import meshard.mpi.neighbours, sys; assert 'mpi4py' not in sys.modules",
         ],
         env=dict(os.environ),
         capture_output=True,

@@ -1,7 +1,9 @@
-"""Attributes that do not exist: an error that names what the user may have meant.
+"""Attributes of modules and classes: what a door lists, loads late, and does not have.
 
-`hasattr` and protocols ask for such attributes all the time, so that what to suggest is worked out
-only when the message is read.
+In: a door's own globals, the names that are loaded when they are first asked for, and advice. Out:
+the door's ``__all__``, ``__dir__`` and ``__getattr__``, and errors that name what the user may have
+meant. `hasattr` and protocols ask for attributes that do not exist all the time, so what to suggest
+is worked out only when the message is read.
 """
 
 from __future__ import annotations
@@ -9,13 +11,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
+from importlib import import_module
+from types import ModuleType
 from typing import NoReturn, final
 
 _DOORS = (
     *("meshard", "meshard.numpy", "meshard.numpy.linalg", "meshard.numpy.fft", "meshard.lax"),
     *("meshard.nn", "meshard.random", "meshard.sharding", "meshard.debug", "meshard.tree"),
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
-    *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental.mesh_utils"),
+    *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
+    *(
+        f"meshard.experimental.{name}"
+        for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")
+    ),
 )
 _CLOSE = 0.7
 
@@ -109,7 +117,10 @@ def advise_instead(kind: type, advice: Mapping[str, str]) -> None:
 
 
 def absent(
-    module: str, advice: Mapping[str, str] | None = None, reference: str | None = None
+    module: str,
+    advice: Mapping[str, str] | None = None,
+    reference: str | None = None,
+    elsewhere: Iterable[str] = (),
 ) -> Callable[[str], NoReturn]:
     """Return a module's ``__getattr__``, which refuses each name with the nearest or the way.
 
@@ -117,15 +128,19 @@ def absent(
         module: the module's name; its ``__all__`` is read when a message is.
         advice: for names that people look for what to do instead.
         reference: a module after which this one is modelled, and which may have the name.
+        elsewhere: modules that may have the name and are loaded to find out.
     """
     known = advice or {}
 
     def advise(name: str) -> str:
         if name in known:
             return f": {known[name]}"
-        elsewhere = [d for d in _DOORS if name in getattr(sys.modules.get(d), "__all__", ())]
-        if elsewhere:
-            return f". Use {elsewhere[0]}.{name}."
+        if not name.startswith("_"):
+            for place in elsewhere:
+                import_module(place)
+        doors = [d for d in _DOORS if name in getattr(sys.modules.get(d), "__all__", ())]
+        if doors:
+            return f". Use {doors[0]}.{name}."
         own = getattr(sys.modules[module], "__all__", ())
         model = vars(sys.modules[reference]) if reference in sys.modules else {}
         if name in model:
@@ -140,6 +155,50 @@ def absent(
         raise NoAttribute(f"module {module!r}", name, lambda: advise(name))
 
     return missing
+
+
+def door(
+    module: str,
+    *more: str,
+    late: Iterable[str] = (),
+    advice: Mapping[str, str] | None = None,
+    reference: str | None = None,
+) -> tuple[list[str], Callable[[], list[str]], Callable[[str], object]]:
+    """Return the ``__all__``, ``__dir__`` and ``__getattr__`` of a door that calls this at its end.
+
+    The door lists what it has imported or assigned under names without a leading underscore, but
+    of modules the doors only; these are imported as ``name as name``, which type checkers read as
+    passing on.
+
+    Args:
+        module: the door's name.
+        *more: names with a leading underscore that are listed as well.
+        late: what is loaded when it is first asked for: modules, such as ``"meshard.lax"``, and
+            names in modules, such as ``"meshard.transforms.shard_map:shard_map"``.
+        advice: as of `absent`.
+        reference: as of `absent`.
+    """
+    found = vars(sys.modules[module])
+    sources = {entry.replace(":", ".").rpartition(".")[2]: entry for entry in late}
+    listed = {name for name, value in found.items() if name[0] != "_" and _is_listed(value)}
+    listed.update(more, sources)
+    doors = [entry for entry in sources.values() if ":" not in entry]
+    missing = absent(module, advice, reference, doors)
+
+    def load(name: str) -> object:
+        if name not in sources:
+            missing(name)
+        source, _, inside = sources[name].partition(":")
+        value = import_module(source)
+        found[name] = getattr(value, inside) if inside else value
+        return found[name]
+
+    return sorted(listed), lambda: sorted({*found, *listed}), load
+
+
+def _is_listed(value: object) -> bool:
+    """Whether a door lists a value: every value but modules that are not doors."""
+    return not isinstance(value, ModuleType) or value.__name__ in _DOORS
 
 
 def _likeness(one: str, other: str) -> float:

@@ -38,8 +38,8 @@ def find_intermediate_sharding(
     ``<axis>_intermediate_split`` (of size ``d``).
 
     Args:
-        in_sharding: how the array lies.
-        out_sharding: how it shall lie.
+        in_sharding: how the array is laid out.
+        out_sharding: how it is to be laid out.
 
     Returns:
         The intermediate sharding, and the names of its replica axes in mesh order.
@@ -201,8 +201,9 @@ def reshard_with_intermediate_sharding(
 
     Args:
         x: a tree of arrays; other leaves are placed.
-        in_sharding: how the arrays lie: a tree of shardings that is a prefix of ``x``. A leaf that
-            lies otherwise, or nowhere yet, moves directly; None means as each leaf lies.
+        in_sharding: how the arrays are laid out: a tree of shardings that is a prefix of ``x``. A
+            leaf that is laid out otherwise, or nowhere yet, moves directly; None means as each
+            leaf is.
         out_sharding: a tree of shardings that is a prefix of ``x``.
         donate: delete the source arrays when all have been moved.
         may_alias: as for `reshard`.
@@ -212,8 +213,8 @@ def reshard_with_intermediate_sharding(
         The tree of moved arrays.
 
     Raises:
-        ShardingError: if a leaf's shape cannot lie as asked; nothing has been deleted then.
-        TreeError: if a tree of shardings is no prefix of ``x``.
+        ShardingError: if a leaf's shape cannot be laid out as asked; nothing has been deleted then.
+        TreeError: if a tree of shardings is not a prefix of ``x``.
 
     >>> import numpy as np, meshard
     >>> from meshard.sharding import P
@@ -230,27 +231,18 @@ def reshard_with_intermediate_sharding(
     targets = [as_sharding(s, what) for s in prefix_leaves(out_sharding, x, what, "out_sharding")]
     ways: dict[int, NamedSharding] = {}
     for i, leaf in enumerate(leaves):
-        if type(leaf) is Array:
-            between = _way(leaf, froms[i], targets[i])
-            if between is not None:
-                ways[i] = between
-    moving = list(leaves)
+        between = _way(leaf, froms[i], targets[i]) if type(leaf) is Array else None
+        if between is not None:
+            ways[i] = between
+    options: dict[str, Any] = {
+        "may_alias": may_alias,
+        "cache_resharding_plans": cache_resharding_plans,
+    }
+    moving = dict(enumerate(leaves))
     if ways:
-        staged = reshard(
-            [leaves[i] for i in ways],
-            list(ways.values()),
-            may_alias=may_alias,
-            cache_resharding_plans=cache_resharding_plans,
-        )
-        for i, leaf in zip(ways, staged, strict=True):
-            moving[i] = leaf
-    results = reshard(
-        moving,
-        targets,
-        donate=donate,
-        may_alias=may_alias,
-        cache_resharding_plans=cache_resharding_plans,
-    )
+        staged = reshard([leaves[i] for i in ways], list(ways.values()), **options)
+        moving.update(zip(ways, staged, strict=True))
+    results = reshard(list(moving.values()), targets, donate=donate, **options)
     if donate:
         for i in ways:
             leaves[i]._discard(f"donated to {what}")

@@ -1,11 +1,15 @@
 """Names that JAX keeps, or kept, under ``jax.experimental``."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.experimental import global_device_array, mesh_utils, multihost_utils, pjit, shard_map
+from meshard.algebra.attributes import door as _door
+from meshard.experimental import (
+    global_device_array as global_device_array,
+    mesh_utils as mesh_utils,
+    multihost_utils as multihost_utils,
+    pjit as pjit,
+    shard_map as shard_map,
+)
 
-__all__ = ["global_device_array", "mesh_utils", "multihost_utils", "pjit", "shard_map"]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,23 +1,15 @@
 """`meshard.gda`, where JAX had it."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.compat.gda import GlobalDeviceArray
-from meshard.compat.shard_places import (
-    get_shard_indices,
-    get_shard_indices_replica_ids,
-    get_shard_shape,
+from meshard.algebra.attributes import door as _door
+from meshard.compat.gda.global_device_array import GlobalDeviceArray as GlobalDeviceArray
+from meshard.compat.gda.places import (
+    get_shard_indices as get_shard_indices,
+    get_shard_indices_replica_ids as get_shard_indices_replica_ids,
+    get_shard_shape as get_shard_shape,
 )
-from meshard.runtime.array.array import Shard
+from meshard.runtime.array.array import Shard as Shard
 
-__all__ = [
-    "GlobalDeviceArray",
-    "Shard",
-    "get_shard_indices",
-    "get_shard_indices_replica_ids",
-    "get_shard_shape",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,11 +1,12 @@
 """Arrangements of devices for meshes."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.runtime.devices import create_device_mesh, create_hybrid_device_mesh
+from meshard.algebra.attributes import door as _door
+from meshard.runtime.devices import (
+    create_device_mesh as create_device_mesh,
+    create_hybrid_device_mesh as create_hybrid_device_mesh,
+)
 
-__all__ = ["create_device_mesh", "create_hybrid_device_mesh"]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

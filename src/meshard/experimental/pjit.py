@@ -1,11 +1,9 @@
 """`pjit` where JAX has it: `meshard.jit`, by its older name."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.transforms.jit.jit import pjit
+from meshard.algebra.attributes import door as _door
+from meshard.compat.gda.jit_results import pjit as pjit
 
-__all__ = ["pjit"]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -41,7 +41,7 @@ Asked = tuple[tuple[int | None, int | None], ...]
 
 
 @final
-class Route:
+class BufferRoute:
     """What all arrays of one shape do between two shardings; one object for all of them.
 
     Attributes:
@@ -66,7 +66,9 @@ class Route:
         self.places = places_of(target, self.destination)
 
 
-_ROUTES: Memo[tuple[Any, Any, tuple[int, ...]], Route] = Memo("routes of JAX's arrays", 1 << 12)
+_ROUTES: Memo[tuple[Any, Any, tuple[int, ...]], BufferRoute] = Memo(
+    "routes of JAX's arrays", 1 << 12
+)
 
 
 @final
@@ -78,7 +80,7 @@ class Moving:
         key = (x.sharding, target, self.shape)
         route = _ROUTES.table(world).get(key)
         if route is None:
-            route = Route(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
+            route = BufferRoute(f"{what}: {x.aval.str_short()}", self.shape, x.sharding, target)
             _ROUTES.keep(world, key, route)
         self.route = route
         self.pieces: list[Block] = []

@@ -1,6 +1,6 @@
 """MPI datatypes of strided boxes: built once for each kind of box, kept, and freed.
 
-In: a box of a block. Out: what mpi4py takes to send it from where it lies.
+In: a box of a block. Out: what mpi4py takes to send it from where it is.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, final
 from mpi4py import MPI
 
 from meshard.runtime.types import Block
+from meshard.tuning import MOST_DATATYPES
 
-_MOST = 256
 _COUNTED = 1 << 31
 
 
 def run_bytes(block: Block) -> int:
-    """Return the bytes that lie together at the end of each index, in C order."""
+    """Return the bytes that are together at the end of each index, in C order."""
     run = block.itemsize
     for size, stride in zip(reversed(block.shape), reversed(block.strides), strict=True):
         if stride != run and size != 1:
@@ -34,7 +34,7 @@ class Datatypes:
         most: how many are kept; the one that was not used for longest is freed.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = MOST_DATATYPES) -> None:
         self._most = most
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 

@@ -105,7 +105,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         devices: how many devices this process has.
         ours: whether MPI was started here, and is to be ended here.
     """
-    from meshard.mpi.segments import open_segments
+    from meshard.mpi.neighbours import open_neighbours
     from meshard.mpi.transport import MpiTransport
     from meshard.mpi.watch import whereabouts
 
@@ -115,7 +115,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     mine = devices, HOST.value or socket.gethostname(), TABLE.value, whereabouts()
     told: list[Any] = transport.all_gather(mine, everybody)
     transport.settle(told[0][2])
-    transport.letters.know([place for *_, place in told])
+    transport.channel.know([place for *_, place in told])
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
@@ -125,13 +125,13 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     if transport.table.memory:
         assert isinstance(world.memory, Pages)  # which others can be let into
         transport.reach(
-            *open_segments(
+            *open_neighbours(
                 world.memory,
                 hosts,
                 transport.index,
                 transport.table,
                 lambda value: transport.all_gather(value, everybody),
-                transport.lookout,
+                transport.watchdog,
             )
         )
     with entered(world):
@@ -144,18 +144,18 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
 
 def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     """Do what is to be done when this process ends, in whichever way."""
-    from meshard.mpi.watch import Ending, end_on_error, speak_when_ended
+    from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
-        if transport.lookout.any_died():
+        if transport.watchdog.any_died():
             # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
             _flush()
             os._exit(1)
         _abort(mpi)
 
-    ending = Ending(transport.lookout, transport.letters, abort)
+    ending = ProcessExit(transport.watchdog, transport.channel, abort)
     end_on_error(ending)
-    speak_when_ended(transport.lookout)
+    speak_when_ended(transport.watchdog)
 
     def finish() -> None:
         if ending.is_copy or mpi.Is_finalized():

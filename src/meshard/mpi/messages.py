@@ -1,4 +1,4 @@
-"""Boxes as MPI messages: packed, or from where they lie, a window of them on the way at a time.
+"""Boxes as MPI messages: packed or in place, a window of them on the way at a time.
 
 In: the boxes that pass between this process and a peer. Out: generators that move them, and yield
 while they wait. Both ends cut the boxes in the same way, by their shapes and the agreed table.
@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.mpi.datatypes import Datatypes, run_bytes
-from meshard.mpi.letters import unpack
+from meshard.mpi.mailbox import unpack
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.settings import Table
@@ -63,6 +63,7 @@ class Messages:
 
     def sweep(self) -> None:
         """Receive and drop messages of steps that were left, and let go of what is done."""
+        # A process that has not left that step may still send to it, and waits until that is taken.
         for peer, tag in tuple(self._left):
             try:
                 while message := self._comm.Improbe(peer, tag, status=(status := MPI.Status())):
@@ -74,6 +75,7 @@ class Messages:
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return what moves boxes from a peer, and what moves boxes to it, side by side."""
+        # Receives come first: what arrives before its receive is copied once more by MPI.
         return [self._receive(peer, coming), self._send(peer, going)]
 
     def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
@@ -111,10 +113,15 @@ class Messages:
         yield from window.rest()
 
     def _tag(self, peer: int, kind: int) -> int:
+        # Set, step and hash all enter the sum, so that a message of another step, or of a process
+        # that has diverged, matches no receive of this one: MPI keeps it until its step comes or
+        # `sweep` drops it. Tags are few (32,768 are sure to exist), so that two steps may share
+        # one; MPI then delivers their messages in the order in which they were sent.
         return sum(self._stamp(peer)) % self._stamps * _KINDS + kind
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes; the peer does not know how many."""
+        # A window of no bytes: each message is waited for before the next.
         window = _Window(0, self._stray)
         size = np.array([len(letter)], np.int64)
         for message, kind in (size, _SIZE), ([letter, MPI.BYTE], _OBJECT):
@@ -135,6 +142,7 @@ class Messages:
 
     def _pieces(self, boxes: Sequence[Block]) -> Iterator[list[Block] | Block]:
         """Yield what each message holds: several small boxes, or one slab of a large one."""
+        # Small ones first and large ones after, whatever their order: both ends do the same.
         together: list[Block] = []
         size = 0
         for box in boxes:
@@ -184,6 +192,7 @@ class _Window:
             while not request.Test():
                 yield
         except BaseException:
+            # Also when the generator is closed, where its step is left: MPI goes on with the rest.
             self._stray += [(request, kept) for request, _, kept in self._waiting]
             raise
         self._waiting.popleft()
@@ -207,5 +216,5 @@ def _size(piece: list[Block] | Block) -> int:
 
 
 def _bytes(block: Block) -> Block:
-    """Return the elements as bytes in C order, as a view if they lie so."""
+    """Return the elements as bytes in C order, as a view if that is how they are stored."""
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8)

@@ -1,8 +1,8 @@
 """The transport between the processes of an MPI job.
 
-Who shares a host with this process is reached through memory (`segments`), others by messages of
+Who shares a host with this process is reached through memory (`neighbours`), others by messages of
 MPI (`messages`). Both ends know all shapes from the same plan, so that nothing but data is sent.
-All that waits is a generator; they go on in turn, and the lookout ends a wait that is in vain.
+All that waits is a generator; they go on in turn, and the watchdog ends a wait that is in vain.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.mpi.messages import Messages
-from meshard.mpi.segments import Segments
-from meshard.mpi.watch import MpiLetters
+from meshard.mpi.neighbours import Neighbours
+from meshard.mpi.watch import MpiSideChannel
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.transport import Lent, Taken
-from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
+from meshard.tuning import EAGER_SECONDS
 
 Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
 """What is to be done, and for whom it waits: the first of each tuple is a peer."""
-_EAGER_SECONDS = 2e-3
-"""How long to give the core away between two looks, before sleeping."""
 
 
 @final
@@ -51,20 +50,20 @@ class MpiTransport:
         self.deadline = deadline
         self.index: int = self._comm.Get_rank()
         self.count: int = self._comm.Get_size()
-        self.letters = MpiLetters(communicator)
+        self.channel = MpiSideChannel(communicator)
         agreement = Agreement(self.index, self.count, self.barrier)
-        self.lookout = Lookout(agreement, self.letters, deadline)
+        self.watchdog = Watchdog(agreement, self.channel, deadline)
         self.hosts: tuple[int, ...] | None = None
-        self._near: Segments | None = None
+        self._near: Neighbours | None = None
         self._born = depth()
         self.settle(table or Table())
 
     def settle(self, table: Table) -> None:
         """Move by this table from now on."""
         self.table = table
-        self._messages = Messages(self._comm, table, self.lookout.stamp)
+        self._messages = Messages(self._comm, table, self.watchdog.stamp)
 
-    def reach(self, near: Segments | None, hosts: tuple[int, ...] | None) -> None:
+    def reach(self, near: Neighbours | None, hosts: tuple[int, ...] | None) -> None:
         """Move through memory what passes between processes of one host, from now on."""
         self._near = near
         self.hosts = hosts
@@ -109,8 +108,8 @@ class MpiTransport:
         found: dict[int, Block] = {}
         jobs: list[Job] = [([(peer,)], near.lend(blocks, peer)) for peer, blocks in going.items()]
         for owner, numbers in coming.items():
-            kinds = {n: taken[n][1:] for n in numbers}
-            jobs.append(([(owner,)], near.take(owner, kinds, found)))
+            shapes = {n: taken[n][1:] for n in numbers}
+            jobs.append(([(owner,)], near.take(owner, shapes, found)))
         self._run(jobs)
         return [found[n] for n in range(len(taken))]
 
@@ -130,7 +129,7 @@ class MpiTransport:
         """Wait until all ``peers`` have come here."""
         self.all_gather(None, peers)
 
-    def _way(self, peer: int) -> Segments | Messages:
+    def _way(self, peer: int) -> Neighbours | Messages:
         """Return how to reach a process."""
         return self._near if self._near is not None and peer in self._near else self._messages
 
@@ -142,8 +141,8 @@ class MpiTransport:
                 deadline has passed.
         """
         refuse_in_child(self._born)
-        lookout, begun, peers = self.lookout, 0.0, _peers(jobs)
-        lookout.check(peers)
+        watchdog, begun, peers = self.watchdog, 0.0, _peers(jobs)
+        watchdog.check(peers)
         try:
             while True:
                 left = []
@@ -157,26 +156,26 @@ class MpiTransport:
                 now = time.monotonic()
                 if not begun:
                     begun = now
-                    lookout.begin()
-                if now - begun < _EAGER_SECONDS and hasattr(os, "sched_yield"):
+                    watchdog.begin()
+                if now - begun < EAGER_SECONDS and hasattr(os, "sched_yield"):
                     os.sched_yield()
                 else:
                     time.sleep(1e-4)
                     self._look(jobs)
         except BaseException as error:
             if not begun:
-                lookout.begin()
+                watchdog.begin()
             missing = _peers(jobs)
             for _, unfinished in jobs:
                 unfinished.close()
             self._messages.leave([p for p in missing if self._way(p) is self._messages])
             if isinstance(error, MPI.Exception):
-                lookout.failed(missing, error.Get_error_string())
-            lookout.leave(missing, error)
+                watchdog.failed(missing, error.Get_error_string())
+            watchdog.leave(missing, error)
             raise
         if begun:
-            lookout.end()
-        lookout.met(peers)
+            watchdog.end()
+        watchdog.met(peers)
 
     def _look(self, jobs: Sequence[Job]) -> None:
         """Look around while jobs wait."""
@@ -184,8 +183,8 @@ class MpiTransport:
             for peer in _peers(jobs):
                 stamp = self._near.refused(peer)
                 if stamp is not None:
-                    self.lookout.saw(peer, stamp)
-        if self.lookout.look(partial(_peers, jobs)):
+                    self.watchdog.saw(peer, stamp)
+        if self.watchdog.look(partial(_peers, jobs)):
             self._messages.sweep()
 
 

@@ -1,7 +1,7 @@
 """What a process of an MPI job sees of the others beside their messages.
 
 In: a communicator of its own, and what the system says of processes of the same host. Out: the side
-channel of `Lookout`, and the last words of a process that ends.
+channel of `Watchdog`, and the last words of a process that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
-from meshard.runtime.processes.watchdog import ENDED, Lookout
+from meshard.runtime.processes.watchdog import ENDED, Watchdog
 from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
@@ -60,7 +60,7 @@ def _state(pid: int) -> tuple[str, str]:
 
 
 @final
-class MpiLetters:
+class MpiSideChannel:
     """The side channel between the processes of a communicator.
 
     Args:
@@ -103,7 +103,7 @@ class MpiLetters:
             try:
                 if not request.Test():
                     break
-            except MPI.Exception:  # who sent it has died on the way
+            except MPI.Exception:  # its sender has died on the way
                 buffer = None
             del self._coming[0]
             if buffer is not None:
@@ -154,20 +154,20 @@ def _done(request: MPI.Request) -> bool:
 
 
 @final
-class Ending:
+class ProcessExit:
     """How this process ends, and what the others are told of it.
 
     Args:
-        lookout: what this process knows of the others.
-        letters: how to tell them.
+        watchdog: what this process knows of the others.
+        channel: how to tell them.
         abort: ends all processes of the job.
     """
 
     def __init__(
-        self, lookout: Lookout, letters: MpiLetters, abort: Callable[[], NoReturn]
+        self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
     ) -> None:
-        self._lookout = lookout
-        self._letters = letters
+        self._watchdog = watchdog
+        self._channel = channel
         self._abort = abort
         self._born = depth()
 
@@ -184,79 +184,78 @@ class Ending:
             or died, nobody may wait for it: this process ends alone, and its exit code counts.
         """
         self._goodbye(ENDED)
-        while not self._lookout.all_ended():
-            if self._lookout.any_failed():
+        while not self._watchdog.all_ended():
+            if self._watchdog.any_failed():
                 self._wait_for_reports()
-                self._letters.flush(_FLUSH)
+                self._channel.flush(_FLUSH)
                 return False
             time.sleep(_SOON)
-        self._letters.flush(_FLUSH)
+        self._channel.flush(_FLUSH)
         return True
 
     def _wait_for_reports(self) -> None:
         """Give the others time to say what is wrong."""
         until = time.monotonic() + _COURTESY
-        while time.monotonic() < until and not self._lookout.all_reported():
+        while time.monotonic() < until and not self._watchdog.all_reported():
             time.sleep(_SOON)
 
     def _goodbye(self, how: str) -> None:
-        account = self._lookout.agreement.account(whole=True, ended=how)
+        account = self._watchdog.agreement.account(whole=True, ended=how)
         kept = len(account.entries)
         while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
             kept //= 2
             dropped = len(account.entries) - kept
             before = account.before + dropped
             account = replace(account, entries=account.entries[dropped:], before=before)
-        self._lookout.goodbye(account)
+        self._watchdog.goodbye(account)
 
-    def on_error(self, kind: type[BaseException], error: BaseException, show: Show) -> NoReturn:
+    def on_error(self, error: BaseException, show: Show) -> NoReturn:
         """End the whole job after an error that nobody has caught.
 
         Args:
-            kind: the error's class.
             error: the error.
             show: writes it with its traceback.
         """
-        lookout, me = self._lookout, self._lookout.agreement.index
-        lookout.end()
+        watchdog, me = self._watchdog, self._watchdog.agreement.index
+        watchdog.end()
         if not isinstance(error, TransportError):
-            self._goodbye(f"has failed with {kind.__name__}")
+            self._goodbye(f"has failed with {type(error).__name__}")
         if isinstance(error, AgreementError) and not self._is_first():
             print(f"meshard: process {me} has found this too.", file=sys.stderr, flush=True)
         else:
             show()
             say_failed(me)
         if isinstance(error, TransportError):  # all of them see it
-            lookout.report()
+            watchdog.report()
             self._wait_for_reports()
-            if lookout.any_ended():  # its exit code is the job's: it ends once all have reported
+            if watchdog.any_ended():  # its exit code is the job's: it ends once all have reported
                 time.sleep(_COURTESY)
         time.sleep(_HEARD)
         self._abort()
 
     def _is_first(self) -> bool:
         """Whether this process is to say what several have found: the first that says anything."""
-        self._lookout.claim()
+        self._watchdog.claim()
         until = time.monotonic() + _COURTESY
         while time.monotonic() < until:
-            first = self._lookout.first_to_report()
+            first = self._watchdog.first_to_report()
             if first is not None:
                 return first
             time.sleep(_SOON)
         return True
 
 
-def end_on_error(ending: Ending) -> None:
+def end_on_error(ending: ProcessExit) -> None:
     """End the whole job when this process fails, since the others would wait for it."""
     before = sys.excepthook
 
     def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        class_: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if ending.is_copy:
-            before(kind, error, trace)
+            before(class_, error, trace)
         else:
-            ending.on_error(kind, error, lambda: before(kind, error, trace))
+            ending.on_error(error, lambda: before(class_, error, trace))
 
     sys.excepthook = report
 
@@ -267,12 +266,12 @@ def say_failed(process: int) -> None:
     sys.stdout.flush()
 
 
-def speak_when_ended(lookout: Lookout) -> None:
+def speak_when_ended(watchdog: Watchdog) -> None:
     """Say where this process waits when mpiexec ends it, as it does when another has died."""
     born = depth()
 
     def speak(number: int, frame: FrameType | None) -> None:
-        told = lookout.interrupted() if depth() == born else None
+        told = watchdog.interrupted() if depth() == born else None
         if told is not None:
             sys.stderr.write(f"meshard: the job is ended. {told}\n")
             sys.stderr.flush()

@@ -1,80 +1,51 @@
 """Linear algebra, with the names of NumPy and of the Array API standard."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.errors import LinAlgError
-from meshard.ops.array.shape import matrix_transpose
-from meshard.ops.linalg.contract import matmul, tensordot, vecdot
+from meshard.algebra.attributes import door as _door
+from meshard.errors import LinAlgError as LinAlgError
+from meshard.ops.array.shape import matrix_transpose as matrix_transpose
+from meshard.ops.linalg.contract import (
+    matmul as matmul,
+    tensordot as tensordot,
+    vecdot as vecdot,
+)
 from meshard.ops.linalg.decompose import (
-    EighResult,
-    EigResult,
-    QRResult,
-    SlogdetResult,
-    SVDResult,
-    cholesky,
-    det,
-    eig,
-    eigh,
-    eigvals,
-    eigvalsh,
-    inv,
-    qr,
-    slogdet,
-    solve,
-    svd,
-    svdvals,
+    EighResult as EighResult,
+    EigResult as EigResult,
+    QRResult as QRResult,
+    SlogdetResult as SlogdetResult,
+    SVDResult as SVDResult,
+    cholesky as cholesky,
+    det as det,
+    eig as eig,
+    eigh as eigh,
+    eigvals as eigvals,
+    eigvalsh as eigvalsh,
+    inv as inv,
+    qr as qr,
+    slogdet as slogdet,
+    solve as solve,
+    svd as svd,
+    svdvals as svdvals,
 )
 from meshard.ops.linalg.functions import (
-    cond,
-    diagonal,
-    lstsq,
-    matrix_power,
-    matrix_rank,
-    multi_dot,
-    outer,
-    pinv,
-    trace,
+    cond as cond,
+    diagonal as diagonal,
+    lstsq as lstsq,
+    matrix_power as matrix_power,
+    matrix_rank as matrix_rank,
+    multi_dot as multi_dot,
+    outer as outer,
+    pinv as pinv,
+    trace as trace,
 )
-from meshard.ops.linalg.norms import cross, matrix_norm, norm, vector_norm
+from meshard.ops.linalg.norms import (
+    cross as cross,
+    matrix_norm as matrix_norm,
+    norm as norm,
+    vector_norm as vector_norm,
+)
 
-__all__ = [
-    "EigResult",
-    "EighResult",
-    "LinAlgError",
-    "QRResult",
-    "SVDResult",
-    "SlogdetResult",
-    "cholesky",
-    "cond",
-    "cross",
-    "det",
-    "diagonal",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "inv",
-    "lstsq",
-    "matmul",
-    "matrix_norm",
-    "matrix_power",
-    "matrix_rank",
-    "matrix_transpose",
-    "multi_dot",
-    "norm",
-    "outer",
-    "pinv",
-    "qr",
-    "slogdet",
-    "solve",
-    "svd",
-    "svdvals",
-    "tensordot",
-    "trace",
-    "vecdot",
-    "vector_norm",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__, reference="numpy.linalg")
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__, reference="numpy.linalg")

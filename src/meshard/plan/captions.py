@@ -24,7 +24,7 @@ PALETTE = (
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
 _SPELT = 10**15
-"""Byte counts from here on are told in units: nobody reads more digits."""
+"""Larger byte counts are told in units, as their digits would not be read."""
 
 
 def size_text(nbytes: int) -> str:

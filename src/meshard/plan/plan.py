@@ -22,26 +22,26 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_form import json_text, read_json, refusing
 from meshard.plan.replay import Report, check_route
-from meshard.plan.show.plan_html import page, plan_html
-from meshard.plan.show.plan_table import plan_table
+from meshard.plan.show.plan_page import page, plan_html
+from meshard.plan.show.plan_text import plan_table
 
-Runner = Callable[["Plan", object], object]
+PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
 
 
-class _Doors:
+class _Installed:
     """What the floor above has installed: written once, while it is imported."""
 
     def __init__(self) -> None:
-        self.runner: Runner | None = None
+        self.runner: PlanRunner | None = None
 
 
-_DOORS = _Doors()
+_INSTALLED = _Installed()
 
 
-def install_runner(runner: Runner) -> None:
+def install_runner(runner: PlanRunner) -> None:
     """Install what `Plan.run` calls with the plan and the tree of arrays."""
-    _DOORS.runner = runner
+    _INSTALLED.runner = runner
 
 
 @final
@@ -111,9 +111,9 @@ class Plan(Planned):
         Raises:
             MeshardError: if nothing is installed that moves arrays.
         """
-        if _DOORS.runner is None:
+        if _INSTALLED.runner is None:
             raise MeshardError("Plan.run: nothing is installed that moves arrays; import meshard.")
-        return _DOORS.runner(self, x)
+        return _INSTALLED.runner(self, x)
 
     def to_json(self, *, transfers: bool = False) -> str:
         """Return the plan as JSON, which `from_json` reads without planning again.

@@ -12,7 +12,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -30,19 +30,19 @@ from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 from meshard.plan.routes.relay import chained, striped
 from meshard.plan.routes.two_phase import candidates
+from meshard.tuning import (
+    DETOUR_GAIN,
+    LINK_BANDWIDTH,
+    LINK_LATENCY,
+    MOST_DETOURS,
+    VAST_DETOURS,
+    VAST_DEVICES,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-_LATENCY = 5e-6
-_BANDWIDTH = 10e9
-_MOST, _VAST = 16, 1 << 14
-"""Detours that are costed, and the devices from which only two are."""
-_BETTER = 0.95
-"""A detour must take less than this part of the direct way's time."""
 
 
 @final
@@ -53,7 +53,7 @@ class CacheStatistics:
     Attributes:
         hits: found for the very same layouts.
         renamed: found for the same layouts on other devices.
-        misses: made anew.
+        misses: made because none was known.
         size: the plans kept.
         limit: the most that are kept.
     """
@@ -136,7 +136,7 @@ def _ids(layout: Layout) -> Ints:
 
 
 def _pattern(source: Layout, destination: Layout) -> tuple[Hashable, Ints]:
-    """Return what two layouts are but for the names of devices, and the names in first order."""
+    """Return two layouts without the names of their devices, and the names as they first occur."""
     both = np.concatenate([_ids(source), _ids(destination)])
     every, first, numbers = np.unique(both, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -176,21 +176,12 @@ def _renamed(choice: Choice, before: Ints, after: Ints, leaf: Leaf) -> Choice:
     return replace(choice, route=replace(route, layouts=(leaf.source, *middle, leaf.destination)))
 
 
-def make_plan(
-    leaves: Sequence[Leaf],
-    *,
-    cache: PlanCache | None = None,
-    max_bytes: int | None = None,
-    donate: bool = False,
-    alive: Collection[int] | None = None,
-    topology: Topology | str | None = None,
-    split: bool = True,
-) -> Plan:
-    """Choose how each leaf gets to its destination.
+@final
+@dataclass(frozen=True, init=False)
+class PlanOptions:
+    """What a move may cost, and which devices take part in it.
 
     Args:
-        leaves: the arrays.
-        cache: plans that are known already; None plans anew.
         max_bytes: the most bytes on their way from and to one process at once, besides source and
             destination (`window`); None for no limit.
         donate: whether the sources may be given up as they are read.
@@ -200,26 +191,70 @@ def make_plan(
         split: whether a box may be cut between two senders.
 
     Raises:
-        DataLoss: if no live device holds a part that is needed.
         ArgumentError: if ``max_bytes`` is not a positive integer, or there is no such topology.
+
+    >>> PlanOptions(alive=[3, 1]).alive
+    (1, 3)
     """
-    max_bytes = checked_window(max_bytes, "plan_reshard")
+
+    max_bytes: int | None
+    donate: bool
+    alive: tuple[int, ...] | None
+    topology: Topology | None
+    split: bool
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+        alive: Collection[int] | None = None,
+        topology: Topology | str | None = None,
+        split: bool = True,
+    ) -> None:
+        what = "plan_reshard"
+        for name, value in (
+            ("max_bytes", checked_window(max_bytes, what)),
+            ("donate", donate),
+            ("alive", None if alive is None else checked_ids(alive, what)),
+            ("topology", None if topology is None else as_topology(topology, what)),
+            ("split", split),
+        ):
+            object.__setattr__(self, name, value)
+
+
+_FREE = PlanOptions()
+
+
+def make_plan(
+    leaves: Sequence[Leaf], options: PlanOptions = _FREE, *, cache: PlanCache | None = None
+) -> Plan:
+    """Choose how each leaf gets to its destination.
+
+    Args:
+        leaves: the arrays.
+        options: what the move may cost; by default there is no limit.
+        cache: plans that are known already; None to start from none.
+
+    Raises:
+        DataLoss: if no live device holds a part that is needed.
+    """
     known = cache if cache is not None else PlanCache()
-    living = None if alive is None else checked_ids(alive, "plan_reshard")
-    where = None if topology is None else as_topology(topology, "plan_reshard")
-    options = (max_bytes, donate, living, where, split)
     choices: dict[Hashable, Choice] = {}
     for leaf in leaves:
         key = (leaf.source, leaf.destination, leaf.itemsize)
         found = choices.get(key)
         if found is None:
-            make = functools.partial(_choice, leaf, max_bytes, donate, living, where, split)
-            found = known.find(leaf, options, make)
+            found = known.find(leaf, options, functools.partial(_choice, leaf, options))
             choices[key] = replace(found, count=1)
         else:
             choices[key] = replace(found, count=found.count + 1)
     make_one = functools.partial(
-        Plan, tuple(leaves), max_bytes=max_bytes, donate=donate, alive=living
+        Plan,
+        tuple(leaves),
+        max_bytes=options.max_bytes,
+        donate=options.donate,
+        alive=options.alive,
     )
     plan = make_one(tuple(choices.values()))
     kept = [_within(plan, number) for number in range(len(plan.choices))]
@@ -227,7 +262,7 @@ def make_plan(
 
 
 def _within(plan: Plan, number: int) -> Choice:
-    """Return a choice, or the direct way if too much of a process lies between its hops."""
+    """Return a choice, or the direct way if a process would hold too much between its hops."""
     choice, leaf = plan.choices[number], plan.groups[number][0]
     if plan.max_bytes is None or len(choice.route.layouts) < 3:
         return choice
@@ -246,67 +281,78 @@ def _within(plan: Plan, number: int) -> Choice:
     return Choice(route, figures, why, (other,), choice.count)
 
 
-def _choice(
-    leaf: Leaf,
-    max_bytes: int | None,
-    donate: bool,
-    alive: tuple[int, ...] | None,
-    topology: Topology | None,
-    split: bool,
-) -> Choice:
+def _choice(leaf: Leaf, options: PlanOptions) -> Choice:
     """Return the best of all routes for one leaf."""
-    direct = Route("direct", (leaf.source, leaf.destination), split=split, alive=alive)
-    routes = [direct]
-    reason = _no_detour(direct, leaf.itemsize, donate) if topology is None else None
-    if reason is None:
-        ends = leaf.source, leaf.destination
-        for make in (striped, chained):
-            found = make(*ends, direct=direct.hops[0], split=split, alive=alive)
-            if found is not None:
-                routes.append(found)
-        routes += candidates(
-            *ends,
-            limit=_MOST if len(leaf.source.device_ids) < _VAST else 2,
-            max_bytes=max_bytes,
-            itemsize=leaf.itemsize,
-            split=split,
-            alive=alive,
-        )
-    costed = [(route, figures_of(route, leaf.itemsize, donate=donate)) for route in routes]
-    times = [_time(route, figures, leaf.itemsize, topology) for route, figures in costed]
-    best = 0
-    for number in range(1, len(costed)):
-        figures, straight = costed[number][1], costed[0][1]
-        extra = figures.peak_bytes - straight.peak_bytes
-        within = max_bytes is None or extra <= max_bytes
-        if topology is None:  # nobody said that messages cost more than bytes
-            within = within and figures.bytes_moved <= straight.bytes_moved
-        if within and times[number] < _BETTER * min(times[0], times[best]):
-            best = number
-    route, figures = costed[best]
-    rest = sorted((n for n in range(len(costed)) if n != best), key=lambda n: (n > 0, times[n]))
-    others = tuple(
-        Candidate(
-            costed[n][0].name,
-            costed[n][1],
-            _compared(
-                times[n] / times[best] if times[best] else 1.0,
-                costed[n][1].bytes_moved > costed[best][1].bytes_moved,
-                costed[n][0].why,
-            ),
-        )
-        for n in rest
+    direct = Route(
+        "direct", (leaf.source, leaf.destination), split=options.split, alive=options.alive
     )
+    detours, reason = [], None
+    if options.topology is None:
+        reason = _no_detour(direct, leaf.itemsize, options.donate)
+    if reason is None:
+        detours = _detours(direct, leaf.itemsize, options)
+    costed = [_costed(route, leaf.itemsize, options) for route in (direct, *detours)]
+    best = _best(costed, options)
+    route, figures, _ = costed[best]
+    others = [n for n in range(len(costed)) if n != best]
+    others.sort(key=lambda n: (n > 0, costed[n].time))
+    beaten = tuple([costed[n].beaten_by(costed[best]) for n in others])
     if reason is not None:
-        others = (Candidate("any detour", None, reason),)
+        beaten = (Candidate("any detour", None, reason),)
     why = route.why if best else "every byte goes once, straight to where it is needed"
-    return Choice(route, figures, why, others, 1)
+    return Choice(route, figures, why, beaten, 1)
 
 
-def _compared(ratio: float, more_bytes: bool, why: str) -> str:
-    """Return why a route was not taken: its time beside the best one's, and its bytes."""
-    parts = [f"{ratio:.2f}x the time", "but more bytes" if ratio < 1 and more_bytes else "", why]
-    return "; ".join([p for p in parts if p])
+def _detours(direct: Route, itemsize: int, options: PlanOptions) -> list[Route]:
+    """Return the routes that may be better than the direct one."""
+    ends, alive, split = (direct.source, direct.destination), options.alive, options.split
+    found = [
+        make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in (striped, chained)
+    ]
+    limit = MOST_DETOURS if len(direct.source.device_ids) < VAST_DEVICES else VAST_DETOURS
+    most = None if options.max_bytes is None else options.max_bytes // itemsize
+    return [route for route in found if route is not None] + candidates(
+        *ends, limit=limit, most=most, split=split, alive=alive
+    )
+
+
+@final
+class _Costed(NamedTuple):
+    """A route, its figures, and the seconds that it is predicted to take."""
+
+    route: Route
+    figures: Figures
+    time: float
+
+    def beaten_by(self, best: _Costed) -> Candidate:
+        """Return why a better one was taken: its time beside the best one's, and its bytes."""
+        ratio = self.time / best.time if best.time else 1.0
+        more = self.figures.bytes_moved > best.figures.bytes_moved
+        parts = [f"{ratio:.2f}x the time", "but more bytes" if ratio < 1 and more else ""]
+        told = "; ".join([p for p in (*parts, self.route.why) if p])
+        return Candidate(self.route.name, self.figures, told)
+
+
+def _costed(route: Route, itemsize: int, options: PlanOptions) -> _Costed:
+    figures = figures_of(route, itemsize, donate=options.donate)
+    return _Costed(route, figures, _time(route, figures, itemsize, options.topology))
+
+
+def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
+    """Return which route is best; the first is the direct one.
+
+    A detour must be quicker by some, and must not take more memory than the window. Where there is
+    no topology nobody has said that messages cost more than bytes: then it must not move more.
+    """
+    straight, best = costed[0], 0
+    for number, (_, figures, time) in enumerate(costed[1:], 1):
+        extra = figures.peak_bytes - straight.figures.peak_bytes
+        within = options.max_bytes is None or extra <= options.max_bytes
+        if options.topology is None:
+            within = within and figures.bytes_moved <= straight.figures.bytes_moved
+        if within and time < DETOUR_GAIN * min(straight.time, costed[best].time):
+            best = number
+    return best
 
 
 def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
@@ -318,8 +364,8 @@ def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
         return None
     figures = figures_of(direct, itemsize, donate=donate)
     time = _time(direct, figures, itemsize, None)
-    least = hop.received.most * itemsize / _BANDWIDTH
-    if least < _BETTER * time:
+    least = hop.received.most * itemsize / LINK_BANDWIDTH
+    if least < DETOUR_GAIN * time:
         return None
     return (
         f"what one device receives takes {least / time:.0%} of the direct way's time, and a detour "
@@ -333,4 +379,4 @@ def _time(route: Route, figures: Figures, itemsize: int, topology: Topology | No
         return simulate(route, itemsize, topology).seconds
     most = sum(max(hop.sent.most, hop.received.most) for hop in route.hops) * itemsize
     devices = max(1, len(route.destination.device_ids))
-    return most / _BANDWIDTH + _LATENCY * figures.messages / devices
+    return most / LINK_BANDWIDTH + LINK_LATENCY * figures.messages / devices

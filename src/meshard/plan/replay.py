@@ -8,6 +8,7 @@ jobs to list, that is done for some of the units, on both ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -15,22 +16,17 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
-from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most
-from meshard.plan.hops.cells import Grid
+from meshard.plan.figures.footprint import distinct, jobs_at_most
+from meshard.plan.hops.cells import CellGrid, consecutive
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.hops.route import Route
+from meshard.tuning import FOLLOWED_ELEMENTS, SAMPLED_UNITS, TABLE_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-
-_SMALL = 1 << 16
-"""Elements times units, up to which every element is followed."""
-_SAMPLE = 32
-"""Units that are gone through where there are too many jobs for all."""
 
 
 @final
@@ -87,15 +83,15 @@ def check_route(route: Route) -> Report:
 def _check_hop(hop: Hop, where: str) -> Report:
     receivers = distinct(hop.after.held[0])
     rows = jobs_at_most(hop)
-    if rows <= MOST_JOBS:
+    if rows <= TABLE_JOBS:
         jobs = hop.jobs()
         check_jobs(hop, jobs, where)
-        small = math.prod(hop.shape) * len(receivers) <= _SMALL
+        small = math.prod(hop.shape) * len(receivers) <= FOLLOWED_ELEMENTS
         if small:
             check_elements(hop, jobs, where)
         return Report(hops=1, jobs=len(jobs), elements=int(small), devices=len(receivers))
     each = max(1, rows // max(1, len(receivers)))
-    sample = min(len(receivers), _SAMPLE, max(2, MOST_JOBS // each))
+    sample = min(len(receivers), SAMPLED_UNITS, max(2, TABLE_JOBS // each))
     some = receivers[np.linspace(0, len(receivers) - 1, sample).astype(np.int64)]
     jobs = hop.receives(some.tolist())
     check_jobs(hop, jobs, where, some)
@@ -179,9 +175,7 @@ def _along(hop: Hop, dim: int) -> tuple[Ints, Ints]:
     first = np.searchsorted(b[1:], a[:-1], side="right")
     last = np.searchsorted(b[:-1], a[1:], side="left")
     counts = np.where(a[1:] > a[:-1], np.maximum(last - first, 0), 0)
-    rows = np.repeat(np.arange(len(a) - 1), counts)
-    at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    other = first[rows] + at
+    rows, other = np.repeat(np.arange(len(a) - 1), counts), consecutive(first, counts)
     some = b[other + 1] > b[other]
     return rows[some], other[some]
 
@@ -199,8 +193,7 @@ def _needs(hop: Hop, units: Ints | None) -> _Needs:
         mine, theirs = mine[order], theirs[order]
         begin = np.searchsorted(theirs, places[dim][rows])
         counts = np.searchsorted(theirs, places[dim][rows], side="right") - begin
-        at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        source = np.repeat(source, counts) * n + mine[np.repeat(begin, counts) + at]
+        source = np.repeat(source, counts) * n + mine[consecutive(begin, counts)]
         rows = np.repeat(rows, counts)
     destination = cells[rows]
     pair, column = np.nonzero(wanted[destination])
@@ -215,7 +208,7 @@ def _needs(hop: Hop, units: Ints | None) -> _Needs:
     return _Needs(key[once], source[once], destination[once], receiver[once], volume[once])
 
 
-def _box(grid: Grid, cell: int) -> Box:
+def _box(grid: CellGrid, cell: int) -> Box:
     places = [int(p[0]) for p in grid.places(np.array([cell]))]
     starts = [int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]
     stops = [int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]
@@ -305,24 +298,38 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
                 )
             after[receiver][box.slices] = before[sender][box.slices]
             counts[receiver][box.slices] += 1
+    _check_arrived(hop, {u: (after[u] == labels, counts[u]) for u in after}, where)
+
+
+def _check_arrived(
+    hop: Hop, arrived: Mapping[int, tuple[NDArray[np.bool_], Ints]], where: str
+) -> None:
+    """Refuse what a unit of the destination did not get exactly once.
+
+    Args:
+        hop: the layouts.
+        arrived: for each unit which elements are right, and how often each came.
+        where: what is checked, for messages.
+    """
     for cell in range(hop.after.count):
         box = _box(hop.after, cell)
         for unit in hop.after.holders[cell].tolist():
             if unit < 0 or not box.volume:
                 continue
-            wrong = (after[unit] != labels)[box.slices] | (counts[unit] != 1)[box.slices]
+            right, counts = (x[box.slices] for x in arrived[unit])
+            wrong = ~right | (counts != 1)
             if wrong.any():
                 place = np.argwhere(wrong)[0] + np.array(box.starts, np.int64)
                 at = tuple(int(i) for i in place)
                 one = Box(at, tuple(i + 1 for i in at))
-                times = int(counts[unit][at])
+                times = int(arrived[unit][1][at])
                 raise PlanError(
                     f"{where}: the box {one} of {box} reaches device {unit} {times} times, but "
                     "must reach it once."
                 )
 
 
-def _memories(grid: Grid, labels: Ints) -> dict[int, Ints]:
+def _memories(grid: CellGrid, labels: Ints) -> dict[int, Ints]:
     """Return what each unit holds of a labelled array; -1 for the rest."""
     found: dict[int, Ints] = {}
     for unit, cell in zip(grid.held[0].tolist(), grid.held[1].tolist(), strict=True):

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.runtime.doors import innermost
+from meshard.runtime.doors import Params, innermost
 from meshard.runtime.memo import memoized
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.processes.canonical import call_text, canonical, described, laid_out
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-
-Params = tuple[tuple[str, Hashable], ...]
 
 
 def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str) -> None:

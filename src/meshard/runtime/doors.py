@@ -7,9 +7,9 @@ interpreters of their own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any, final
 
@@ -104,7 +104,7 @@ class _Doors:
     def __init__(self) -> None:
         self.base: Interpreter | None = None
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.namespace: ModuleType | None = None
+        self.namespace: str | None = None
 
 
 _DOORS = _Doors()
@@ -118,14 +118,14 @@ def install(base: Interpreter, functions: dict[str, Callable[..., Any]]) -> None
 
 
 def install_namespace(name: str) -> None:
-    """Make a door the module that ``__array_namespace__`` of the Array API standard returns."""
-    _DOORS.namespace = sys.modules[name]
+    """Name the door that ``__array_namespace__`` of the Array API standard returns."""
+    _DOORS.namespace = name
 
 
 def namespace() -> ModuleType:
-    """Return the module that holds the functions on arrays."""
+    """Return the module that holds the functions on arrays; it is loaded when it is asked for."""
     assert _DOORS.namespace is not None
-    return _DOORS.namespace
+    return import_module(_DOORS.namespace)
 
 
 def bind(name: str, *operands: Any, **params: Hashable) -> Any:
@@ -176,11 +176,6 @@ def current() -> Interpreter:
 def interpreters() -> tuple[Interpreter, ...]:
     """Return the interpreters that transformations have pushed, the outermost first."""
     return _stack.get()
-
-
-def install_function(name: str, function: Callable[..., Any]) -> None:
-    """Install one more function that a floor below calls by name."""
-    _DOORS.functions[name] = function
 
 
 def function(name: str) -> Callable[..., Any]:

@@ -20,9 +20,9 @@ from meshard.algebra.device import Device
 from meshard.algebra.world import entered
 from meshard.errors import ArgumentError, TransportError
 from meshard.runtime.memory.forks import depth, refuse_in_child
-from meshard.runtime.processes.agreement import Agreement, Place, Stamp
+from meshard.runtime.processes.agreement import Agreement, Arrival, Stamp
 from meshard.runtime.processes.transport import Lent, Taken
-from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -45,30 +45,30 @@ class _Post:
         self.failed: int | None = None
         self.lost: set[int] = set()
         self.ended: set[int] = set()
-        self.lookouts: dict[int, Lookout] = {}
+        self.watchdogs: dict[int, Watchdog] = {}
 
     def put(self, source: int, target: int, kind: str, stamp: Stamp, letter: object) -> None:
         with self.changed:
             self.boxes[source, target].append((kind, stamp, letter))
             self.changed.notify_all()
 
-    def take(self, source: int, target: int, kind: str, lookout: Lookout) -> Any:
+    def take(self, source: int, target: int, kind: str, watchdog: Watchdog) -> Any:
         try:
-            sent, letter = self._next(source, target, lookout)
+            sent, letter = self._next(source, target, watchdog)
             if sent != kind:
                 raise TransportError(
                     f"Process {target} expects {kind} of process {source}, which sent {sent}: the "
                     "processes have come out of step."
                 )
         except BaseException as error:
-            lookout.leave((source,), error)
+            watchdog.leave((source,), error)
             raise
-        lookout.met((source,))
+        watchdog.met((source,))
         return letter
 
-    def _next(self, source: int, target: int, lookout: Lookout) -> tuple[str, Any]:
+    def _next(self, source: int, target: int, watchdog: Watchdog) -> tuple[str, Any]:
         """Wait for the next message from a process that belongs to this step."""
-        box, agreement = self.boxes[source, target], lookout.agreement
+        box, agreement = self.boxes[source, target], watchdog.agreement
         waits = False
         while True:
             ahead: Stamp | None = None
@@ -78,34 +78,36 @@ class _Post:
                 gone, failed = source in self.ended, self.failed
                 while box:
                     kind, stamp, letter = box[0]
-                    place = agreement.place(source, stamp)
-                    if place is Place.NOW or place is Place.OVER:
+                    arrival = agreement.arrival(source, stamp)
+                    if arrival is Arrival.NOW or arrival is Arrival.OVER:
                         box.popleft()
-                    if place is Place.NOW:
+                    if arrival is Arrival.NOW:
                         if waits:
-                            lookout.end()
+                            watchdog.end()
                         return kind, letter
-                    if place is not Place.OVER:
+                    if arrival is not Arrival.OVER:
                         ahead = stamp
                         break
             if not waits:
                 waits = True
-                lookout.begin()
+                watchdog.begin()
             if ahead is not None:
-                lookout.saw(source, ahead)
+                watchdog.saw(source, ahead)
                 time.sleep(1e-3)
             if failed is not None or gone:
-                lookout.last_look((source,))
+                watchdog.last_look((source,))
             if failed is not None:
-                who = (
-                    f"process {failed} has failed"
-                    if failed < self.count
-                    else "the caller was interrupted"
-                )
                 raise TransportError(
-                    f"Process {target} waits for a message of process {source}, but {who}."
+                    f"Process {target} waits for a message of process {source}, but "
+                    f"{self._why(failed)}."
                 )
-            lookout.look(lambda: (source,))
+            watchdog.look(lambda: (source,))
+
+    def _why(self, failed: int) -> str:
+        """Return what has ended the wait: a process, or the caller of all."""
+        if failed < self.count:
+            return f"process {failed} has failed"
+        return "the caller was interrupted"
 
     def fail(self, index: int) -> None:
         with self.changed:
@@ -121,8 +123,8 @@ class _Post:
 
     def check_empty(self) -> None:
         for (source, target), letters in self.boxes.items():
-            lookout = self.lookouts[target]
-            box = [stamp for _, stamp, _ in letters if not lookout.is_over(source, stamp)]
+            watchdog = self.watchdogs[target]
+            box = [stamp for _, stamp, _ in letters if not watchdog.is_over(source, stamp)]
             if box:
                 raise TransportError(
                     f"Process {source} has sent process {target} {len(box)} messages that it "
@@ -131,7 +133,7 @@ class _Post:
 
 
 @final
-class _Letters:
+class _SimulatedChannel:
     """The side channel of one simulated process."""
 
     def __init__(self, post: _Post, index: int) -> None:
@@ -170,17 +172,17 @@ class SimulatedTransport:
         self.hosts: tuple[int, ...] | None = hosts
         self.table = table or Table()
         agreement = Agreement(index, post.count, self.barrier)
-        self.lookout = Lookout(agreement, _Letters(post, index), post.deadline)
-        post.lookouts[index] = self.lookout
+        self.watchdog = Watchdog(agreement, _SimulatedChannel(post, index), post.deadline)
+        post.watchdogs[index] = self.watchdog
 
     def _put(self, peer: int, kind: str, letter: object) -> None:
         refuse_in_child(self._born)
-        self.lookout.check((peer,))
-        self._post.put(self.index, peer, kind, self.lookout.agreement.stamp(peer), letter)
+        self.watchdog.check((peer,))
+        self._post.put(self.index, peer, kind, self.watchdog.agreement.stamp(peer), letter)
 
     def _take(self, peer: int, kind: str) -> Any:
         refuse_in_child(self._born)
-        return self._post.take(peer, self.index, kind, self.lookout)
+        return self._post.take(peer, self.index, kind, self.watchdog)
 
     def exchange(
         self,
@@ -310,7 +312,7 @@ def simulate(
         try:
             with entered(world):
                 results[index] = program()
-            transport.lookout.goodbye()
+            transport.watchdog.goodbye()
             post.end(index)
         except BaseException as error:  # raised again in the caller's thread
             errors[index] = error
@@ -318,20 +320,7 @@ def simulate(
         finally:
             world.close()
 
-    threads = [
-        threading.Thread(
-            target=copy_context().run, args=(body, i), name=f"process {i}", daemon=True
-        )
-        for i in range(processes)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:  # an interrupt of the caller ends the processes that wait
-        post.fail(processes)
-        raise
+    _run_threads(body, post)
     if post.failed is None:
         post.check_empty()
         return results
@@ -342,3 +331,21 @@ def simulate(
     finally:
         del error
         errors.clear()  # an error holds its frames, and so the arrays of its process
+
+
+def _run_threads(body: Callable[[int], None], post: _Post) -> None:
+    """Run a body in a thread for each process, and wait for all."""
+    threads = [
+        threading.Thread(
+            target=copy_context().run, args=(body, i), name=f"process {i}", daemon=True
+        )
+        for i in range(post.count)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt of the caller ends the processes that wait
+        post.fail(post.count)
+        raise

@@ -28,8 +28,36 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return "key<philox>" if dtype == KEY else dtype.name
 
 
+class Shaped:
+    """What follows from a shape and a dtype."""
+
+    __slots__ = ()
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, replicas not counted."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak here."""
+        return False
+
+
 @final
-class ArrayType:
+class ArrayType(Shaped):
     """Shape, dtype, sharding and commitment of an array.
 
     Made by the world, which knows the process of each device id (None: this one has all) and which
@@ -60,6 +88,8 @@ class ArrayType:
         "sharding",
         "size",
     )
+    ndim: int
+    size: int
 
     def __init__(
         self,
@@ -93,16 +123,6 @@ class ArrayType:
         self.complete = len(self.local) == layout.piece_count
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array, replicas not counted."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak here."""
-        return False
-
-    @property
     def vma(self) -> frozenset[str]:
         """The mesh axes over which a value in `shard_map` varies: none, for it is an array."""
         return frozenset()
@@ -118,3 +138,50 @@ class ArrayType:
 
     def __repr__(self) -> str:
         return self.str_short()
+
+
+class Typed:
+    """What a value that has a type says of itself; inside `shard_map` of one device's part."""
+
+    __slots__ = ()
+    _type: ArrayType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape: the global one, or inside `shard_map` that of one device's part."""
+        return self._type.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return self._type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return self._type.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._type.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, replicas not counted."""
+        return self._type.nbytes
+
+    @property
+    def sharding(self) -> Sharding:
+        """How it is laid out on devices."""
+        return self._type.sharding
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was placed by the user, so that operations must follow it."""
+        return self._type.committed
+
+    @property
+    def weak_type(self) -> bool:
+        """Always False: only Python scalars are weak."""
+        return False

@@ -23,8 +23,7 @@ from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
 from meshard.settings import config
-
-_MOST_TYPES = 1 << 15
+from meshard.tuning import MOST_TYPES
 
 
 @final
@@ -58,8 +57,8 @@ class RuntimeWorld(World):
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
         self.transport = transport
-        lookout = transport.lookout
-        self.agreement: Agreement | None = None if lookout is None else lookout.agreement
+        watchdog = transport.watchdog
+        self.agreement: Agreement | None = None if watchdog is None else watchdog.agreement
         self.memory: Memory = Pages()
         self.workers = Workers()
         self.tables: list[dict[Any, Any]] = []
@@ -92,7 +91,7 @@ class RuntimeWorld(World):
         key = (shape, dtype, sharding, committed)
         found = self._types.get(key)
         if found is None:
-            if len(self._types) > _MOST_TYPES:
+            if len(self._types) > MOST_TYPES:
                 self._types.clear()
             # NumPy's integers compare equal to Python's, and would overflow in later arithmetic.
             shape = tuple(map(int, shape))

@@ -10,7 +10,8 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, final, overload
 
 import optree
 
@@ -43,6 +44,9 @@ from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder
 from meshard.transforms.tracing.tracing import anywhere, recording
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @final
 class _Infer:
@@ -66,6 +70,32 @@ class _Leaf:
 _LEAF = _Leaf()
 
 
+@overload
+def shard_map(
+    f: Callable[P, R],
+    /,
+    mesh: Mesh | None = None,
+    in_specs: Any = _INFER,
+    out_specs: Any = _INFER,
+    *,
+    check_vma: bool = True,
+    axis_names: Collection[str] = frozenset(),
+    check_rep: bool | None = None,
+    auto: Collection[str] = frozenset(),
+) -> Callable[P, R]: ...
+@overload
+def shard_map(
+    f: None = None,
+    /,
+    mesh: Mesh | None = None,
+    in_specs: Any = _INFER,
+    out_specs: Any = _INFER,
+    *,
+    check_vma: bool = True,
+    axis_names: Collection[str] = frozenset(),
+    check_rep: bool | None = None,
+    auto: Collection[str] = frozenset(),
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,
@@ -132,8 +162,7 @@ def shard_map(
         instance_of(mesh, Mesh, "shard_map", "mesh", advice=advice)
     if isinstance(out_specs, _Infer):
         raise ArgumentError("shard_map: out_specs is missing; it says how results are joined.")
-    make = functools.partial(
-        _Mapped,
+    options = _Options(
         mesh=mesh,
         in_specs=tuple(in_specs) if type(in_specs) is list else in_specs,
         out_specs=out_specs,
@@ -141,7 +170,7 @@ def shard_map(
         names=axis_names,
         auto=auto,
     )
-    return make if f is None else make(f)
+    return functools.partial(_Mapped, options) if f is None else _Mapped(options, f)
 
 
 def _axes(given: Any, name: str) -> frozenset[str]:
@@ -155,30 +184,67 @@ def _axes(given: Any, name: str) -> frozenset[str]:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What `shard_map` was told, but the body.
+
+    Attributes:
+        mesh: the mesh; None for the one that is set.
+        in_specs: the tree of specs of the arguments.
+        out_specs: that of the results.
+        check: whether to refuse results that may differ along axes that their specs do not name.
+        names: the axes that the body runs along; none for all but ``auto``.
+        auto: the axes that stay automatic, where ``names`` are none.
+    """
+
+    mesh: Mesh | None
+    in_specs: Any
+    out_specs: Any
+    check: bool
+    names: frozenset[str]
+    auto: frozenset[str]
+
+
+@final
+@dataclass(slots=True)
+class _Call:
+    """One call of a mapped function, while its body runs.
+
+    Attributes:
+        body: the interpreter of its body.
+        args: the arguments, as they were passed.
+        given: their leaves, as arrays or values of the body around it.
+        specs: the spec of each.
+        values: the grids that they are in the body.
+    """
+
+    body: Body
+    args: tuple[Any, ...]
+    given: list[Any]
+    specs: list[PartitionSpec]
+    values: list[Grid]
+
+    @property
+    def scope(self) -> Scope:
+        """The axes that the body runs along."""
+        return self.body.scope
+
+
+@final
 class _Mapped:
     """What `shard_map` returns."""
 
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        *,
-        mesh: Mesh | None,
-        in_specs: Any,
-        out_specs: Any,
-        check: bool,
-        names: frozenset[str],
-        auto: frozenset[str],
-    ) -> None:
+    def __init__(self, options: _Options, f: Callable[..., Any]) -> None:
         if not callable(f):
             raise ArgumentError(refusal("shard_map", "f", "a function", f))
         functools.update_wrapper(self, f)
         self._f = f
-        self._mesh = mesh
-        self._in_specs = trees.map(_whole_if_none, in_specs, is_leaf=_is_spec_or_none)
-        self._out_specs = out_specs
-        self._check = check
-        self._names = names
-        self._auto = auto
+        self._mesh = options.mesh
+        self._in_specs = trees.map(_whole_if_none, options.in_specs, is_leaf=_is_spec_or_none)
+        self._out_specs = options.out_specs
+        self._check = options.check
+        self._names = options.names
+        self._auto = options.auto
         self._inputs: dict[Any, list[Any]] = {}
         self._outputs: dict[Any, list[Any]] = {}
         self._passed: set[tuple[GridKind, PartitionSpec, bool]] = set()
@@ -201,91 +267,106 @@ class _Mapped:
         around = outer if isinstance(outer, Body) else None
         scope = self._scope(around)
         recorder = recording()
-        typed = is_abstract() or recorder is not None
-        body = Body(scope, around, typed)
+        body = Body(scope, around, is_abstract() or recorder is not None)
         if recorder is not None:
             body.recorder = Recorder(self._name, recorder)
-        leaves, structure = _flatten(args)
-        specs = self._inputs.get(structure)
-        if specs is None:
-            specs = self._inputs[structure] = self._matched_inputs(args)
-        values: list[Any] = []
-        given: list[Any] = []
-        owned: list[PartitionSpec] = []
-        for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
-            if around is not None:
-                x = around.lift(leaf)
-            elif type(leaf) is Grid:
-                raise ConcretizationError(
-                    f"shard_map of {self._name!r}: {self._argument(args, number)}, "
-                    f"{leaf.kind.str_short()}, belongs to the body of a shard_map that has ended. "
-                    "Return it from its body instead of keeping it."
-                )
-            else:
-                x = as_array(leaf)
-            own = _own_spec(x, scope) if spec is _INFER else spec
-            if ("enter", x._type, own) not in scope.decisions:
-                self._check_input(x, own, scope, args, number)
-            if around is None:
-                values.append(entered(body, [None if typed else x], own, like=x._type))
-            else:
-                values.append(entered(body, x.cells, own, x.kind.varies, x.kind.type))
-            given.append(x)
-            owned.append(own)
-            if recorder is not None:
-                body.recorder.input(values[-1])
+        leaves, structure = trees.flatten(args)
+        call = self._entered(body, args, leaves, structure)
         try:
             with interpreting(body), entered_mesh(scope.mesh):
-                result = self._f(*optree.tree_unflatten(structure, values))
-                found, shape = _flatten(result)
+                result = self._f(*optree.tree_unflatten(structure, call.values))
+                found, shape = trees.flatten(result)
                 grids = self._lifted(body, found, result)
         finally:
             body.close()
         wanted = self._outputs.get(shape)
         if wanted is None:
             wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
-        joined = []
-        for number, (grid, spec) in enumerate(zip(grids, wanted, strict=True)):
-            if (grid.kind, spec, around is None) not in self._passed:
-                self._check_output(grid, spec, scope, result, number)
-                self._passed.add((grid.kind, spec, around is None))
-            whole = left(body, grid, spec)
-            joined.append(Ghost(whole._type) if typed and around is None else whole)
+        joined = self._left(call, grids, wanted, result)
         if recorder is not None:
-            joined = self._recorded(recorder, body, given, owned, grids, wanted, joined)
+            joined = self._recorded(recorder, call, grids, wanted, joined)
         return optree.tree_unflatten(shape, joined)
+
+    def _entered(
+        self, body: Body, args: tuple[Any, ...], leaves: Sequence[Any], structure: Any
+    ) -> _Call:
+        """Check the arguments, and make grids of them."""
+        specs = self._inputs.get(structure)
+        if specs is None:
+            specs = self._inputs[structure] = self._matched_inputs(args)
+        call, scope, around = _Call(body, args, [], [], []), body.scope, body.outer
+        for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            x = self._argument_value(call, leaf, number)
+            own = _own_spec(x, scope) if spec is _INFER else spec
+            if ("enter", x._type, own) not in scope.decisions:
+                self._check_input(x, own, call, number)
+            if around is None:
+                grid = entered(body, [None if body.typed else x], own, like=x._type)
+            else:
+                grid = entered(body, x.cells, own, x.kind.varies, x.kind.type)
+            call.given.append(x)
+            call.specs.append(own)
+            call.values.append(grid)
+            if body.recorder is not None:
+                body.recorder.input(grid)
+        return call
+
+    def _argument_value(self, call: _Call, leaf: Any, number: int) -> Any:
+        """Return a leaf of the arguments as an array, or as a value of the body around this one."""
+        if call.body.outer is not None:
+            return call.body.outer.lift(leaf)
+        if type(leaf) is Grid:
+            raise ConcretizationError(
+                f"shard_map of {self._name!r}: {self._argument(call.args, number)}, "
+                f"{leaf.kind.str_short()}, belongs to the body of a shard_map that has ended. "
+                "Return it from its body instead of keeping it."
+            )
+        return as_array(leaf)
+
+    def _left(
+        self, call: _Call, grids: Sequence[Grid], specs: Sequence[PartitionSpec], result: Any
+    ) -> list[Any]:
+        """Check the results, and join the devices' values."""
+        body, outermost = call.body, call.body.outer is None
+        joined = []
+        for number, (grid, spec) in enumerate(zip(grids, specs, strict=True)):
+            if (grid.kind, spec, outermost) not in self._passed:
+                self._check_output(grid, spec, call.scope, result, number)
+                self._passed.add((grid.kind, spec, outermost))
+            whole = left(body, grid, spec)
+            joined.append(Ghost(whole._type) if body.typed and outermost else whole)
+        return joined
 
     def _recorded(
         self,
         recorder: Recorder,
-        body: Body,
-        given: Sequence[Any],
-        in_specs: Sequence[PartitionSpec],
+        call: _Call,
         grids: Sequence[Grid],
         out_specs: Sequence[PartitionSpec],
         joined: list[Any],
     ) -> list[Any]:
         """Write the call down in the code around it, and return its results there."""
+        body, scope = call.body, call.scope
         program, captured = body.recorder.finish(grids)
-        scope, specs = body.scope, tuple(out_specs)
+        ins, outs = tuple(call.specs), tuple(out_specs)
         manual = tuple([a for a in scope.manual if a in body.axis_sizes])
         around = body.outer.scope.manual if body.outer is not None else ()
-        make = functools.partial(
-            _Mapped,
+        options = _Options(
             mesh=scope.mesh if body.outer is None else None,
-            in_specs=tuple(in_specs),
-            out_specs=list(specs),
+            in_specs=ins,
+            out_specs=list(outs),
             check=False,
             names=frozenset(a for a in manual if a not in around),
             auto=frozenset(),
         )
-        call = ShardMapCall(make, program, scope.mesh, manual, tuple(in_specs), specs)
-        operands = [*captured, *given]
+        make = functools.partial(_Mapped, options)
+        written = ShardMapCall(make, program, scope.mesh, manual, ins, outs)
+        operands = [*captured, *call.given]
         if body.outer is not None:
-            recorder.write(call.name, (), operands, joined, call)
+            recorder.write(written.name, (), operands, joined, written)
             return joined
         types = [(anywhere(scope.world, x), None) for x in joined]
-        return list(recorder.result(call.name, (), operands, types, call))
+        return list(recorder.result(written.name, (), operands, types, written))
 
     def _lifted(self, body: Body, found: Sequence[Any], result: Any) -> list[Grid]:
         number = 0
@@ -344,35 +425,36 @@ class _Mapped:
 
     def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
         """Refuse specs with axes that this does not run along."""
-        for name in ("in_specs", "out_specs"):
-            tree = self._in_specs if name == "in_specs" else self._out_specs
+        for name, tree in (("in_specs", self._in_specs), ("out_specs", self._out_specs)):
             for spec in trees.leaves(tree, _is_spec):
-                if isinstance(spec, _Infer):
-                    continue
-                if not isinstance(spec, PartitionSpec):
-                    raise ArgumentError(
-                        f"shard_map of {self._name!r}: {name} holds {spec!r} of type "
-                        f"{type(spec).__name__}; each leaf is a PartitionSpec, as in P('i', None)."
-                    )
-                if any(e is PartitionSpec.UNCONSTRAINED for e in spec):
-                    raise SpecError(
-                        f"shard_map of {self._name!r}: {name} holds {spec!r}; in a shard_map each "
-                        "dim is split as its spec says, and none may be left free."
-                    )
-                named = [a for dim in spec.axes(len(spec)) for a in dim]
-                for axis in named:
-                    if axis not in manual:
-                        bound = ", ".join(map(repr, [a for a in scope.manual if a in manual]))
-                        raise SpecError(
-                            f"shard_map of {self._name!r}: {name} refers to {axis!r} in {spec!r}, "
-                            f"which is not one of the axes that it runs along: {bound or 'none'} "
-                            f"of {scope.mesh!r}."
-                        )
-                    if named.count(axis) > 1:
-                        raise SpecError(
-                            f"shard_map of {self._name!r}: the axis {axis!r} is repeated in "
-                            f"{spec!r} of {name}; it can split one dim once."
-                        )
+                if not isinstance(spec, _Infer):
+                    self._check_spec(name, spec, scope, manual)
+
+    def _check_spec(self, name: str, spec: Any, scope: Scope, manual: frozenset[str]) -> None:
+        what = f"shard_map of {self._name!r}"
+        if not isinstance(spec, PartitionSpec):
+            raise ArgumentError(
+                f"{what}: {name} holds {spec!r} of type {type(spec).__name__}; each leaf is a "
+                "PartitionSpec, as in P('i', None)."
+            )
+        if any(e is PartitionSpec.UNCONSTRAINED for e in spec):
+            raise SpecError(
+                f"{what}: {name} holds {spec!r}; in a shard_map each dim is split as its spec "
+                "says, and none may be left free."
+            )
+        named = [a for dim in spec.axes(len(spec)) for a in dim]
+        for axis in named:
+            if axis not in manual:
+                bound = ", ".join(map(repr, [a for a in scope.manual if a in manual]))
+                raise SpecError(
+                    f"{what}: {name} refers to {axis!r} in {spec!r}, which is not one of the axes "
+                    f"that it runs along: {bound or 'none'} of {scope.mesh!r}."
+                )
+            if named.count(axis) > 1:
+                raise SpecError(
+                    f"{what}: the axis {axis!r} is repeated in {spec!r} of {name}; it can split "
+                    "one dim once."
+                )
 
     # trees
 
@@ -404,9 +486,8 @@ class _Mapped:
 
     # each array
 
-    def _check_input(
-        self, x: Any, spec: PartitionSpec, scope: Scope, args: tuple[Any, ...], number: int
-    ) -> None:
+    def _check_input(self, x: Any, spec: PartitionSpec, call: _Call, number: int) -> None:
+        scope, args = call.scope, call.args
         if len(spec) > x.ndim:
             hint = " For a value without dims the spec is P()." if not x.ndim else ""
             raise SpecError(
@@ -466,10 +547,6 @@ class _Mapped:
                 f"body, with lax.psum, pmean, pmax or all_gather_invariant over {told}; or, if you "
                 "know that they are equal, pass check_vma=False."
             )
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    return trees.flatten(tree)
 
 
 def _result(result: Any, number: int) -> str:

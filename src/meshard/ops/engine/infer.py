@@ -55,6 +55,11 @@ class Ghost(Traced):
     __str__ = __repr__
 
 
+def weak_of(x: Any) -> Weak:
+    """Return the type of Python number that an array without data stands for; None for others."""
+    return x.weak if isinstance(x, Ghost) else None
+
+
 def number_type(x: Any) -> Weak:
     """Return the type of a Python number whose dtype is still open; a bool's never is."""
     kind = type(x)

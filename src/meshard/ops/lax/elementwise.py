@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.engine.arguments import AnyDtypeLike, checked
+from meshard.ops.engine.arguments import AnyDtypeLike
 from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtype, same_dtype
 from meshard.ops.engine.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.ops.lax.table import named
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -31,7 +32,7 @@ def _whole(x: Any) -> bool:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Divide; whole numbers towards zero."""
+    """Divide; integers towards zero."""
     if not (_whole(x) and _whole(y)):
         return np.divide(x, y)
     down = np.floor_divide(x, y)
@@ -148,13 +149,9 @@ register(Op("bitcast", _bits_rule, _bits, dtypes=_bits_law))
 # those with arguments of their own
 
 
-def rsqrt(x: Any) -> Any:
-    """Return one over the square roots.
-
-    >>> import meshard.numpy as mnp
-    >>> rsqrt(mnp.asarray([4.0])).tolist()
-    [0.5]
-    """
+@named("lax.rsqrt(mnp.asarray([4.0])).tolist()", "[0.5]")
+def rsqrt(x: Any) -> Array:
+    """Return one over the square roots."""
     return bind("divide", 1, bind("sqrt", x))
 
 
@@ -165,15 +162,13 @@ class RoundingMethod(Enum):
     TO_NEAREST_EVEN = 1
 
 
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Any:
-    """Return the nearest whole numbers, halves away from zero or to the even one.
+@named("lax.round(mnp.asarray([0.5, 1.5])).tolist()", "[1.0, 2.0]")
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
+    """Return the nearest integers, as floats.
 
     Raises:
-        ArgumentError: if the method is no `RoundingMethod`.
-
-    >>> import meshard.numpy as mnp
-    >>> round(mnp.asarray([0.5, 1.5])).tolist()
-    [1.0, 2.0]
+        ArgumentError: if the method is not a `RoundingMethod`.
+        DtypeError: if the elements are not floats.
     """
     try:
         method = RoundingMethod(getattr(rounding_method, "value", rounding_method))
@@ -188,55 +183,41 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     return bind("round_away" if method is RoundingMethod.AWAY_FROM_ZERO else "rint", value)
 
 
-@checked
-def integer_pow(x: Any, y: int) -> Any:
+@named("lax.integer_pow(mnp.asarray([2, 3]), 2).tolist()", "[4, 9]", y="the power.")
+def integer_pow(x: Any, y: int) -> Array:
     """Return the elements to the power of one Python integer.
 
     Raises:
-        ArgumentError: if ``y`` is no integer, or negative for integers.
-
-    >>> import meshard.numpy as mnp
-    >>> integer_pow(mnp.asarray([2, 3]), 2).tolist()
-    [4, 9]
+        ArgumentError: if ``y`` is not an integer, or negative for integers.
     """
     value = as_array(x)
-    if not hasattr(y, "__index__") or is_array(y):
+    if is_array(y):
         raise ArgumentError(f"integer_pow: y is a Python integer, not {y!r}; pow takes arrays.")
-    power = index(y)
-    if power < 0 and value.dtype.kind in "biu":
+    if y < 0 and value.dtype.kind in "biu":
         raise ArgumentError(
-            f"integer_pow: integers cannot be raised to the negative power {power}; convert them "
-            "to floats first."
+            f"integer_pow: integers cannot be raised to the negative power {y}; convert them to "
+            "floats first."
         )
-    return bind("square", value) if power == 2 else bind("power", value, power)
+    return bind("square", value) if y == 2 else bind("power", value, y)
 
 
-@checked
-def convert_element_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
-    """Return the array converted to another dtype.
-
-    >>> import meshard.numpy as mnp
-    >>> convert_element_type(mnp.asarray([1.5]), "int32").tolist()
-    [1]
-    """
+@named('lax.convert_element_type(mnp.asarray([1.5]), "int32").tolist()', "[1]")
+def convert_element_type(operand: Any, new_dtype: AnyDtypeLike) -> Array:
+    """Return the array converted to another dtype."""
     value, wanted = as_array(operand), as_dtype(new_dtype)
     return value if value.dtype == wanted else bind("astype", value, dtype=wanted)
 
 
-@checked
-def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
+@named('lax.bitcast_convert_type(mnp.asarray([1.0], "float32"), "int32").tolist()', "[1065353216]")
+def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Array:
     """Return the bits of the elements read as another dtype.
 
-    Of a shorter dtype, several stand in a new last dim for each element; of a longer one, a last
-    dim that holds as many as needed becomes one element.
+    Each element becomes several of a shorter dtype, in a new last dim; the last dim becomes one
+    element of a longer dtype, and holds as many as that needs.
 
     Raises:
         DtypeError: if one of the dtypes is bool, or no number of one fills the other.
         ShapeError: if the last dim does not hold one element of the longer dtype.
-
-    >>> import meshard.numpy as mnp
-    >>> bitcast_convert_type(mnp.asarray([1.0], "float32"), "int32").tolist()
-    [1065353216]
     """
     value, wanted = as_array(operand), as_dtype(new_dtype)
     old, new = value.dtype.itemsize, wanted.itemsize
@@ -258,17 +239,13 @@ def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Any:
     return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
 
 
-@checked
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+@named("lax.reduce_precision(mnp.asarray([1.2345678]), 5, 10).tolist()", "[1.234375]")
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Array:
     """Return floats rounded as if they had fewer bits of exponent and mantissa.
 
     Raises:
-        DtypeError: if the elements are no floats.
-        ArgumentError: if there is no bit of exponent, or fewer than none of the mantissa.
-
-    >>> import meshard.numpy as mnp
-    >>> reduce_precision(mnp.asarray([1.2345678]), 5, 10).tolist()
-    [1.234375]
+        DtypeError: if the elements are not floats.
+        ArgumentError: if there are too few bits.
     """
     value = as_array(operand)
     if not is_float(value.dtype):
@@ -294,41 +271,29 @@ def _check_cases(what: str, which: Any, cases: Sequence[Any]) -> None:
         )
 
 
-def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+@named("lax.select(mnp.asarray([True, False]), mnp.ones(2), mnp.zeros(2)).tolist()", "[1.0, 0.0]")
+def select(pred: Any, on_true: Any, on_false: Any) -> Array:
     """Return elements of the first case where a condition is true, of the second elsewhere.
-
-    Args:
-        pred: bools, of the cases' shape or without dims.
-        on_true: the first case.
-        on_false: the second case.
 
     Raises:
         ShapeError: if the shapes differ.
-
-    >>> import meshard.numpy as mnp
-    >>> select(mnp.asarray([True, False]), mnp.ones(2), mnp.zeros(2)).tolist()
-    [1.0, 0.0]
     """
     which, cases = as_array(pred), [as_array(on_true), as_array(on_false)]
     _check_cases("select", which, cases)
     return bind("where", which, *cases)
 
 
-def select_n(which: Any, *cases: Any) -> Any:
+@named(
+    "lax.select_n(mnp.asarray([2, 0]), mnp.zeros(2), mnp.ones(2), mnp.full(2, 5.0)).tolist()",
+    "[5.0, 0.0]",
+)
+def select_n(which: Any, *cases: Any) -> Array:
     """Return for each element that of the case which a number, or a bool, names.
-
-    Args:
-        which: numbers from 0 on, of the cases' shape or without dims; others count as the nearest.
-            A bool chooses of two, the second where it is true.
-        *cases: arrays of one shape.
 
     Raises:
         ShapeError: if the shapes differ.
-        ArgumentError: if there are no cases, or a bool is to choose of another number than two.
-
-    >>> import meshard.numpy as mnp
-    >>> select_n(mnp.asarray([2, 0]), mnp.zeros(2), mnp.ones(2), mnp.full(2, 5.0)).tolist()
-    [5.0, 0.0]
+        ArgumentError: if there are no cases, or a bool is to choose from more than two.
+        DtypeError: if neither integers nor bools choose.
     """
     number, arrays = as_array(which), [as_array(c) for c in cases]
     if not arrays or (number.dtype.kind == "b" and len(arrays) > 2):
@@ -347,20 +312,12 @@ def select_n(which: Any, *cases: Any) -> Any:
     return found
 
 
-def clamp(min: Any, x: Any, max: Any) -> Any:
+@named("lax.clamp(1, mnp.arange(5), 3).tolist()", "[1, 1, 2, 3, 3]")
+def clamp(min: Any, x: Any, max: Any) -> Array:
     """Return the elements limited to an interval.
-
-    Args:
-        min: the lower limits: a number, or of the array's shape.
-        x: the array.
-        max: the upper limits.
 
     Raises:
         ShapeError: if a limit has another shape.
-
-    >>> import meshard.numpy as mnp
-    >>> clamp(1, mnp.arange(5), 3).tolist()
-    [1, 1, 2, 3, 3]
     """
     value = as_array(x)
     for name, given in (("min", min), ("max", max)):

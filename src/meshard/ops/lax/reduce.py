@@ -1,26 +1,33 @@
-"""Reductions, scans, sorts and products by the names of ``jax.lax``."""
+"""Reductions, folds, scans, sorts and products by the names of ``jax.lax``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from meshard.algebra.arguments import shown
-from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.array.join import flip
+from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
+from meshard.ops.array import elementwise
+from meshard.ops.array.index import getitem
+from meshard.ops.array.join import concatenate, flip, repeat
+from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.engine.arguments import DtypeLike
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype, is_whole, same_dtype
 from meshard.ops.engine.row import Op, Partial, register
+from meshard.ops.lax import table
+from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
 from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
 from meshard.ops.reductions.reduce import reduction_rule
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -40,147 +47,254 @@ for _name, _ufunc in (
     ("reduce_or", np.bitwise_or),
     ("reduce_xor", np.bitwise_xor),
 ):
-    _kernel = _bits(_ufunc)
-    register(
-        Op(
-            _name,
-            reduction_rule,
-            _kernel,
-            dtypes=same_dtype,
-            partial=Partial(_ufunc, "selects"),
-            alike=0,
-        )
-    )
+    _partial = Partial(_ufunc, "selects")
+    _op = Op(_name, reduction_rule, _bits(_ufunc), dtypes=same_dtype, partial=_partial, alike=0)
+    register(_op)
 
 
-def _reduced(what: str, row: str, operand: Any, axes: Sequence[int], **more: Any) -> Any:
-    x = as_array(operand)
-    return bind(row, x, axis=normalised_axes(tuple(axes), x.ndim, what), keepdims=False, **more)
+class Fold(Protocol):
+    """A reduction by one operation."""
+
+    def __call__(self, operand: Any, axes: Sequence[int]) -> Array:
+        """Reduce these dims."""
 
 
-def _reduction(name: str, row: str, text: str) -> Callable[..., Any]:
-    whole = row.startswith("reduce_")
+class Running(Protocol):
+    """A running reduction along a dim."""
 
-    def function(operand: Any, axes: Sequence[int]) -> Any:
+    def __call__(self, operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+        """Run along this dim."""
+
+
+def _reduction(name: str, row: str, text: str) -> Fold:
+    def function(operand: Any, axes: Sequence[int]) -> Array:
         x = as_array(operand)
-        if whole and not is_whole(x.dtype):
+        if row == name and not is_whole(x.dtype):
             raise DtypeError(f"{name}: takes integers or bools; the dtype is {x.dtype}.")
         more = {"dtype": x.dtype} if row in ("sum", "prod") else {}
-        return _reduced(name, row, x, axes, **more)
+        return bind(row, x, axis=normalised_axes(axes, x.ndim, name), keepdims=False, **more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""{text}, in the array's dtype.
-
-    A split dim is reduced part by part, and the parts in mesh order.
-
-    Args:
-        operand: the array.
-        axes: the dims, which the result does not have.
-
-    >>> import meshard.numpy as mnp
-    >>> from meshard import lax
-    >>> lax.{name}(mnp.ones((2, 3), int), (0,)).shape
-    (3,)
-    """
-    return checked(function)
+    text = f"{text} over some dims, in the dtype of the array."
+    text += "\n\nA split dim is reduced part by part, and the parts in the order of the mesh."
+    if row == name:
+        text += "\n\nRaises:\n    DtypeError: if the elements are neither integers nor bools."
+    example = f"lax.{name}(mnp.ones((2, 3), int), (0,)).tolist()"
+    printed = {"sum": "[2, 2, 2]", "reduce_xor": "[0, 0, 0]"}.get(row, "[1, 1, 1]")
+    return cast(Fold, finished(function, name, text, (example, printed)))
 
 
-reduce_sum = _reduction("reduce_sum", "sum", "Return the sum over some dims")
-reduce_prod = _reduction("reduce_prod", "prod", "Return the product over some dims")
-reduce_max = _reduction("reduce_max", "max", "Return the maximum over some dims")
-reduce_min = _reduction("reduce_min", "min", "Return the minimum over some dims")
-reduce_and = _reduction("reduce_and", "reduce_and", "Return the bits set in all over some dims")
-reduce_or = _reduction("reduce_or", "reduce_or", "Return the bits set in any over some dims")
+reduce_sum = _reduction("reduce_sum", "sum", "Return the sum")
+reduce_prod = _reduction("reduce_prod", "prod", "Return the product")
+reduce_max = _reduction("reduce_max", "max", "Return the maximum")
+reduce_min = _reduction("reduce_min", "min", "Return the minimum")
+reduce_and = _reduction("reduce_and", "reduce_and", "Return the bits that are set in all elements")
+reduce_or = _reduction("reduce_or", "reduce_or", "Return the bits that are set in any element")
 reduce_xor = _reduction("reduce_xor", "reduce_xor", "Return the bits set in an odd number")
+
+
+# folds and scans by any operation, in steps for all elements at once
+
+_REDUCTIONS = (
+    (reduce_sum, table.add, elementwise.add),
+    (reduce_prod, table.mul, elementwise.multiply),
+    (reduce_max, table.max, elementwise.maximum),
+    (reduce_min, table.min, elementwise.minimum),
+    (reduce_and, table.bitwise_and, elementwise.bitwise_and),
+    (reduce_or, table.bitwise_or, elementwise.bitwise_or),
+    (reduce_xor, table.bitwise_xor, elementwise.bitwise_xor),
+)
+
+
+@named("lax.reduce(mnp.arange(4), 10, lambda a, b: a + b, (0,)).tolist()", "16")
+def reduce(
+    operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
+) -> Any:
+    """Return an array, or a tree of arrays of one shape, reduced over dims by any operation.
+
+    An operation that has a reduction, such as ``lax.add``, is done as that. Any other is applied
+    to neighbours, then to what it gave, and so on: in about log2 of the size steps.
+
+    Raises:
+        TreeError: if the trees differ.
+        ShapeError: if the arrays have different shapes.
+    """
+    arrays, begin, structure = _to_reduce(operands, init_values)
+    shape = arrays[0].shape
+    dims = normalised_axes(dimensions, len(shape), "reduce")
+    known = next((f for f, *of in _REDUCTIONS if any(g is computation for g in of)), None)
+    if known is not None and len(arrays) == 1:
+        return computation(begin[0], known(arrays[0], dims))
+    count = math.prod(shape[d] for d in dims)  # -1 would not be enough where a dim is empty
+    kept = (count, *(n for d, n in enumerate(shape) if d not in dims))
+    lines = [reshape(moveaxis(x, dims, range(len(dims))), kept) for x in arrays]
+    if not count:  # what it begins with, in the shape that is left
+        return trees.unflatten(structure, [broadcast_to(v, kept[1:]) for v in begin])
+    combine = _on_leaves("reduce", computation, structure)
+    return trees.unflatten(structure, combine(begin, _in_pairs(combine, lines)))
+
+
+def _to_reduce(operands: Any, init_values: Any) -> tuple[list[Any], list[Any], Any]:
+    """Return the arrays, what each begins with in its dtype, and the tree that they are."""
+    leaves, structure = trees.flatten(operands)
+    firsts, other = trees.flatten(init_values)
+    if structure != other or not leaves:
+        raise TreeError(
+            f"reduce: operands are the tree {structure}, init_values {other}; each array has one "
+            "value to begin with."
+        )
+    arrays = [as_array(x) for x in leaves]
+    shapes = [x.shape for x in arrays]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(f"reduce: operands have shapes {shapes}; give one.")
+    begin = [as_array(v).astype(x.dtype, copy=False) for v, x in zip(firsts, arrays, strict=True)]
+    return arrays, begin, structure
+
+
+def _in_pairs(combine: Callable[..., list[Any]], lines: list[Any]) -> list[Any]:
+    """Combine neighbours along the first dim, then what that gave, until one is left."""
+    while (n := lines[0].shape[0]) > 1:
+        pairs = combine(*([getitem(x, slice(i, n - n % 2, 2)) for x in lines] for i in (0, 1)))
+        if n % 2:
+            rest = [getitem(x, slice(n - 1, None)) for x in lines]
+            pairs = [concatenate(ends) for ends in zip(pairs, rest, strict=True)]
+        lines = pairs
+    return [getitem(x, 0) for x in lines]
+
+
+def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Callable[..., list[Any]]:
+    """Return a function of two lists of leaves from one of two trees."""
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        found = function(*(trees.unflatten(structure, leaves) for leaves in (a, b)))
+        leaves, own = trees.flatten(found)
+        if own != structure:
+            raise TreeError(
+                f"{what}: the function returned the tree {own} for two trees {structure}; it "
+                "returns one like its arguments."
+            )
+        return [as_array(x) for x in leaves]
+
+    return combine
+
+
+@named("lax.associative_scan(mnp.add, mnp.arange(5)).tolist()", "[0, 1, 3, 6, 10]")
+def associative_scan(
+    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
+) -> Any:
+    """Return what an associative operation makes of each element and those before it.
+
+    In about 2 log2 of the size steps, each on all devices at once.
+
+    Raises:
+        ShapeError: if the arrays differ in the size of the dim.
+        TreeError: if the function returns another tree.
+    """
+    what = "associative_scan"
+    leaves, structure = trees.flatten(elems)
+    arrays = [as_array(x) for x in leaves]
+    if not arrays:
+        return elems
+    dims = [normalised_axes((axis,), x.ndim, what)[0] for x in arrays]
+    sizes = [x.shape[d] for x, d in zip(arrays, dims, strict=True)]
+    if len(set(sizes)) > 1:
+        raise ShapeError(
+            f"{what}: the arrays have sizes {sizes} along axis {axis}; they must be the same."
+        )
+    if reverse:
+        arrays = [flip(x, d) for x, d in zip(arrays, dims, strict=True)]
+    found = _prefixes(_on_leaves(what, fn, structure), arrays, dims)
+    if reverse:
+        found = [flip(x, d) for x, d in zip(found, dims, strict=True)]
+    return trees.unflatten(structure, found)
+
+
+def _part(x: Any, dim: int, *span: int | None) -> Any:
+    return getitem(x, (*(slice(None),) * dim, slice(*span)))
+
+
+def _prefixes(
+    combine: Callable[..., list[Any]], arrays: list[Any], dims: Sequence[int]
+) -> list[Any]:
+    """Scan pairs of neighbours, and from that the elements between."""
+
+    def parts(values: Sequence[Any], *span: int | None) -> list[Any]:
+        return [_part(x, d, *span) for x, d in zip(values, dims, strict=True)]
+
+    size = arrays[0].shape[dims[0]]
+    if size < 2:
+        return arrays
+    pairs = combine(parts(arrays, 0, size - 1, 2), parts(arrays, 1, None, 2))
+    odd = _prefixes(combine, pairs, dims)
+    before = odd if size % 2 else parts(odd, 0, -1)
+    even = parts(arrays, 0, 1)
+    if size > 2:
+        later = combine(before, parts(arrays, 2, None, 2))
+        even = [
+            concatenate([a.astype(b.dtype, copy=False), b], axis=d)
+            for a, b, d in zip(even, later, dims, strict=True)
+        ]
+    return [_dealt(a, b, d, size) for a, b, d in zip(even, odd, dims, strict=True)]
+
+
+def _dealt(even: Any, odd: Any, dim: int, size: int) -> Any:
+    """Return elements of two arrays by turns along a dim."""
+    head = ((None, None, 1),) * dim
+    tail = ((None, None, 1),) * (even.ndim - dim - 1)
+    base = _part(repeat(even.astype(odd.dtype, copy=False), 2, dim), dim, 0, size)
+    return bind("overlay", base, odd, slices=(*head, (1, None, 2), *tail))
 
 
 # scans
 
 
-def _cumulative(name: str, run: Callable[..., Any], text: str) -> Callable[..., Any]:
-    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def _cumulative(name: str, run: Callable[..., Any], text: str, printed: str) -> Running:
+    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
         x = as_array(operand)
         (dim,) = normalised_axes((axis,), x.ndim, name)
-        return flip(run(flip(x, dim), dim), dim) if reverse else run(x, dim)
+        more = (x.dtype,) if name in ("cumsum", "cumprod") else ()
+        return flip(run(flip(x, dim), dim, *more), dim) if reverse else run(x, dim, *more)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"""{text}
-
-    Args:
-        operand: the array, whose dtype and sharding the result has.
-        axis: the dim.
-        reverse: whether to begin at the end.
-
-    >>> import meshard.numpy as mnp
-    >>> from meshard import lax
-    >>> lax.{name}(mnp.asarray([1, 3, 2])).shape
-    (3,)
-    """
-    return checked(function)
+    text = f"Return the {text} along a dim.\n\nDtype and sharding are those of the array."
+    example = f"lax.{name}(mnp.asarray([1, 3, 2])).tolist()"
+    return cast(Running, finished(function, name, text, (example, printed)))
 
 
-cumsum = _cumulative(
-    "cumsum",
-    lambda x, dim: scan.cumsum(x, dim, x.dtype),
-    "Return the running sums along a dim.",
-)
-cumprod = _cumulative(
-    "cumprod",
-    lambda x, dim: scan.cumprod(x, dim, x.dtype),
-    "Return the running products along a dim.",
-)
-cummax = _cumulative("cummax", scan.cummax, "Return the greatest element so far along a dim.")
-cummin = _cumulative("cummin", scan.cummin, "Return the least element so far along a dim.")
+cumsum = _cumulative("cumsum", scan.cumsum, "running sums", "[1, 4, 6]")
+cumprod = _cumulative("cumprod", scan.cumprod, "running products", "[1, 3, 6]")
+cummax = _cumulative("cummax", scan.cummax, "greatest elements so far", "[1, 3, 3]")
+cummin = _cumulative("cummin", scan.cummin, "least elements so far", "[1, 1, 1]")
 cumlogsumexp = _cumulative(
     "cumlogsumexp",
     scan.cumlogsumexp,
-    "Return the logarithm of the running sum of exponentials along a dim.",
+    "logarithms of the running sums of exponentials",
+    "[1.0, 3.1269280110429727, 3.4076059644443806]",
 )
 
 
 # order
 
 
-@checked
-def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
-    """Return the positions of the first maximum along a dim, in a dtype of integers.
-
-    >>> import meshard.numpy as mnp
-    >>> argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()
-    1
-    """
+@named('lax.argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "1")
+def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+    """Return the positions of the first maximum along a dim, in a dtype of integers."""
     return reductions.argmax(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
-@checked
-def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Any:
-    """Return the positions of the first minimum along a dim, in a dtype of integers.
-
-    >>> import meshard.numpy as mnp
-    >>> argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()
-    0
-    """
+@named('lax.argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "0")
+def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+    """Return the positions of the first minimum along a dim, in a dtype of integers."""
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
-@checked
+@named(
+    "[x.tolist() for x in lax.sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))]", "[[1, 2], [8, 7]]"
+)
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
-    """Return an array sorted along a dim, or several sorted together.
-
-    Args:
-        operand: an array, or a sequence of arrays of one shape.
-        dimension: the dim.
-        is_stable: accepted as in JAX; equal elements always keep their order.
-        num_keys: by how many of the arrays, beginning with the first, the order is decided.
+    """Return an array sorted along a dim, or a sequence of arrays of one shape sorted together.
 
     Raises:
         ArgumentError: if ``num_keys`` is not from 1 to the number of arrays.
         ShapeError: if the shapes differ.
-
-    >>> import meshard.numpy as mnp
-    >>> keys, values = sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))
-    >>> keys.tolist(), values.tolist()
-    ([1, 2], [8, 7])
     """
     if not isinstance(operand, (list, tuple)):
         return sorting.sort(operand, dimension)
@@ -197,18 +311,15 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(take_along_axis(x, order, dim) for x in arrays)
 
 
-@checked
+@named(
+    "[x.tolist() for x in lax.sort_key_val(mnp.asarray([2, 1]), mnp.asarray([7, 8]))]",
+    "[[1, 2], [8, 7]]",
+)
 def sort_key_val(
     keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
-) -> tuple[Any, Any]:
-    """Return keys sorted along a dim, and values in the same order.
-
-    >>> import meshard.numpy as mnp
-    >>> [found.tolist() for found in sort_key_val(mnp.asarray([2, 1]), mnp.asarray([7, 8]))]
-    [[1, 2], [8, 7]]
-    """
-    found: tuple[Any, Any] = sort((keys, values), dimension, is_stable)
-    return found
+) -> tuple[Array, Array]:
+    """Return keys sorted along a dim, and values in the same order."""
+    return sort((keys, values), dimension, is_stable)
 
 
 top_k = sorting.top_k
@@ -217,34 +328,24 @@ top_k = sorting.top_k
 # products
 
 
-@checked
+@named(
+    "lax.dot_general(mnp.ones((2, 3, 4)), mnp.ones((2, 4)), (((2,), (1,)), ((0,), (0,)))).shape",
+    "(2, 3)",
+)
 def dot_general(
     lhs: Any,
     rhs: Any,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
-) -> Any:
+) -> Array:
     """Return products summed over pairs of dims, with other pairs as batch dims.
 
-    Args:
-        lhs: the first operand.
-        rhs: the second operand.
-        dimension_numbers: ``((summed of lhs, of rhs), (batch of lhs, of rhs))``.
-        precision: accepted as in JAX; products are computed in full precision.
-        preferred_element_type: the result's dtype.
-
-    Returns:
-        An array of the batch dims, the other dims of ``lhs``, and those of ``rhs``.
+    The result has the batch dims, the other dims of ``lhs``, and those of ``rhs``.
 
     Raises:
         ArgumentError: if ``dimension_numbers`` do not pair dims up.
         ShapeError: if two dims of a pair differ.
-
-    >>> import meshard.numpy as mnp
-    >>> numbers = (((2,), (1,)), ((0,), (0,)))
-    >>> dot_general(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5)), numbers).shape
-    (2, 3, 5)
     """
     x, y = as_array(lhs), as_array(rhs)
     try:
@@ -275,7 +376,7 @@ def dot_general(
     return contract("dot_general", x, y, rule, preferred_element_type)
 
 
-@checked
+@named("lax.dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()", "[3.0, 3.0]")
 def dot(
     lhs: Any,
     rhs: Any,
@@ -283,22 +384,11 @@ def dot(
     dimension_numbers: Any = None,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
-) -> Any:
+) -> Array:
     """Return the product of two vectors or matrices; of others by dimension numbers.
 
-    Args:
-        lhs: the first operand.
-        rhs: the second operand.
-        dimension_numbers: as of `dot_general`.
-        precision: accepted as in JAX.
-        preferred_element_type: the result's dtype.
-
     Raises:
-        ShapeError: if the operands are no vectors or matrices that fit, and no numbers are given.
-
-    >>> import meshard.numpy as mnp
-    >>> dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()
-    [3.0, 3.0]
+        ShapeError: if the operands are not vectors or matrices that fit, and no numbers are given.
     """
     if dimension_numbers is not None:
         return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -311,15 +401,12 @@ def dot(
     return matmul(x, y, preferred_element_type=preferred_element_type)
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+@named("lax.batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape", "(2, 3, 5)")
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
     """Return the products of matrices, whose leading dims are the same.
 
     Raises:
         ShapeError: if they are not.
-
-    >>> import meshard.numpy as mnp
-    >>> batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape
-    (2, 3, 5)
     """
     x, y = as_array(lhs), as_array(rhs)
     if x.ndim < 2 or x.ndim != y.ndim or x.shape[:-2] != y.shape[:-2]:
@@ -333,21 +420,13 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
 # nothing
 
 
+@named("lax.stop_gradient(mnp.ones(2)).tolist()", "[1.0, 1.0]", x="a tree of arrays.")
 def stop_gradient(x: Any) -> Any:
-    """Return the tree as it is; a derivative takes it as constant.
-
-    >>> import meshard.numpy as mnp
-    >>> stop_gradient(mnp.ones(2)).tolist()
-    [1.0, 1.0]
-    """
+    """Return the tree as it is; a derivative takes it as constant."""
     return x
 
 
+@named("lax.optimization_barrier((mnp.ones(2), 1))[1].tolist()", "1", operand="a tree of arrays.")
 def optimization_barrier(operand: Any, /) -> Any:
-    """Return the tree with its leaves as arrays; nothing is reordered here in any case.
-
-    >>> import meshard.numpy as mnp
-    >>> optimization_barrier((mnp.ones(2), 1))[1].tolist()
-    1
-    """
+    """Return the tree with its leaves as arrays; nothing is reordered here in any case."""
     return trees.map(as_array, operand)

@@ -4,116 +4,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.array import create
 from meshard.ops.array import join as move
 from meshard.ops.array import shape as shapes
 from meshard.ops.array.index import getitem
-from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike, checked
+from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype
+from meshard.ops.lax.table import named
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 
 _slice = slice
 
-
-def _sizes(what: str, name: str, given: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(index, given))
-    except TypeError as error:
-        raise ArgumentError(
-            f"{what}: {name} must be a tuple of integers, got {described(given)}."
-        ) from error
-
-
 # made
 
 
-@checked
-def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: Any = None) -> Any:
-    """Make an array of one value.
-
-    Args:
-        shape: the shape.
-        fill_value: the value.
-        dtype: the dtype, by default the value's.
-        sharding: a Sharding or Device to lie on.
-
-    >>> full((2,), 7).tolist()
-    [7, 7]
-    """
+@named("lax.full((2,), 7).tolist()", "[7, 7]")
+def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: Any = None) -> Array:
+    """Make an array of one value."""
     return create.full(shape, fill_value, dtype, device=sharding)
 
 
-@checked
+@named("lax.full_like(mnp.ones(2), 7).tolist()", "[7.0, 7.0]")
 def full_like(
     x: Any, fill_value: Any, dtype: AnyDtypeLike = None, shape: Any = None, sharding: Any = None
-) -> Any:
-    """Make an array of one value with the shape, dtype and sharding of another.
-
-    >>> import meshard.numpy as mnp
-    >>> full_like(mnp.ones(2), 7).tolist()
-    [7.0, 7.0]
-    """
+) -> Array:
+    """Make an array of one value with the shape, dtype and sharding of another."""
     return create.full_like(x, fill_value, dtype, shape=shape, device=sharding)
 
 
-@checked
-def iota(dtype: DtypeLike, size: int) -> Any:
-    """Make an array that counts from 0 on.
-
-    >>> iota("int32", 3).tolist()
-    [0, 1, 2]
-    """
-    return create.arange(index(size)).astype(as_dtype(dtype), copy=False)
+@named('lax.iota("int32", 3).tolist()', "[0, 1, 2]", dtype="the dtype.")
+def iota(dtype: DtypeLike, size: int) -> Array:
+    """Make an array that counts from 0."""
+    return create.arange(size).astype(as_dtype(dtype), copy=False)
 
 
-@checked
-def broadcasted_iota(dtype: DtypeLike, shape: Sequence[int], dimension: int) -> Any:
-    """Make an array whose elements are their positions along one dim.
-
-    >>> broadcasted_iota("int32", (2, 2), 1).tolist()
-    [[0, 1], [0, 1]]
-    """
-    sizes = _sizes("broadcasted_iota", "shape", shape)
-    (dim,) = normalised_axes((dimension,), len(sizes), "broadcasted_iota")
-    return broadcast_in_dim(iota(dtype, sizes[dim]), sizes, (dim,))
+@named('lax.broadcasted_iota("int32", (2, 2), 1).tolist()', "[[0, 1], [0, 1]]", dtype="the dtype.")
+def broadcasted_iota(dtype: DtypeLike, shape: Sequence[int], dimension: int) -> Array:
+    """Make an array whose elements are their positions along one dim."""
+    (dim,) = normalised_axes((dimension,), len(shape), "broadcasted_iota")
+    return broadcast_in_dim(iota(dtype, shape[dim]), shape, (dim,))
 
 
 # regrouped
 
 
-@checked
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Any:
-    """Return the array in another shape with the same elements.
-
-    Args:
-        operand: the array.
-        new_sizes: the new shape.
-        dimensions: an order of dims to put the array's into first.
-
-    >>> import meshard.numpy as mnp
-    >>> reshape(mnp.arange(6), (2, 3)).shape
-    (2, 3)
-    """
+@named(
+    "lax.reshape(mnp.arange(6), (2, 3)).shape",
+    "(2, 3)",
+    dimensions="an order of dims to put those of the array into first.",
+)
+def reshape(
+    operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+) -> Array:
+    """Return the array in another shape with the same elements."""
     x = as_array(operand)
     return shapes.reshape(x if dimensions is None else shapes.transpose(x, dimensions), new_sizes)
 
 
-@checked
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Any:
-    """Return the array with the dims from one to before another merged.
+@named("lax.collapse(mnp.ones((2, 3, 4)), 0, 2).shape", "(6, 4)")
+def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Array:
+    """Return the array with neighbouring dims merged.
 
-    >>> import meshard.numpy as mnp
-    >>> collapse(mnp.ones((2, 3, 4)), 0, 2).shape
-    (6, 4)
+    Raises:
+        ArgumentError: if there is no dim to merge.
     """
     x = as_array(operand)
     low, high, _ = _slice(start_dimension, stop_dimension).indices(x.ndim)
@@ -126,77 +87,47 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     return shapes.reshape(x, (*sizes[:low], math.prod(sizes[low:high]), *sizes[high:]))
 
 
-@checked
-def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
-    """Return the array with dims of size one, which stand where ``dimensions`` says.
-
-    >>> import meshard.numpy as mnp
-    >>> expand_dims(mnp.ones(3), (0, 2)).shape
-    (1, 3, 1)
-    """
-    return shapes.expand_dims(array, tuple(dimensions))
+@named("lax.expand_dims(mnp.ones(3), (0, 2)).shape", "(1, 3, 1)")
+def expand_dims(array: Any, dimensions: Sequence[int]) -> Array:
+    """Return the array with dims of size one, which are these dims of the result."""
+    return shapes.expand_dims(array, dimensions)
 
 
-@checked
-def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
-    """Return the array without some dims, whose size is one.
-
-    >>> import meshard.numpy as mnp
-    >>> squeeze(mnp.ones((1, 3)), (0,)).shape
-    (3,)
-    """
-    return shapes.squeeze(array, tuple(dimensions))
+@named("lax.squeeze(mnp.ones((1, 3)), (0,)).shape", "(3,)")
+def squeeze(array: Any, dimensions: Sequence[int]) -> Array:
+    """Return the array without some dims, whose size is one."""
+    return shapes.squeeze(array, dimensions)
 
 
-@checked
-def transpose(operand: Any, permutation: Sequence[int]) -> Any:
-    """Return the array with its dims permuted.
-
-    >>> import meshard.numpy as mnp
-    >>> transpose(mnp.ones((2, 3)), (1, 0)).shape
-    (3, 2)
-    """
-    return shapes.transpose(operand, tuple(int(d) for d in permutation))
+@named("lax.transpose(mnp.ones((2, 3)), (1, 0)).shape", "(3, 2)")
+def transpose(operand: Any, permutation: Sequence[int]) -> Array:
+    """Return the array with its dims permuted."""
+    return shapes.transpose(operand, permutation)
 
 
-@checked
-def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
-    """Return the array repeated along new leading dims.
-
-    >>> import meshard.numpy as mnp
-    >>> broadcast(mnp.ones(3), (2,)).shape
-    (2, 3)
-    """
+@named("lax.broadcast(mnp.ones(3), (2,)).shape", "(2, 3)")
+def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
+    """Return the array repeated along new leading dims of these sizes."""
     x = as_array(operand)
-    return shapes.broadcast_to(x, (*_sizes("broadcast", "sizes", sizes), *x.shape))
+    return shapes.broadcast_to(x, (*sizes, *x.shape))
 
 
-@checked
-def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Any) -> Any:
+@named("lax.broadcast_in_dim(mnp.arange(2), (2, 3), (0,)).tolist()", "[[0, 0, 0], [1, 1, 1]]")
+def broadcast_in_dim(
+    operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> Array:
     """Return the array repeated to a shape.
 
-    Args:
-        operand: the array.
-        shape: the result's shape.
-        broadcast_dimensions: for each dim of the array, rising, which dim of the result it is.
-
     Raises:
-        ShapeError: if a dim has neither size one nor the result's.
-
-    >>> import meshard.numpy as mnp
-    >>> broadcast_in_dim(mnp.arange(2), (2, 3), (0,)).tolist()
-    [[0, 0, 0], [1, 1, 1]]
+        ShapeError: if a dim has neither size one nor that of the result.
     """
-    what = "broadcast_in_dim"
-    x = as_array(operand)
-    sizes = _sizes(what, "shape", shape)
-    dims = _sizes(what, "broadcast_dimensions", broadcast_dimensions)
+    x, sizes, dims = as_array(operand), shape, broadcast_dimensions
     fits = len(dims) == x.ndim and all(0 <= d < len(sizes) for d in dims)
     fits = fits and list(dims) == sorted(set(dims))
     if not fits or any(n not in (1, sizes[d]) for n, d in zip(x.shape, dims, strict=True)):
         raise ShapeError(
-            f"{what}: an array of shape {x.shape} cannot become {sizes} with its dims at {dims}: "
-            "each dim has a place, in rising order, and size one or that of the result."
+            f"broadcast_in_dim: an array of shape {x.shape} cannot become {sizes} with its dims at "
+            f"{dims}: each dim has a place, in rising order, and size one or that of the result."
         )
     spread = [1] * len(sizes)
     for n, d in zip(x.shape, dims, strict=True):
@@ -207,110 +138,66 @@ def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: A
 # moved
 
 
-@checked
-def rev(operand: Any, dimensions: Sequence[int]) -> Any:
-    """Return the array with some dims reversed.
-
-    >>> import meshard.numpy as mnp
-    >>> rev(mnp.arange(3), (0,)).tolist()
-    [2, 1, 0]
-    """
-    return move.flip(operand, tuple(dimensions))
+@named("lax.rev(mnp.arange(3), (0,)).tolist()", "[2, 1, 0]")
+def rev(operand: Any, dimensions: Sequence[int]) -> Array:
+    """Return the array with some dims reversed."""
+    return move.flip(operand, dimensions)
 
 
-@checked
-def concatenate(operands: Sequence[Any], dimension: int) -> Any:
-    """Return arrays joined along an existing dim.
-
-    >>> import meshard.numpy as mnp
-    >>> concatenate([mnp.ones(2), mnp.zeros(1)], 0).tolist()
-    [1.0, 1.0, 0.0]
-    """
+@named("lax.concatenate([mnp.ones(2), mnp.zeros(1)], 0).tolist()", "[1.0, 1.0, 0.0]")
+def concatenate(operands: Sequence[Any], dimension: int) -> Array:
+    """Return arrays joined along an existing dim."""
     return move.concatenate(operands, axis=dimension)
 
 
-@checked
-def stack(operands: Sequence[Any], axis: int = 0) -> Any:
-    """Return arrays of one shape joined along a new dim.
-
-    >>> import meshard.numpy as mnp
-    >>> stack([mnp.ones(2), mnp.zeros(2)]).shape
-    (2, 2)
-    """
+@named("lax.stack([mnp.ones(2), mnp.zeros(2)]).shape", "(2, 2)")
+def stack(operands: Sequence[Any], axis: int = 0) -> Array:
+    """Return arrays of one shape joined along a new dim of the result."""
     return move.stack(operands, axis=axis)
 
 
-@checked
-def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
-    """Return the parts along a dim, without it.
-
-    >>> import meshard.numpy as mnp
-    >>> [part.tolist() for part in unstack(mnp.arange(2))]
-    [0, 1]
-    """
+@named("[part.tolist() for part in lax.unstack(mnp.arange(2))]", "[0, 1]")
+def unstack(x: Any, axis: int = 0) -> tuple[Array, ...]:
+    """Return the parts along a dim, without it."""
     return move.unstack(x, axis=axis)
 
 
-@checked
-def tile(operand: Any, reps: Sequence[int]) -> Any:
-    """Return the array repeated as a whole along dims.
-
-    >>> import meshard.numpy as mnp
-    >>> tile(mnp.arange(2), (2,)).tolist()
-    [0, 1, 0, 1]
-    """
-    return move.tile(operand, tuple(reps))
+@named("lax.tile(mnp.arange(2), (2,)).tolist()", "[0, 1, 0, 1]")
+def tile(operand: Any, reps: Sequence[int]) -> Array:
+    """Return the array repeated as a whole along dims."""
+    return move.tile(operand, reps)
 
 
-@checked
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
+@named("[part.tolist() for part in lax.split(mnp.arange(3), (1, 2))]", "[[0], [1, 2]]")
+def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of these sizes along a dim.
 
     Raises:
-        ShapeError: if the sizes do not add up to the dim's.
-
-    >>> import meshard.numpy as mnp
-    >>> [part.tolist() for part in split(mnp.arange(3), (1, 2))]
-    [[0], [1, 2]]
+        ShapeError: if the sizes do not add up to that of the dim.
     """
-    x, parts = as_array(operand), _sizes("split", "sizes", sizes)
+    x = as_array(operand)
     (dim,) = normalised_axes((axis,), x.ndim, "split")
-    if sum(parts) != x.shape[dim] or any(n < 0 for n in parts):
+    if sum(sizes) != x.shape[dim] or any(n < 0 for n in sizes):
         raise ShapeError(
-            f"split: sizes {parts} add up to {sum(parts)}; dim {dim} of the shape {x.shape} has "
+            f"split: sizes {sizes} add up to {sum(sizes)}; dim {dim} of the shape {x.shape} has "
             f"{x.shape[dim]}."
         )
-    ends = np.cumsum(parts)[:-1].tolist()
-    return move.split(x, ends, dim)
+    return move.split(x, np.cumsum(sizes)[:-1].tolist(), dim)
 
 
-@checked
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+@named("lax.pad(mnp.asarray([1, 2, 3]), 0, [(1, -1, 1)]).tolist()", "[0, 1, 0, 2, 0]")
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Array:
     """Return the array with elements added at the ends of its dims and between its elements.
-
-    Args:
-        operand: the array.
-        padding_value: the value of the added elements.
-        padding_config: for each dim how many come before, after, and between two elements; those
-            at the ends may be negative, and then take elements away.
 
     Raises:
         ShapeError: if the configuration is not one, or takes away more than there is.
-
-    >>> import meshard.numpy as mnp
-    >>> pad(mnp.asarray([1, 2, 3]), 0, [(1, -1, 1)]).tolist()
-    [0, 1, 0, 2, 0]
     """
     x = as_array(operand)
-    try:
-        config = [tuple(map(index, entry)) for entry in padding_config]
-    except TypeError:
-        config = []
     sizes = [
         n + low + high + max(n - 1, 0) * between
-        for n, (low, high, between) in zip(x.shape, config, strict=False)
+        for n, (low, high, between) in zip(x.shape, padding_config, strict=False)
     ]
-    wrong = len(config) != x.ndim or any(len(e) != 3 or e[2] < 0 for e in config)
+    wrong = len(padding_config) != x.ndim or any(between < 0 for *_, between in padding_config)
     if wrong or any(n < 0 for n in sizes):
         raise ShapeError(
             f"pad: padding_config {padding_config!r} for an array of shape {x.shape} would give "
@@ -318,13 +205,13 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
             "between, of which the last is not negative."
         )
     found = x
-    for d, (low, high, between) in enumerate(config):
+    for d, (low, high, between) in enumerate(padding_config):
         found = _spread(found, d, low, high, between)
     zero = isinstance(padding_value, (int, float, complex)) and padding_value == 0
     if found is x or zero:
         return found
     value = as_array(padding_value).astype(x.dtype, copy=False)
-    for d, (low, _, between) in enumerate(config):
+    for d, (low, _, between) in enumerate(padding_config):
         at = np.arange(sizes[d]) - low
         own = (at >= 0) & (at < x.shape[d] + max(x.shape[d] - 1, 0) * between)
         own &= at % (between + 1) == 0
@@ -346,8 +233,7 @@ def _spread(x: Any, dim: int, low: int, high: int, between: int) -> Any:
         high -= between
         n = n * (1 + between)
     if -low > n or -high > n:  # nothing of the dim is left
-        head = (_slice(None),) * dim
-        x = getitem(x, (*head, _slice(0, 0)))
+        x = getitem(x, (*(_slice(None),) * dim, _slice(0, 0)))
         low, high = n + low + high, 0
     return bind("pad_zeros", x, dims=((dim, (low, high)),)) if low or high else x
 
@@ -355,26 +241,21 @@ def _spread(x: Any, dim: int, low: int, high: int, between: int) -> Any:
 # taken out
 
 
-@checked
+@named("lax.slice(mnp.arange(6), (1,), (6,), (2,)).tolist()", "[1, 3, 5]")
 def slice(
     operand: Any,
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
-) -> Any:
+) -> Array:
     """Return the elements from some positions to before others, along all dims.
 
     Raises:
         IndexingError: if the positions are not those of a slice inside the array.
-
-    >>> import meshard.numpy as mnp
-    >>> slice(mnp.arange(6), (1,), (6,), (2,)).tolist()
-    [1, 3, 5]
     """
     x = as_array(operand)
-    starts = _sizes("slice", "start_indices", start_indices)
-    limits = _sizes("slice", "limit_indices", limit_indices)
-    steps = (1,) * x.ndim if strides is None else _sizes("slice", "strides", strides)
+    starts, limits = start_indices, limit_indices
+    steps = (1,) * x.ndim if strides is None else strides
     fits = len(starts) == len(limits) == len(steps) == x.ndim and all(
         0 <= a <= b <= n and s > 0
         for a, b, s, n in zip(starts, limits, steps, x.shape, strict=True)
@@ -384,62 +265,46 @@ def slice(
             f"slice: from {starts} to {limits} in steps of {steps} in an array of shape {x.shape}: "
             "each dim has a start, a limit from there to the dim's size, and a step above zero."
         )
-    spans = zip(starts, limits, steps, strict=True)
-    return getitem(x, tuple(_slice(a, b, s) for a, b, s in spans))
+    return getitem(x, tuple(map(_slice, starts, limits, steps)))
 
 
-@checked
+@named("lax.slice_in_dim(mnp.arange(6), 1, -1).tolist()", "[1, 2, 3, 4]")
 def slice_in_dim(
     operand: Any,
     start_index: int | None,
     limit_index: int | None,
     stride: int = 1,
     axis: int = 0,
-) -> Any:
-    """Return the elements from one position to before another along one dim.
-
-    >>> import meshard.numpy as mnp
-    >>> slice_in_dim(mnp.arange(6), 1, -1).tolist()
-    [1, 2, 3, 4]
-    """
+) -> Array:
+    """Return the elements from one position to before another along one dim."""
     x = as_array(operand)
     (dim,) = normalised_axes((axis,), x.ndim, "slice_in_dim")
     size = x.shape[dim]
-    ends = [0 if start_index is None else index(start_index)]
-    ends.append(size if limit_index is None else index(limit_index))
+    ends = 0 if start_index is None else start_index, size if limit_index is None else limit_index
     start, limit = (at + size if at < 0 else at for at in ends)
-    starts = [start if d == dim else 0 for d in range(x.ndim)]
-    limits = [limit if d == dim else n for d, n in enumerate(x.shape)]
-    strides = [stride if d == dim else 1 for d in range(x.ndim)]
-    return slice(x, starts, limits, strides)
+    spans = [(0, n, 1) for n in x.shape]
+    spans[dim] = (start, limit, stride)
+    return slice(x, *zip(*spans, strict=True))
 
 
-@checked
-def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
-    """Return the elements at one position along a dim, which stays with size one, or goes.
-
-    >>> import meshard.numpy as mnp
-    >>> index_in_dim(mnp.arange(6), -1).tolist()
-    [5]
-    """
+@named("lax.index_in_dim(mnp.arange(6), -1).tolist()", "[5]")
+def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Array:
+    """Return the elements at one position along a dim."""
     x = as_array(operand)
     (dim,) = normalised_axes((axis,), x.ndim, "index_in_dim")
     found = getitem(x, (*(_slice(None),) * dim, index))
     return shapes.expand_dims(found, dim) if keepdims else found
 
 
-@checked
-def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
+@named(
+    "lax.index_take(mnp.arange(6).reshape(2, 3), (mnp.asarray([1, 0]),), (0,)).tolist()",
+    "[[3, 4, 5], [0, 1, 2]]",
+)
+def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
     """Return the elements at positions along some dims, which become one leading dim.
 
-    Args:
-        src: the array.
-        idxs: for each dim positions of one dim; they go round the end.
-        axes: the dims.
-
-    >>> import meshard.numpy as mnp
-    >>> index_take(mnp.arange(6).reshape(2, 3), (mnp.asarray([1, 0]),), (0,)).tolist()
-    [[3, 4, 5], [0, 1, 2]]
+    Raises:
+        ArgumentError: if there are no dims, or not as many arrays of positions as dims.
     """
     x = as_array(src)
     dims = [normalised_axes((d,), x.ndim, "index_take")[0] for d in axes]

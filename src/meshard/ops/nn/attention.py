@@ -40,7 +40,7 @@ def dot_product_attention(
     Args:
         query: ``(batch, t, heads, size)``, or without batch.
         key: ``(batch, s, key heads, size)``; the key heads divide the heads.
-        value: of the key's shape.
+        value: the values, of the shape of the keys.
         bias: what is added to the logits; broadcasts to ``(batch, heads, t, s)``.
         mask: bools, where a query may look; broadcasts alike.
         scale: what the logits are multiplied by; one over the root of the size by default.
@@ -54,16 +54,19 @@ def dot_product_attention(
             ``(batch, t, heads)``.
 
     Returns:
-        An array of the query's shape and the key's dtype.
+        An array of the shape of the query and the dtype of the key, split as the query is; with
+        ``return_residual`` also that of the logarithms.
 
     Raises:
         ShapeError: if the shapes do not fit.
         ArgumentError: if the implementation is another.
 
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> x = mnp.ones((2, 5, 4, 8))
-    >>> meshard.nn.dot_product_attention(x, x, x, is_causal=True).shape
-    (2, 5, 4, 8)
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("batch",))
+    >>> x = mnp.ones((2, 5, 4, 8), device=meshard.NamedSharding(mesh, meshard.P("batch")))
+    >>> y = meshard.nn.dot_product_attention(x, x, x, is_causal=True)
+    >>> y.shape, y.sharding.spec
+    ((2, 5, 4, 8), P('batch',))
     """
     what = "dot_product_attention"
     if implementation not in (None, "xla"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -19,10 +20,48 @@ from meshard.ops.reductions.moments import var
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import where_of
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 
+P = ParamSpec("P")
 Axis = int | tuple[int, ...] | None
+
+_MESH = """>>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))"""
+
+
+def _pointwise(printed: str, **own: str) -> Callable[[Callable[P, Array]], Callable[P, Array]]:
+    """Complete the docstring of a function that is computed for each element by itself.
+
+    Args:
+        printed: what the function gives for -1, 0, 1 and 2, rounded to three decimals.
+        **own: what its arguments besides the array are.
+    """
+
+    def finish(function: Callable[P, Array]) -> Callable[P, Array]:
+        name = function.__name__
+        arguments = "".join(f"\n        {a}: {what}" for a, what in own.items())
+        function.__doc__ = f"""{function.__doc__}
+
+    Args:
+        x: the array.{arguments}
+
+    Returns:
+        An array of the same shape and sharding.
+
+    Raises:
+        DtypeError: if ``x`` is not an array of numbers.
+
+    {_MESH}
+    >>> y = meshard.nn.{name}(mnp.asarray([-1.0, 0.0, 1.0, 2.0], device=split))
+    >>> mnp.round(y, 3).tolist(), y.sharding.spec
+    ({printed}, P('i',))
+    """
+        return function
+
+    return finish
 
 
 def _float(x: Any) -> Any:
@@ -30,38 +69,27 @@ def _float(x: Any) -> Any:
     return value.astype(default_float()) if is_whole(value.dtype) else value
 
 
-def relu(x: Any) -> Any:
-    """Return the elements that are positive, zero for the others.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.relu(mnp.asarray([-1.0, 2.0])).tolist()
-    [0.0, 2.0]
-    """
+@_pointwise("[0.0, 0.0, 1.0, 2.0]")
+def relu(x: Any) -> Array:
+    """Return the elements where they are positive, zero elsewhere."""
     return bind("maximum", as_array(x), 0)
 
 
-def relu6(x: Any) -> Any:
+@_pointwise("[0.0, 0.0, 1.0, 2.0]")
+def relu6(x: Any) -> Array:
     """Return the elements limited to the interval from 0 to 6."""
     return bind("minimum", relu(x), 6.0)
 
 
-def hard_sigmoid(x: Any) -> Any:
-    """Return relu6(x + 3) / 6.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.hard_sigmoid(mnp.asarray([-3.0, 0.0, 3.0])).tolist()
-    [0.0, 0.5, 1.0]
-    """
+@_pointwise("[0.333, 0.5, 0.667, 0.833]")
+def hard_sigmoid(x: Any) -> Array:
+    """Return relu6(x + 3) / 6."""
     return relu6(_float(x) + 3.0) / 6.0
 
 
-def hard_silu(x: Any) -> Any:
-    """Return x times its hard sigmoid.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.hard_silu(mnp.asarray([-3.0, 3.0])).tolist()
-    [-0.0, 3.0]
-    """
+@_pointwise("[-0.333, 0.0, 0.667, 1.667]")
+def hard_silu(x: Any) -> Array:
+    """Return x times its hard sigmoid."""
     value = _float(x)
     return value * hard_sigmoid(value)
 
@@ -69,24 +97,16 @@ def hard_silu(x: Any) -> Any:
 hard_swish = hard_silu
 
 
-def mish(x: Any) -> Any:
-    """Return x * tanh(softplus(x)) (Misra, 2019).
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> float(meshard.nn.mish(mnp.asarray(0.0)))
-    0.0
-    """
+@_pointwise("[-0.303, 0.0, 0.865, 1.944]")
+def mish(x: Any) -> Array:
+    """Return x * tanh(softplus(x)) (Misra, 2019)."""
     value = _float(x)
     return value * bind("tanh", softplus(value))
 
 
-def squareplus(x: Any, b: Any = 4) -> Any:
-    """Return (x + sqrt(x**2 + b)) / 2, with all digits where x is negative, too.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> float(meshard.nn.squareplus(mnp.asarray(0.0)))
-    1.0
-    """
+@_pointwise("[0.618, 1.0, 1.618, 2.414]", b="what is added to the square; a number, or an array.")
+def squareplus(x: Any, b: Any = 4) -> Array:
+    """Return (x + sqrt(x**2 + b)) / 2, with all digits where x is negative, too."""
     value = _float(x)
     number = isinstance(b, (int, float))
     root = bind("hypot", value, float(np.sqrt(b)) if number else bind("sqrt", b))
@@ -95,35 +115,23 @@ def squareplus(x: Any, b: Any = 4) -> Any:
     return bind("where", below, small, value * 0.5 + root * 0.5)
 
 
-def sparse_plus(x: Any) -> Any:
-    """Return 0 up to -1, x from 1 on, and (x + 1)**2 / 4 between.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.sparse_plus(mnp.asarray([-2.0, 1.0])).tolist()
-    [0.0, 1.0]
-    """
+@_pointwise("[0.0, 0.25, 1.0, 2.0]")
+def sparse_plus(x: Any) -> Array:
+    """Return 0 up to -1, x from 1 on, and (x + 1)**2 / 4 between."""
     value = _float(x)
     between = bind("square", value + 1.0) / 4
     return bind("where", value <= -1, 0.0, bind("where", value >= 1, value, between))
 
 
-def sparse_sigmoid(x: Any) -> Any:
-    """Return the line from 0 at -1 to 1 at 1, level outside.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.sparse_sigmoid(mnp.asarray([-2.0, 0.0, 2.0])).tolist()
-    [0.0, 0.5, 1.0]
-    """
+@_pointwise("[0.0, 0.5, 1.0, 1.0]")
+def sparse_sigmoid(x: Any) -> Array:
+    """Return the line from 0 at -1 to 1 at 1, level outside."""
     return bind("minimum", bind("maximum", _float(x) + 1.0, 0.0), 2.0) * 0.5
 
 
-def log1mexp(x: Any) -> Any:
-    """Return log(1 - exp(-x)), safely.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> float(meshard.nn.log1mexp(mnp.asarray(mnp.inf)))
-    -0.0
-    """
+@_pointwise("[nan, -inf, -0.459, -0.145]")
+def log1mexp(x: Any) -> Array:
+    """Return log(1 - exp(-x)), without overflow."""
     value = _float(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # each half is kept where it is safe
         small = bind("log", -bind("expm1", -value))
@@ -131,48 +139,51 @@ def log1mexp(x: Any) -> Any:
     return bind("where", value < float(np.log(2.0)), small, great)
 
 
-def identity(x: Any) -> Any:
-    """Return the array.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.identity(mnp.ones(2)).tolist()
-    [1.0, 1.0]
-    """
+@_pointwise("[-1.0, 0.0, 1.0, 2.0]")
+def identity(x: Any) -> Array:
+    """Return the array."""
     return as_array(x)
 
 
-def tanh(x: Any) -> Any:
+@_pointwise("[-0.762, 0.0, 0.762, 0.964]")
+def tanh(x: Any) -> Array:
     """Return the hyperbolic tangents."""
     return bind("tanh", as_array(x))
 
 
-def hard_tanh(x: Any) -> Any:
+@_pointwise("[-1.0, 0.0, 1.0, 1.0]")
+def hard_tanh(x: Any) -> Array:
     """Return the elements limited to the interval from -1 to 1."""
     return clip(x, -1, 1)
 
 
-def sigmoid(x: Any) -> Any:
+@_pointwise("[0.269, 0.5, 0.731, 0.881]")
+def sigmoid(x: Any) -> Array:
     """Return 1 / (1 + exp(-x))."""
     return bind("logistic", _float(x))
 
 
-def log_sigmoid(x: Any) -> Any:
-    """Return the logarithm of the sigmoid, safely."""
+@_pointwise("[-1.313, -0.693, -0.313, -0.127]")
+def log_sigmoid(x: Any) -> Array:
+    """Return the logarithm of the sigmoid, without overflow."""
     return -softplus(-_float(x))
 
 
-def softplus(x: Any) -> Any:
-    """Return log(1 + exp(x)), safely."""
+@_pointwise("[0.313, 0.693, 1.313, 2.127]")
+def softplus(x: Any) -> Array:
+    """Return log(1 + exp(x)), without overflow."""
     return bind("logaddexp", _float(x), 0.0)
 
 
-def soft_sign(x: Any) -> Any:
+@_pointwise("[-0.5, 0.0, 0.5, 0.667]")
+def soft_sign(x: Any) -> Array:
     """Return ``x / (1 + |x|)``."""
     value = _float(x)
     return value / (abs(value) + 1)
 
 
-def silu(x: Any) -> Any:
+@_pointwise("[-0.269, 0.0, 0.731, 1.762]")
+def silu(x: Any) -> Array:
     """Return x times its sigmoid."""
     value = _float(x)
     return value * sigmoid(value)
@@ -181,18 +192,13 @@ def silu(x: Any) -> Any:
 swish = silu
 
 
+@_pointwise(
+    "[-0.159, 0.0, 0.841, 1.955]",
+    approximate="by tanh; otherwise exactly.",
+)
 @checked
-def gelu(x: Any, approximate: bool = True) -> Any:
-    """Return the Gaussian error linear unit (Hendrycks and Gimpel, 2016).
-
-    Args:
-        x: the array.
-        approximate: by tanh, as in the paper; else exactly, by the error function.
-
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> float(meshard.nn.gelu(mnp.asarray(0.0)))
-    0.0
-    """
+def gelu(x: Any, approximate: bool = True) -> Array:
+    """Return the Gaussian error linear unit (Hendrycks and Gimpel, 2016)."""
     value = _float(x)
     if not approximate:
         # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
@@ -201,20 +207,23 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
 
 
+@_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
 @checked
-def elu(x: Any, alpha: float = 1.0) -> Any:
+def elu(x: Any, alpha: float = 1.0) -> Array:
     """Return x where positive, alpha * (exp(x) - 1) elsewhere."""
     value = _float(x)
     return bind("where", value > 0, value, bind("expm1", bind("minimum", value, 0.0)) * alpha)
 
 
-def selu(x: Any) -> Any:
+@_pointwise("[-1.111, 0.0, 1.051, 2.101]")
+def selu(x: Any) -> Array:
     """Return the scaled exponential linear unit (Klambauer et al., 2017)."""
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
+@_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
 @checked
-def celu(x: Any, alpha: float = 1.0) -> Any:
+def celu(x: Any, alpha: float = 1.0) -> Array:
     """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
     value = _float(x)
     return relu(value) + bind(
@@ -222,32 +231,62 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
     )
 
 
+@_pointwise("[-0.01, 0.0, 1.0, 2.0]", negative_slope="the slope where ``x`` is negative.")
 @checked
-def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Array:
     """Return x where it is not negative, x times a slope elsewhere."""
     value = _float(x)
     return bind("where", value >= 0, value, value * negative_slope)
 
 
 @checked
-def glu(x: Any, axis: int = -1) -> Any:
-    """Return the first half along a dim times the sigmoid of the second."""
+def glu(x: Any, axis: int = -1) -> Array:
+    """Return the first half along a dim times the sigmoid of the second.
+
+    Args:
+        x: the array.
+        axis: the dim.
+
+    Returns:
+        An array with half of the dim; the other dims stay split as they are.
+
+    Raises:
+        ShapeError: if the size of the dim is odd.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.glu(mnp.zeros((4, 6), device=split))
+    >>> y.shape, y.sharding.spec
+    ((4, 3), P('i',))
+    """
     first, second = split(_float(x), 2, axis)
     return first * sigmoid(second)
 
 
 @checked
-def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """Return exp(x) divided by its sum over a dim, safely.
+def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+    """Return exp(x) divided by its sum over dims, without overflow.
+
+    Of a split dim each device computes its own part; only sums and maxima move.
 
     Args:
         x: the array.
-        axis: the dim or dims that add up to one.
+        axis: the dim or dims along which the result adds up to one.
         where: elements that take part; the others give 0.
 
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> meshard.nn.softmax(mnp.zeros(4)).tolist()
-    [0.25, 0.25, 0.25, 0.25]
+    Returns:
+        An array of the same shape and sharding.
+
+    Raises:
+        ArgumentError: if the array does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.softmax(mnp.zeros(4, device=split))
+    >>> y.tolist(), y.sharding.spec
+    ([0.25, 0.25, 0.25, 0.25], P('i',))
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "softmax")
@@ -269,13 +308,26 @@ def _masked(value: Any, axis: Axis, where: Any) -> tuple[Any, Any]:
 
 
 @checked
-def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """Return the logarithm of the softmax, safely.
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+    """Return the logarithm of the softmax, without overflow.
 
     Args:
         x: the array.
-        axis: the dim or dims whose exponentials add up to one.
+        axis: the dim or dims along which the exponentials of the result add up to one.
         where: elements that take part; the others give minus infinity.
+
+    Returns:
+        An array of the same shape and sharding.
+
+    Raises:
+        ArgumentError: if the array does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.log_softmax(mnp.asarray([0.0, 1000.0], device=split))
+    >>> y.tolist(), y.sharding.spec
+    ([-1000.0, 0.0], P('i',))
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "log_softmax")
@@ -297,7 +349,7 @@ def logsumexp(
     return_sign: bool = False,
     where: Any = None,
 ) -> Any:
-    """Return the logarithm of the sum of exponentials, safely.
+    """Return the logarithm of the sum of exponentials, without overflow.
 
     Args:
         a: the array.
@@ -306,6 +358,19 @@ def logsumexp(
         keepdims: keep the dims, with size one.
         return_sign: return the logarithm of the sum's magnitude, and its sign.
         where: elements that take part.
+
+    Returns:
+        An array, or two with ``return_sign``; the other dims stay split as they are.
+
+    Raises:
+        ArgumentError: if the array does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.logsumexp(mnp.full((2, 1), 1000.0, device=split), axis=1)
+    >>> y.tolist(), y.sharding.spec
+    ([1000.0, 1000.0], P('i',))
     """
     value = _float(a)
     lowest = -float("inf")
@@ -335,8 +400,8 @@ def logsumexp(
 
 
 @checked
-def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
-    """Return the logarithm of the mean of exponentials, safely.
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Array:
+    """Return the logarithm of the mean of exponentials, without overflow.
 
     Args:
         x: the array.
@@ -344,9 +409,18 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
         where: elements that take part.
         keepdims: keep the dims, with size one.
 
-    >>> import meshard.nn, meshard.numpy as mnp
-    >>> float(meshard.nn.logmeanexp(mnp.zeros(4)))
-    0.0
+    Returns:
+        An array; the other dims stay split as they are.
+
+    Raises:
+        ArgumentError: if the array does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.logmeanexp(mnp.zeros((2, 4), device=split), axis=1)
+    >>> y.tolist(), y.sharding.spec
+    ([0.0, 0.0], P('i',))
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "logmeanexp")
@@ -360,8 +434,8 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
 @checked
 def standardize(
     x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
-) -> Any:
-    """Return the array less its mean, divided by its standard deviation over dims.
+) -> Array:
+    """Return the array minus its mean, divided by its standard deviation over dims.
 
     Args:
         x: the array.
@@ -369,6 +443,19 @@ def standardize(
         mean: the mean, where it is known.
         variance: the variance, where it is known.
         epsilon: added to the variance, so that nothing is divided by zero.
+
+    Returns:
+        An array of the same shape and sharding.
+
+    Raises:
+        ArgumentError: if the array does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.standardize(mnp.asarray([1.0, 3.0], device=split), epsilon=0)
+    >>> y.tolist(), y.sharding.spec
+    ([-1.0, 1.0], P('i',))
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "standardize")
@@ -379,8 +466,28 @@ def standardize(
 
 
 @checked
-def one_hot(x: Any, num_classes: int, *, dtype: DtypeLike = None, axis: int = -1) -> Any:
-    """Return for each integer a row of zeros with a one at its place."""
+def one_hot(x: Any, num_classes: int, *, dtype: DtypeLike = None, axis: int = -1) -> Array:
+    """Return for each integer a row of zeros with a one at its place.
+
+    Args:
+        x: the integers; those that are not places give zeros only.
+        num_classes: how long the rows are.
+        dtype: the dtype of the result, by default that of floats.
+        axis: which dim of the result the rows run along.
+
+    Returns:
+        An array with one more dim, which is not split; the others stay split as they are.
+
+    Raises:
+        ArgumentError: if the result does not have such a dim.
+
+    >>> import meshard, meshard.nn, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> y = meshard.nn.one_hot(mnp.asarray([0, 2], device=split), 3)
+    >>> y.tolist(), y.sharding.spec
+    ([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], P('i',))
+    """
     value = as_array(x)
     (at,) = normalised_axes((axis,), value.ndim + 1, "one_hot")
     classes = arange(num_classes).reshape((-1,) + (1,) * (value.ndim - at))

@@ -27,11 +27,11 @@ from meshard.algebra.arguments import count_of, flag_of, function_of, instance_o
 from meshard.algebra.device import device_ids_of
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, ShapeError
-from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.cells import CellGrid, Units
 from meshard.plan.hops.exact import products, total
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Tally
-from meshard.plan.hops.spread import Rows, shared
+from meshard.plan.hops.spread import HeldCells, shared
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,7 +106,7 @@ def group_bound(source: Layout, destination: Layout, group_of: Hosts) -> Tally:
     >>> group_bound(rows, everywhere, lambda ids: ids // 2).as_dict()
     {0: 4, 1: 4}
     """
-    return _by_group(Grid(source), Grid(destination), group_of)
+    return _by_group(CellGrid(source), CellGrid(destination), group_of)
 
 
 def send_bound(source: Layout, destination: Layout) -> int:
@@ -188,7 +188,7 @@ def bounds_of(
 
 
 def _hosts(given: object) -> Hosts | None:
-    """Return the map from device ids to hosts, told as a mapping or as a function of arrays."""
+    """Return the map from device ids to hosts, given as a mapping or as a function of arrays."""
     what, name = "bounds_of", "hosts"
     if given is None:
         return None
@@ -314,10 +314,10 @@ def _needed(hop: Hop) -> Ints:
     return needed
 
 
-def _by_group(before: Grid, after: Grid, group_of: Hosts) -> Tally:
+def _by_group(before: CellGrid, after: CellGrid, group_of: Hosts) -> Tally:
     """Return what each group lacks: cells of one layout are disjoint, so their elements add up."""
     units = unit_map(group_of) if isinstance(group_of, Mapping) else group_of
-    have, need = Rows(before, units), Rows(after, units)
+    have, need = HeldCells(before, units), HeldCells(after, units)
     missing = need.volumes - shared(need, have, np.ones(len(have.group), need.volumes.dtype))
     groups, first = np.unique(need.group, return_index=True)
     sums = np.add.reduceat(missing, first) if len(first) else missing

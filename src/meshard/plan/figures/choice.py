@@ -10,9 +10,10 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.errors import ShapeError
 from meshard.plan.captions import amount_text, bytes_text
-from meshard.plan.figures.footprint import FEW_JOBS, added, footprint, traffic_of
+from meshard.plan.figures.footprint import added, footprint, traffic_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
+from meshard.tuning import CHOICE_JOBS
 
 _LONGEST = (1 << 63) - 1
 
@@ -87,7 +88,7 @@ class Figures:
         messages: pairs of a sender and a receiver, added up over the hops.
         hops: the number of exchanges, one after another.
         peak_bytes: the most bytes of the array that live on one device at once.
-        messages_exact: whether ``messages`` was counted; else there are at most so many.
+        messages_exact: whether ``messages`` was counted; else there are at most that many.
     """
 
     bytes_moved: int
@@ -149,7 +150,7 @@ class Choice:
 
 
 def figures_of(
-    route: Route, itemsize: int, *, donate: bool = False, most_jobs: int = FEW_JOBS
+    route: Route, itemsize: int, *, donate: bool = False, most_jobs: int = CHOICE_JOBS
 ) -> Figures:
     """Return what a route costs one array.
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.plan.figures.footprint import MOST_JOBS, distinct, jobs_at_most, union
+from meshard.plan.figures.footprint import distinct, jobs_at_most, union
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs
+from meshard.tuning import TABLE_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +43,7 @@ def stages(plan: Planned) -> int:
     return max([len(r.layouts) - 1 for r in plan.routes], default=0)
 
 
-def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = MOST_JOBS) -> Flow:
+def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = TABLE_JOBS) -> Flow:
     """Return what passes between devices in one stage of a plan.
 
     Args:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.plan.figures.schedule import is_gradual
-from meshard.plan.hops.cells import Grid
+from meshard.plan.hops.cells import CellGrid
 from meshard.plan.hops.exact import counter, product, volumes_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Tally, tallied
 from meshard.plan.hops.route import Route
+from meshard.tuning import TABLE_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-FEW_JOBS, MOST_JOBS = 1024, 2_000_000
-"""Jobs are listed in order to count messages: few while a route is chosen, many for a table."""
-
-
 def windows(nbytes: int, max_bytes: int | None) -> int:
-    """Return how many times a window opens until so many bytes have gone through it.
+    """Return how many times a window opens until that many bytes have gone through it.
 
     >>> windows(10, 4), windows(10, None), windows(0, 4)
     (3, 1, 0)
@@ -79,11 +76,11 @@ def places(units: Ints, some: Ints) -> Ints | slice:
     return slice(None) if len(units) == len(some) else np.searchsorted(units, some)
 
 
-def held(grid: Grid) -> Tally:
+def held(grid: CellGrid) -> Tally:
     """Return the elements that each unit holds.
 
     >>> from meshard.algebra.layout import Layout
-    >>> held(Grid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
+    >>> held(CellGrid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
     {0: 3, 1: 3, 2: 2, 3: 2}
     """
     # A unit holds any element of an array once; a route adds up what three layouts take.
@@ -161,7 +158,7 @@ class Traffic:
     Attributes:
         messages: pairs of a sender and a receiver.
         peers: the most units that one unit sends to, or receives from.
-        exact: whether ``messages`` was counted; else there are at most so many.
+        exact: whether ``messages`` was counted; else there are at most that many.
         peers_exact: likewise for ``peers``.
     """
 
@@ -174,7 +171,7 @@ class Traffic:
 def jobs_at_most(hop: Hop) -> int:
     """Return how many pairs of overlapping cells there are, each counted per receiver.
 
-    There are no more jobs than that, but for boxes that are cut between two senders.
+    There are no more jobs than that, except for boxes that are cut between two senders.
     """
     copies = hop.after.copies
     if len(copies) and (copies == copies[0]).all():
@@ -186,7 +183,7 @@ def jobs_at_most(hop: Hop) -> int:
     return int((counts * copies).sum())
 
 
-def traffic_of(hop: Hop, *, most_jobs: int = MOST_JOBS) -> Traffic:
+def traffic_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Traffic:
     """Return how many messages a hop takes, and how many peers a unit has.
 
     Args:

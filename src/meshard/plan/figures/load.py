@@ -21,7 +21,8 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import distinct
 from meshard.plan.hops.exact import counter, product, sums_at, total
 from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.spread import Rows, shared
+from meshard.plan.hops.spread import HeldCells, shared
+from meshard.tuning import ESTIMATED_JOBS, LISTED_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,13 +32,8 @@ if TYPE_CHECKING:
     Amounts = Floats | Ints
 
 
-MOST_JOBS = 5_000_000
-"""Hops with more jobs than this are summed, and not listed, even if that is an estimate."""
-_FEW_JOBS = 20_000
-
-
 @final
-class Places:
+class DevicePlaces:
     """Where some devices are in a topology.
 
     Args:
@@ -118,7 +114,7 @@ class Load:
         )
 
     @classmethod
-    def none(cls, places: Places) -> Load:
+    def none(cls, places: DevicePlaces) -> Load:
         """Return the load of nothing at all."""
         levels, devices = len(places.groups), len(places.ids)
         inside = tuple([np.zeros(len(groups), np.int64) for groups in places.groups])
@@ -160,7 +156,7 @@ def as_floats(amounts: Amounts) -> Floats:
     return amounts.astype(np.float64, copy=False)
 
 
-def load_of(hop: Hop, places: Places, *, most_jobs: int = MOST_JOBS) -> Load:
+def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = ESTIMATED_JOBS) -> Load:
     """Return the load of a hop between devices, in elements.
 
     Args:
@@ -170,7 +166,7 @@ def load_of(hop: Hop, places: Places, *, most_jobs: int = MOST_JOBS) -> Load:
     """
     pairs = math.prod([len(merge.lengths) for merge in hop.merges])
     jobs = pairs * hop.after.holders.shape[1] + hop.before.holders.size
-    if jobs <= most_jobs and (jobs <= _FEW_JOBS or not _sums_are_exact(hop)):
+    if jobs <= most_jobs and (jobs <= LISTED_JOBS or not _sums_are_exact(hop)):
         return _listed(hop, places)
     return _summed(hop, places)
 
@@ -199,7 +195,7 @@ def _counts(places: Ints, count: int) -> Floats:
     return np.bincount(places, minlength=count).astype(np.float64)
 
 
-def _listed(hop: Hop, places: Places) -> Load:
+def _listed(hop: Hop, places: DevicePlaces) -> Load:
     """Return the load from all jobs, one by one."""
     jobs = hop.jobs()
     count = len(places.ids)
@@ -225,7 +221,7 @@ def _listed(hop: Hop, places: Places) -> Load:
     )
 
 
-def _summed(hop: Hop, places: Places) -> Load:
+def _summed(hop: Hop, places: DevicePlaces) -> Load:
     """Return the load from sums over cells."""
     count = len(places.ids)
     before, after = hop.before, hop.after
@@ -248,7 +244,7 @@ def _summed(hop: Hop, places: Places) -> Load:
         def group_of(ids: Ints, at: Ints = at) -> Ints:
             return at[places.of(ids)]
 
-        have, need = Rows(before, group_of), Rows(after, group_of)
+        have, need = HeldCells(before, group_of), HeldCells(after, group_of)
         held = have.count * share[have.cell]
         # Of what a group's devices need of a cell, those that hold the cell need nothing.
         stay = have.at(at[keepers], kept_cell)

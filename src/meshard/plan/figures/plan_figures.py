@@ -87,14 +87,14 @@ class Planned:
         rounds: int | None = None,
     ) -> None:
         listed = _listed(leaves, Leaf, "leaves", "arrays, each a Leaf")
-        kinds = Counter([_kind(leaf) for leaf in listed])
+        triples = Counter([_triple(leaf) for leaf in listed])
         if choices is None:
-            choices = [direct_choice(*k, donate=donate, count=n) for k, n in kinds.items()]
+            choices = [direct_choice(*k, donate=donate, count=n) for k, n in triples.items()]
         chosen = _listed(choices, Choice, "choices", "routes, each a Choice")
-        if [c.count for c in chosen] != list(kinds.values()):
+        if [c.count for c in chosen] != list(triples.values()):
             raise ArgumentError(
-                f"Plan: the arrays have {len(kinds)} distinct triples of source, destination and "
-                f"element size, of {list(kinds.values())} arrays each, and choices are for "
+                f"Plan: the arrays have {len(triples)} distinct triples of source, destination and "
+                f"element size, of {list(triples.values())} arrays each, and choices are for "
                 f"{[c.count for c in chosen]}; give one for each triple, with its count."
             )
         for name, value in (
@@ -113,7 +113,7 @@ class Planned:
     def choice_of(self) -> tuple[int, ...]:
         """For each leaf the number of its choice."""
         known: dict[tuple[Layout, Layout, int], int] = {}
-        return tuple([known.setdefault(_kind(leaf), len(known)) for leaf in self.leaves])
+        return tuple([known.setdefault(_triple(leaf), len(known)) for leaf in self.leaves])
 
     @cached_property
     def groups(self) -> tuple[tuple[Leaf, ...], ...]:
@@ -217,15 +217,15 @@ class Planned:
             rows.append(holders)
             amounts.append(product(hop.wanted, weight))
         # All holders together send no more than the sum of what is wanted.
-        kind = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
+        dtype = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
         step = reduce(math.gcd, [leaf.itemsize for leaf in self.leaves], 0) or 1
         most = 0
         for width, (rows, amounts) in sums.items():
             every, wanted = np.concatenate(rows), np.concatenate(amounts)
-            kinds = every[:, 0] if width == 1 else every
-            groups, place = np.unique(kinds, axis=0, return_inverse=True)
-            totals = np.zeros(len(groups), kind)
-            np.add.at(totals, place.reshape(-1), wanted.astype(kind, copy=False))
+            keys = every[:, 0] if width == 1 else every
+            groups, place = np.unique(keys, axis=0, return_inverse=True)
+            totals = np.zeros(len(groups), dtype)
+            np.add.at(totals, place.reshape(-1), wanted.astype(dtype, copy=False))
             copies = np.maximum((groups.reshape(len(groups), width) >= 0).sum(axis=1), 1)
             most = max(most, int((-(-totals // (copies * step)) * step).max(initial=0)))
         return most
@@ -246,9 +246,9 @@ class Planned:
         ]
         units = reduce(lambda a, b: union([a, b]), [f.units for f in prints])
         pairs = list(zip(prints, self.weights, strict=True))
-        kind = counter(4 * sum(int(f.peak.max(initial=0)) * weight for f, weight in pairs))
+        dtype = counter(4 * sum(int(f.peak.max(initial=0)) * weight for f, weight in pairs))
         amounts = [
-            f.over(units).astype(kind) * group[0].itemsize
+            f.over(units).astype(dtype) * group[0].itemsize
             for f, group in zip(prints, self.groups, strict=True)
         ]
         live = sum(a[0] * c.count for a, c in zip(amounts, self.choices, strict=True))
@@ -349,7 +349,7 @@ def checked_ids(alive: object, what: str) -> tuple[int, ...]:
     ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
     if not isinstance(alive, Collection) or len(ids) < len(alive):
         raise ArgumentError(
-            f"{what}: alive lists devices, or their ids, which are integers from 0 on; got "
+            f"{what}: alive lists devices, or their ids, which are non-negative integers; got "
             f"{shown(alive)}."
         )
     return tuple(sorted(set(ids)))
@@ -367,5 +367,5 @@ def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]
     return found
 
 
-def _kind(leaf: Leaf) -> tuple[Layout, Layout, int]:
+def _triple(leaf: Leaf) -> tuple[Layout, Layout, int]:
     return leaf.source, leaf.destination, leaf.itemsize

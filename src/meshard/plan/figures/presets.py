@@ -1,4 +1,4 @@
-"""Topologies by name: the machines that arrays most often lie on."""
+"""Topologies by name: the machines that arrays are most often laid out on."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def topology(name: str) -> Topology:
     - ``"two racks"``: two racks of four hosts of eight devices, where a rack's way out is no wider
       than one host's. Made up, to see what slow ways out do.
 
-    Latencies are of the usual order of magnitude, and measured nowhere but for one process.
+    Latencies are of the usual order of magnitude; only that of one process was measured.
 
     Raises:
         ArgumentError: if there is no such topology.

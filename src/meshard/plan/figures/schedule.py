@@ -17,15 +17,9 @@ from itertools import pairwise, product
 from typing import Protocol, final
 
 from meshard.algebra.layout import Cuts, Layout
+from meshard.tuning import BATCH, GRADUAL
 
-SLAB = 8 << 20
-"""Bytes that a process copies between two times that pages are given back."""
-_GRADUAL = 2 * SLAB
-"""Bytes from which a donated array moves gradually; smaller ones are moved together up to it."""
-_BATCH = 8 << 20
-"""Bytes of each device, before or after, that are moved together where sources stay."""
-
-Span = tuple[int, int]
+Interval = tuple[int, int]
 
 
 class Moved(Protocol):
@@ -52,7 +46,7 @@ def is_gradual(layout: Layout, itemsize: int, *, donate: bool, hops: int = 1) ->
     >>> is_gradual(whole, 4, donate=True), is_gradual(whole, 4, donate=False)
     (True, False)
     """
-    return donate and hops == 1 and math.prod(layout.shape) * itemsize >= _GRADUAL
+    return donate and hops == 1 and math.prod(layout.shape) * itemsize >= GRADUAL
 
 
 def largest_piece(layout: Layout) -> int:
@@ -88,11 +82,11 @@ def batches(leaves: Sequence[Moved], *, donate: bool) -> list[tuple[int, ...]]:
                 known[id(layout)] = largest_piece(layout)
         before, after = (known[id(layout)] * leaf.itemsize for layout in ends)
         sizes.append((before, after))
-    most, limit = [max(pair) for pair in sizes], _BATCH
+    most, limit = [max(pair) for pair in sizes], BATCH
     order = list(range(len(leaves)))
     if donate:
         order.sort(key=lambda i: _rank(*sizes[i]))
-        most, limit = [leaf.itemsize * math.prod(leaf.source.shape) for leaf in leaves], _GRADUAL
+        most, limit = [leaf.itemsize * math.prod(leaf.source.shape) for leaf in leaves], GRADUAL
     found: list[tuple[int, ...]] = []
     batch: list[int] = []
     filled = 0
@@ -161,7 +155,7 @@ class Sweep:
         """In how many places of the array a step reads."""
         return math.prod([len(cuts) - 1 for cuts, _ in zip(self.cuts, self.counts, strict=False)])
 
-    def _spans(self, step: int) -> list[list[Span]]:
+    def _spans(self, step: int) -> list[list[Interval]]:
         """Return for each dim that is cut the ranges that belong to a step."""
         places = []
         for count in reversed(self.counts):
@@ -189,7 +183,7 @@ class Sweep:
             at = (*[a for a, _ in ranges], *[0] * len(whole))
             yield at, (*[b - a for a, b in ranges], *whole)
 
-    def runs(self, step: int, starts: Sequence[int], shape: Sequence[int]) -> Iterator[Span]:
+    def runs(self, step: int, starts: Sequence[int], shape: Sequence[int]) -> Iterator[Interval]:
         """Yield the runs of a box, in elements in C order, that belong to a step.
 
         >>> sweep = Sweep.of((6, 4), ((0, 4, 6), (0, 4)), 2)

@@ -27,9 +27,8 @@ import numpy as np
 
 from meshard.plan.captions import amount_text, bytes_text
 from meshard.plan.figures.load import (
-    MOST_JOBS,
+    DevicePlaces,
     Load,
-    Places,
     added_up,
     as_floats,
     load_of,
@@ -41,6 +40,7 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import each_device
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
+from meshard.tuning import ESTIMATED_JOBS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,7 +188,7 @@ class Simulation:
 
 
 def simulate(
-    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = MOST_JOBS
+    moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = ESTIMATED_JOBS
 ) -> Simulation:
     """Return how long an array takes to move on a topology, and where it is held up.
 
@@ -216,7 +216,10 @@ def simulate(
 
 
 def simulate_many(
-    moves: Iterable[tuple[Moves, int, int]], topology: Topology | str, *, most_jobs: int = MOST_JOBS
+    moves: Iterable[tuple[Moves, int, int]],
+    topology: Topology | str,
+    *,
+    most_jobs: int = ESTIMATED_JOBS,
 ) -> Simulation:
     """Return how long many arrays take to move together.
 
@@ -234,7 +237,7 @@ def simulate_many(
     """
     listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
     where = as_topology(topology, "simulate")
-    places = Places(where, [hop for hops, _, _ in listed for hop in hops])
+    places = DevicePlaces(where, [hop for hops, _, _ in listed for hop in hops])
     rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
     for hops, itemsize, count in listed:
         for number, hop in enumerate(hops):
@@ -260,7 +263,7 @@ def simulate_many(
     )
 
 
-def busy(load: Load, places: Places) -> HopTime:
+def busy(load: Load, places: DevicePlaces) -> HopTime:
     """Return how long what passes between devices at one time takes."""
     return _Timed(load, places).hop
 
@@ -275,7 +278,7 @@ def _whole(amount: float) -> int:
     return amount if isinstance(amount, int) else round(float(amount))
 
 
-def _owner(places: Places, level: int, port: int) -> str:
+def _owner(places: DevicePlaces, level: int, port: int) -> str:
     """Return whose port one of a level's ports is."""
     if level == 0:
         return f"device {places.ids[port]}"
@@ -294,7 +297,7 @@ class _Timed:
         hop: the sum of it.
     """
 
-    def __init__(self, load: Load, places: Places) -> None:
+    def __init__(self, load: Load, places: DevicePlaces) -> None:
         self._places = places
         levels = places.topology.levels
         inside = [0, *map(summed, load.inside)]
@@ -352,7 +355,7 @@ class _Timed:
         return np.maximum(own, 0.0) + out + into
 
 
-def _hottest(timed: Sequence[_Timed], places: Places, direction: int) -> tuple[HotSpot, ...]:
+def _hottest(timed: Sequence[_Timed], places: DevicePlaces, direction: int) -> tuple[HotSpot, ...]:
     """Return the ports that are longest busy in one direction, over all rounds."""
     found: list[tuple[float, int, int, HotSpot]] = []
     for number, level in enumerate(places.topology.levels):

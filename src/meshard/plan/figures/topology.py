@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-Groups = tuple[tuple[int, ...], ...]
+IdGroups = tuple[tuple[int, ...], ...]
 
 
 _LEVEL_KEYS = ("name", "size", "groups", "latency", "bandwidth", "capacity")
@@ -64,7 +64,7 @@ class Level:
     latency: float
     bandwidth: float
     size: int | None = None
-    groups: Groups | None = None
+    groups: IdGroups | None = None
     capacity: float | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Level:
             )
         return float(value)
 
-    def _grouped(self, groups: object) -> Groups:
+    def _grouped(self, groups: object) -> IdGroups:
         told = f"The groups of level {self.name!r} are lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
             raise ArgumentError(f"{told}, one list for each group, not {shown(groups)}.")
@@ -201,7 +201,10 @@ class Topology:
                     f"Device {lost} is in a group of level {self.levels[at].name!r} and in none "
                     f"of level {self.levels[off].name!r}; both must have the same devices."
                 )
-        ids = np.array(sorted(known))
+        self._check_above(np.array(sorted(known)))
+
+    def _check_above(self, ids: Ints) -> None:
+        """Refuse a level that tears a group of the level below it apart."""
         below = ids
         for number, level in enumerate(self.levels):
             here = self.group(number, ids)

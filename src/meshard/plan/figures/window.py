@@ -16,7 +16,7 @@ from operator import index
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError
 from meshard.plan.figures.footprint import added, held
-from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.cells import CellGrid, Units
 from meshard.plan.hops.route import Route
 
 
@@ -24,7 +24,7 @@ def checked_window(max_bytes: object, what: str) -> int | None:
     """Return ``max_bytes`` as an integer, or None for no limit.
 
     Raises:
-        ArgumentError: if it is neither None nor an integer from 1 on.
+        ArgumentError: if it is neither None nor a positive integer.
     """
     if max_bytes is None:
         return None
@@ -80,6 +80,6 @@ def between(route: Route, itemsize: int, units: Units) -> int:
     >>> between(Route("around", (a, b, c)), 8, lambda ids: ids)
     32
     """
-    middle = [(held(Grid(layout, units)), itemsize) for layout in route.layouts[1:-1]]
+    middle = [(held(CellGrid(layout, units)), itemsize) for layout in route.layouts[1:-1]]
     pairs = [[a, b] for a, b in pairwise(middle)] or [middle]
     return max([added(pair).most for pair in pairs])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshard.plan.figures.load import Load, Places, load_of
+from meshard.plan.figures.load import DevicePlaces, Load, load_of
 from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import busy
 from meshard.plan.figures.topology import Topology
@@ -59,7 +59,7 @@ def seconds_of(wires: Sequence[Wire], topology: Topology | str) -> float:
     devices = sorted({d for wire in own for d in _devices(wire)})
     if not devices:
         return after
-    places = Places(where, (), devices)
+    places = DevicePlaces(where, (), devices)
     load = Load.none(places)
     for wire in own:
         if any(wire.received.values()):
@@ -75,7 +75,7 @@ def _devices(wire: Wire) -> set[int]:
     return found if groups is None else found | {int(d) for d in groups.ravel()}
 
 
-def _load(wire: Wire, places: Places) -> Load:
+def _load(wire: Wire, places: DevicePlaces) -> Load:
     move = wire.move
     if move is not None:
         if wire.kind != "move":  # elements keep their places
@@ -123,7 +123,7 @@ def _collective(wire: Wire, groups: Groups) -> list[tuple[int, int, float, float
     return found
 
 
-def _between(pairs: Sequence[tuple[int, int, float, float]], places: Places) -> Load:
+def _between(pairs: Sequence[tuple[int, int, float, float]], places: DevicePlaces) -> Load:
     """Return the load of what passes from one device to another."""
     if not pairs:
         return Load.none(places)

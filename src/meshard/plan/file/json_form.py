@@ -48,9 +48,9 @@ from meshard.plan.file.json_values import (
     as_number,
     as_numbers,
     as_text,
+    fields,
     ids_form,
-    number_or_none,
-    numbers_or_none,
+    optional,
     read_ids,
 )
 from meshard.plan.hops.route import Route
@@ -77,15 +77,10 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
     shardings = Shardings()
     leaves = [
         {
-            "name": x.name,
-            "path": x.path,
-            "also": list(x.also),
+            **fields(x, "name", "path", "also"),
             "source": number(x.source),
             "destination": number(x.destination),
-            "itemsize": x.itemsize,
-            "dtype": x.dtype,
-            "source_text": x.source_text,
-            "destination_text": x.destination_text,
+            **fields(x, "itemsize", "dtype", "source_text", "destination_text"),
             "source_sharding": shardings.number(x.source_sharding),
             "sharding": shardings.number(x.sharding),
         }
@@ -96,9 +91,7 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
             "route": {
                 "name": c.route.name,
                 "layouts": [number(x) for x in c.route.layouts],
-                "why": c.route.why,
-                "split": c.route.split,
-                "alive": c.route.alive,
+                **fields(c.route, "why", "split", "alive"),
             },
             "figures": asdict(c.figures),
             "why": c.why,
@@ -113,12 +106,7 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
     whole: dict[str, object] = {
         "format": FORMAT,
         "version": VERSION,
-        "options": {
-            "max_bytes": plan.max_bytes,
-            "donate": plan.donate,
-            "alive": None if plan.alive is None else list(plan.alive),
-            "rounds": plan.given_rounds,
-        },
+        "options": {**fields(plan, "max_bytes", "donate", "alive"), "rounds": plan.given_rounds},
         "layouts": [_layout_form(layout) for layout in numbers],
         "meshes": shardings.meshes(),
         "shardings": shardings.shardings(),
@@ -220,17 +208,17 @@ def read_json(text: str) -> Read:
         found = Read(
             leaves,
             choices,
-            number_or_none(options["max_bytes"]),
+            optional(options["max_bytes"], as_number),
             bool(options["donate"]),
-            numbers_or_none(options["alive"]),
-            number_or_none(options["rounds"]),
+            optional(options["alive"], as_numbers),
+            optional(options["rounds"], as_number),
             {name: as_number(value) for name, value in totals.items()},
         )
     _check_counts(found)
     return found
 
 
-def _refuse(what: str, then: str) -> NoReturn:
+def _refuse(what: str, then: str = "Write the plan again with Plan.to_json") -> NoReturn:
     raise PlanError(f"Plan.from_json: this is not a plan that can be trusted: {what}. {then}.")
 
 
@@ -263,7 +251,6 @@ def _opened(text: str) -> Mapping[str, object]:
         _refuse(
             f"its checksum is {str(said)[:12]}…, but its text gives {found[:12]}…: it was changed "
             "after it was written",
-            again,
         )
     return whole
 
@@ -271,41 +258,44 @@ def _opened(text: str) -> Mapping[str, object]:
 def _layout(form: object, number: int) -> Layout:
     given = as_mapping(form)
     shape = as_numbers(given["shape"])
-    again = "Write the plan again with Plan.to_json"
     if "boxes" in given:
-        boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
-        holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
-        inside = all(
-            len(b.starts) == len(b.stops) == len(shape)
-            and all(0 <= a <= o <= n for a, o, n in zip(b.starts, b.stops, shape, strict=True))
-            for b in boxes
-        )
-        if len(boxes) != len(holders) or not inside:
-            _refuse(f"the boxes of layout {number} do not lie in its shape {shape}", again)
-        every = [d for some in holders for d in some]
-        if len(set(every)) != len(every) or any(not 0 <= d <= _LONGEST for d in every):
-            _refuse(f"layout {number} names a device twice, or one below 0", again)
-        pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
-        found = layout_of_boxes(shape, pairs)
-        if found.regular or found.boxes != boxes:
-            raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
-        return found
+        return _layout_of_boxes(given, shape, number)
     dims = zip(as_list(given["lengths"]), shape, strict=True)
     cuts = tuple([_cuts(runs, n) for runs, n in dims])
     for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
         if c[-1] != n:
-            _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}", again)
+            _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}")
     grid, replicas = tuple([len(c) - 1 for c in cuts]), as_number(given["replicas"])
     ids = read_ids(given["devices"], math.prod(grid) * replicas)
     if len(ids) != math.prod(grid) * replicas:
         _refuse(
             f"layout {number} has {len(ids):,} devices for {math.prod(grid):,} shards of "
-            f"{replicas:,} replicas",
-            again,
+            f"{replicas:,} replicas"
         )
     if ids.min(initial=0) < 0 or len(np.unique(ids)) != len(ids):
-        _refuse(f"layout {number} names a device twice, or one below 0", again)
+        _refuse(f"layout {number} names a device twice, or one below 0")
     return Layout(shape, cuts, ids.reshape(*grid, replicas))
+
+
+def _layout_of_boxes(given: Mapping[str, object], shape: tuple[int, ...], number: int) -> Layout:
+    boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
+    holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
+    if len(boxes) != len(holders) or not all(_is_inside(box, shape) for box in boxes):
+        _refuse(f"the boxes of layout {number} do not lie in its shape {shape}")
+    pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
+    every = {d for d, _ in pairs}
+    if len(every) != len(pairs) or any(not 0 <= d <= _LONGEST for d in every):
+        _refuse(f"layout {number} names a device twice, or one below 0")
+    found = layout_of_boxes(shape, pairs)
+    if found.regular or found.boxes != boxes:
+        raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
+    return found
+
+
+def _is_inside(box: Box, shape: tuple[int, ...]) -> bool:
+    if not len(box.starts) == len(box.stops) == len(shape):
+        return False
+    return all(0 <= a <= b <= n for a, b, n in zip(box.starts, box.stops, shape, strict=True))
 
 
 def _cuts(runs: object, size: int) -> tuple[int, ...]:
@@ -327,20 +317,19 @@ def _cuts(runs: object, size: int) -> tuple[int, ...]:
 def _leaf(
     form: object, number: int, layouts: Sequence[Layout], shardings: Sequence[Sharding]
 ) -> Leaf:
-    again = "Write the plan again with Plan.to_json"
     given = as_mapping(form)
     a, b = layouts[as_number(given["source"])], layouts[as_number(given["destination"])]
     if a.shape != b.shape:
-        _refuse(f"array {number} has shape {a.shape} before and {b.shape} afterwards", again)
+        _refuse(f"array {number} has shape {a.shape} before and {b.shape} afterwards")
     itemsize = as_number(given["itemsize"])
     if itemsize < 0:
         raise ValueError(f"array {number} has {itemsize} bytes per element")
     ends: list[Sharding | None] = []
     for key, layout in (("source_sharding", a), ("sharding", b)):
-        which = number_or_none(given[key])
+        which = optional(given[key], as_number)
         sharding = None if which is None else shardings[which]
         if sharding is not None and sharding.layout(layout.shape) != layout:
-            _refuse(f"the {key} of array {number} lays it out otherwise than its layout", again)
+            _refuse(f"the {key} of array {number} lays it out otherwise than its layout")
         ends.append(sharding)
     return Leaf(
         as_text(given["name"]),
@@ -352,7 +341,7 @@ def _leaf(
         as_text(given["destination_text"]),
         ends[1],
         ends[0],
-        None if given["path"] is None else as_text(given["path"]),
+        optional(given["path"], as_text),
         tuple([as_text(path) for path in as_list(given["also"])]),
     )
 
@@ -370,8 +359,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
     if len(passed) < 2 or len({x.shape for x in passed}) > 1:
         _refuse(
             f"the route {route['name']} passes through {len(passed)} layouts of "
-            f"{len({x.shape for x in passed})} shapes",
-            "Write the plan again with Plan.to_json",
+            f"{len({x.shape for x in passed})} shapes"
         )
     return Choice(
         Route(
@@ -379,7 +367,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
             passed,
             str(route["why"]),
             bool(route["split"]),
-            numbers_or_none(route["alive"]),
+            optional(route["alive"], as_numbers),
         ),
         _figures(given["figures"]),
         str(given["why"]),
@@ -399,25 +387,21 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
 
 def _check_counts(read: Read) -> None:
     """Refuse choices that are not those of the leaves."""
-    again = "Write the plan again with Plan.to_json"
     kinds: dict[object, list[Leaf]] = {}
     for leaf in read.leaves:
         kinds.setdefault((leaf.source, leaf.destination, leaf.itemsize), []).append(leaf)
     if len(kinds) != len(read.choices):
         _refuse(
             f"its {len(read.leaves):,} arrays need {len(kinds):,} choices, and it has "
-            f"{len(read.choices):,}",
-            again,
+            f"{len(read.choices):,}"
         )
     for number, (leaves, choice) in enumerate(zip(kinds.values(), read.choices, strict=True)):
         if choice.count != len(leaves):
             _refuse(
                 f"choice {number} counts {choice.count:,} arrays, and {len(leaves):,} share it",
-                again,
             )
         if choice.route.source.shape != leaves[0].shape:
             _refuse(
                 f"choice {number} moves shape {choice.route.source.shape}, and its arrays have "
                 f"{leaves[0].shape}",
-                again,
             )

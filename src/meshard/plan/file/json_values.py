@@ -1,4 +1,4 @@
-"""Values in JSON: what is read is checked, and device ids are packed.
+"""Values in JSON: what is written of objects, what is read and checked, and packed device ids.
 
 Device ids are a list, or ``{"runs": [[first id, count], ...]}`` of consecutive ids, or
 ``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64.
@@ -9,51 +9,55 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 
 _LISTED = 64
 """Devices that are written as a plain list."""
 _MOST_IDS = 1 << 28
 
 
-def as_list(given: object) -> Sequence[object]:
-    """Return a list as it is; refuse all else."""
-    if not isinstance(given, list):
-        raise TypeError(f"expected a list, got {given!r}")
-    return given
+def fields(value: object, *names: str) -> dict[str, object]:
+    """Return attributes of a value as JSON has them.
+
+    Tuples are lists, and keys are text, in ascending order of what they were.
+
+    >>> from meshard.algebra.box import Box
+    >>> fields(Box((0, 2), (4, 6)), "starts", "shape")
+    {'starts': [0, 2], 'shape': [4, 4]}
+    """
+    return {name: _plain(getattr(value, name)) for name in names}
 
 
-def as_mapping(given: object) -> Mapping[str, object]:
-    """Return an object as it is; refuse all else."""
-    if not isinstance(given, dict):
-        raise TypeError(f"expected an object, got {given!r}")
-    return given
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(value[key]) for key in sorted(value)}
+    return value
 
 
-def as_text(given: object) -> str:
-    """Return a text as it is; refuse all else."""
-    if not isinstance(given, str):
-        raise TypeError(f"expected a text, got {given!r}")
-    return given
+def _reader(kind: type[T], what: str) -> Callable[[object], T]:
+    def read(given: object) -> T:
+        if not isinstance(given, kind) or isinstance(given, bool):
+            raise TypeError(f"expected {what}, got {given!r}")
+        return given
+
+    return read
 
 
-def as_number(given: object) -> int:
-    """Return an integer as it is; refuse all else."""
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError(f"expected an integer, got {given!r}")
-    return given
-
-
-def number_or_none(given: object) -> int | None:
-    """Return an integer or None; refuse all else."""
-    return None if given is None else as_number(given)
+# Each returns what it is given, and refuses all else.
+as_list: Callable[[object], Sequence[object]] = _reader(list, "a list")
+as_mapping: Callable[[object], Mapping[str, object]] = _reader(dict, "an object")
+as_text = _reader(str, "a text")
+as_number = _reader(int, "an integer")
 
 
 def as_numbers(given: object) -> tuple[int, ...]:
@@ -61,9 +65,9 @@ def as_numbers(given: object) -> tuple[int, ...]:
     return tuple([as_number(n) for n in as_list(given)])
 
 
-def numbers_or_none(given: object) -> tuple[int, ...] | None:
-    """Return the integers of a list, or None; refuse all else."""
-    return None if given is None else as_numbers(given)
+def optional(given: object, read: Callable[[object], T]) -> T | None:
+    """Return None as it is, and all else as it is read."""
+    return None if given is None else read(given)
 
 
 def ids_form(ids: NDArray[np.int64]) -> object:

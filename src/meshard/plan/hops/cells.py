@@ -1,8 +1,8 @@
 """Layouts as grids of cells with holders, ready for arithmetic on whole arrays of them.
 
 A *cell* is one element of the product of a layout's cuts; of a regular layout it is a shard. Of an
-irregular one, whose boxes form no product, a cell is a part of one or more boxes. A *unit* is what
-sends and receives: a device, or a process that holds several.
+irregular one, whose boxes are not a product of cuts, a cell is a part of one or more boxes. A
+*unit* is what sends and receives: a device, or a process that holds several.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def each_device(ids: Ints) -> Ints:
 
 
 @final
-class Grid:
+class CellGrid:
     """A layout's cells, and the units that hold each.
 
     Args:
@@ -161,6 +161,20 @@ def distinct(numbers: Ints) -> Ints:
     return ranked[new]
 
 
+def consecutive(first: Ints, counts: Ints) -> Ints:
+    """Return for each row the numbers from its first on, as many as it counts, row after row.
+
+    This is how a list of ranges becomes an array without a loop: `numpy.repeat` by the same counts
+    brings what belongs to a row beside each of its numbers.
+
+    >>> consecutive(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
+    [10, 11, 30, 31, 32]
+    """
+    ends = np.cumsum(counts)
+    found: Ints = np.arange(int(counts.sum())) + np.repeat(first - (ends - counts), counts)
+    return found
+
+
 @final
 class Merge:
     """The common refinement of two layouts' cuts along one dim.
@@ -168,7 +182,7 @@ class Merge:
     Attributes:
         starts: where each stretch begins.
         lengths: how long it is; none is empty.
-        source: the source's cell that it lies in.
+        source: the source's cell that it is in.
         destination: the destination's.
         of_source: for each source cell the first of its stretches, and one past the last.
         of_destination: likewise.
@@ -190,6 +204,6 @@ class Merge:
         return np.searchsorted(owner, cells), np.searchsorted(owner, cells, side="right")
 
 
-def merged_cuts(source: Grid, destination: Grid) -> tuple[Merge, ...]:
+def merged_cuts(source: CellGrid, destination: CellGrid) -> tuple[Merge, ...]:
     """Return for each dim the common refinement of two grids."""
     return tuple([Merge(a, b) for a, b in zip(source.cuts, destination.cuts, strict=True)])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST = (1 << 63) - 1
 FLOAT_EXACT = 1 << 53
-"""Whole numbers up to here are exact as 64-bit floats."""
+"""Integers up to here are exact as 64-bit floats."""
 
 
 def counter(most: int) -> type[np.int64]:
@@ -29,8 +29,8 @@ def counter(most: int) -> type[np.int64]:
     >>> counter(7), counter(1 << 80)
     (<class 'numpy.int64'>, <class 'object'>)
     """
-    kind: type = np.int64 if most <= _LARGEST else object
-    return kind
+    dtype: type = np.int64 if most <= _LARGEST else object
+    return dtype
 
 
 def total(amounts: Ints) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
-from meshard.plan.hops.cells import Grid, Units, each_device, merged_cuts
+from meshard.plan.hops.cells import CellGrid, Units, consecutive, each_device, merged_cuts
 from meshard.plan.hops.exact import counter, product, total, volumes_of
 from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
 from meshard.plan.hops.spread import spans_of, spread
@@ -102,8 +102,8 @@ class Hop:
         self.destination = destination
         self.split = split
         self.units = units
-        self.before = Grid(source, units if alive is None else _only(units, alive))
-        self.after = Grid(destination, units)
+        self.before = CellGrid(source, units if alive is None else _only(units, alive))
+        self.after = CellGrid(destination, units)
         self.merges = merged_cuts(self.before, self.after)
         # No figure of a hop is more than four times what all units together hold.
         width = max(self.before.holders.shape[1], self.after.holders.shape[1])
@@ -119,17 +119,16 @@ class Hop:
 
     @cached_property
     def stays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Pairs of cells that share elements and lie on one unit.
+        """Pairs of cells that share elements and are on one unit.
 
         The unit, the two cells, the unit's column among the destination cell's holders, and the
         number of elements that they share.
         """
+        # Both lists ascend by unit: each row of the one meets a range of rows of the other.
         (unit, cell, _), (other, target, column) = self.before.held, self.after.held
         first = np.searchsorted(other, unit)
         counts = np.searchsorted(other, unit, side="right") - first
-        rows = np.repeat(np.arange(len(unit)), counts)
-        at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        match = first[rows] + at
+        rows, match = np.repeat(np.arange(len(unit)), counts), consecutive(first, counts)
         volume = self.overlap(cell[rows], target[match])
         some = volume > 0
         rows, match = rows[some], match[some]
@@ -200,6 +199,7 @@ class Hop:
         holders = self.before.holders
         cells, columns = np.nonzero(holders >= 0)
         wanted, copies = self.wanted[cells], self.before.copies[cells]
+        # Shares of a stream follow from its length alone, without a look at the boxes in it.
         first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
         return tallied(every, holders[cells, columns], last - first)
 
@@ -216,7 +216,7 @@ class Hop:
             )
 
     @staticmethod
-    def _cell_box(grid: Grid, cell: int) -> Box:
+    def _cell_box(grid: CellGrid, cell: int) -> Box:
         places = [int(p[0]) for p in grid.places(np.array([cell]))]
         return Box(
             tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),
@@ -238,10 +238,9 @@ class Hop:
         for place, merge, n in zip(places, self.merges, self._other_sizes(side), strict=True):
             first, last = merge.of_source if side == "source" else merge.of_destination
             ends = merge.destination if side == "source" else merge.source
+            # Dim by dim each pair found so far becomes one for each stretch of its cell.
             counts = (last - first)[place][rows]
-            begin = first[place][rows]
-            at = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-            stretch = np.repeat(begin, counts) + at
+            stretch = consecutive(first[place][rows], counts)
             rows = np.repeat(rows, counts)
             volume = np.repeat(volume, counts) * merge.lengths[stretch]
             other = np.repeat(other, counts) * n + ends[stretch]
@@ -289,11 +288,25 @@ class Hop:
 
         A pair stands where it does in its cell's stream only if all pairs of the cell are there, or
         the cell has one holder.
+
+        Take a cell of six elements that units 8 and 5 hold, of which units 7 and 8 need the first
+        four, and units 8 and 9 the last two. Unit 8 has them, so that the stream is four elements
+        for 7, then two for 9. The shares of the two holders are its halves: 8 sends three elements
+        to 7, and 5 sends the fourth to 7 and two to 9.
+
+        >>> source = Layout((6,), ((0, 6),), np.array([[8, 5]]))
+        >>> jobs = Hop(source, Layout((6,), ((0, 4, 6),), np.array([[7, 8], [8, 9]]))).jobs()
+        >>> list(zip(*(x.tolist() for x in (jobs.sender, jobs.receiver, jobs.first, jobs.last))))
+        [(8, 7, 0, 3), (5, 7, 3, 4), (5, 9, 0, 2)]
         """
+        # What a pair adds to its cell's stream: its elements once for each receiver that lacks
+        # them. `near` receivers do not: they hold the source cell too.
         keys = pairs.source * max(self.after.count, 1) + pairs.destination
         known, both = self._local
         near = np.searchsorted(known, keys, side="right") - np.searchsorted(known, keys)
         weight = (self.after.copies[pairs.destination] - near) * pairs.volume
+        # Where the pair begins in the stream: all that stands before it, less what stood before the
+        # first pair of its source cell. `cumsum(new) - 1` numbers the source cells.
         before = np.cumsum(weight) - weight
         new = np.ones(len(weight), bool)
         new[1:] = pairs.source[1:] != pairs.source[:-1]
@@ -306,8 +319,10 @@ class Hop:
         rows = np.repeat(np.arange(len(keys)), counts)
         _, listed = np.nonzero(shown)
         begins = np.cumsum(shown.sum(axis=1)) - shown.sum(axis=1)
-        at = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        column = listed[begins[pairs.destination[rows]] + at]
+        column = listed[consecutive(begins[pairs.destination], counts)]
+        # `both` lists the receivers that hold the cell themselves, as pair and column in one
+        # number. A search in it tells whether a receiver is one of them, and how many of its pair
+        # come before it: that many places of the stream are not taken.
         place = keys[rows] * width + column
         earlier = np.searchsorted(both, place)
         holds = np.zeros(len(rows), bool)
@@ -327,7 +342,12 @@ class Hop:
     def _divided(
         self, receiver: Ints, source: Ints, destination: Ints, volume: Ints, begin: Ints
     ) -> Jobs:
-        """Choose the senders of boxes by where they stand in their cell's stream."""
+        """Choose the senders of boxes by where they stand in their cell's stream.
+
+        Holder ``k`` of ``n`` sends the part of ``[begin, begin + volume)`` in its share,
+        ``[wanted * k // n, wanted * (k + 1) // n)``. A box is one job if it is within one share,
+        and else one for each share from that of its first element to that of its last.
+        """
         copies = np.maximum(self.before.copies[source], 1)
         wanted = self.wanted[source] if (copies > 1).any() else volume
         if not self.split:
@@ -341,14 +361,12 @@ class Hop:
         low = _share(begin, wanted, copies)
         high = _share(begin + volume - 1, wanted, copies)
         parts = high - low + 1
-        rows = np.repeat(np.arange(len(volume)), parts)
-        at = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
-        column = low[rows] + at
+        rows, column = np.repeat(np.arange(len(volume)), parts), consecutive(low, parts)
         edge = product(wanted[rows], column) // copies[rows]
         after = product(wanted[rows], column + 1) // copies[rows]
-        first = np.where(at == 0, 0, edge - begin[rows])
-        last = np.where(at == parts[rows] - 1, volume[rows], after - begin[rows])
-        real = last > first
+        first = np.where(column == low[rows], 0, edge - begin[rows])
+        last = np.where(column == high[rows], volume[rows], after - begin[rows])
+        real = last > first  # shares are empty where a stream is shorter than its holders are many
         rows, column, first, last = rows[real], column[real], first[real], last[real]
         return Jobs(
             self.before.holders[source[rows], column],
@@ -383,7 +401,12 @@ class Hop:
 def _share(position: Ints, wanted: Ints, copies: Ints) -> Ints:
     """Return the holder whose share of a stream holds a position.
 
-    Holder ``k`` of ``n`` has the positions from ``wanted * k // n`` on.
+    Holder ``k`` of ``n`` has the positions from ``wanted * k // n`` on, so that position ``p`` is
+    that of the last ``k`` with ``wanted * k < n * (p + 1)``. Of ten elements three holders have
+    three, three and four.
+
+    >>> _share(np.arange(10), np.full(10, 10), np.full(10, 3)).tolist()
+    [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     """
     found = (product(position + 1, copies) - 1) // np.maximum(wanted, 1)
     return np.where(copies > 1, np.minimum(found, copies - 1), 0).astype(np.int64)

@@ -1,7 +1,7 @@
 """Amounts on the cells of one layout, summed over the cells of another, without pairs of cells.
 
 What is given on one grid (elements wanted, copies, shares) is carried over to another dim by dim
-with running sums, in the order of dims that keeps what lies between no larger than the two grids.
+with running sums, in the order of dims that keeps what is in between no larger than the two grids.
 The same for groups of units, such as hosts: only cells that a group holds count then, and small
 groups are better served by looking at pairs.
 """
@@ -14,32 +14,31 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 
-from meshard.plan.hops.cells import Grid, Units
+from meshard.plan.hops.cells import CellGrid, Units, consecutive
 from meshard.plan.hops.exact import counter
+from meshard.tuning import GROUP_COST, PAIRS_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
-    Amounts = TypeVar("Amounts", Floats, Ints)
+    Number = TypeVar("Number", Floats, Ints)
     Spans = tuple[Ints, Ints]
 
 
-_PAIRS_AT_ONCE = 1 << 21
 # One group's grids cost about as much as this many pairs, besides their cells.
-_GROUP_COST = 4096
 
 
-def spans_of(grid: Grid) -> tuple[Spans, ...]:
+def spans_of(grid: CellGrid) -> tuple[Spans, ...]:
     """Return for each dim where the cells of a grid start and stop."""
     return tuple([(c[:-1], c[1:]) for c in grid.cuts])
 
 
 def spread(
-    values: Amounts, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
-) -> Amounts:
-    """Sum what lies on one grid of cells over each cell of another.
+    values: Number, spans: Sequence[Spans], onto: Sequence[Spans], *, counting: bool = False
+) -> Number:
+    """Sum the values on one grid of cells over each cell of another.
 
     Args:
         values: a number for each cell, as an array of the grid's rank. Sums have its dtype, so
@@ -65,7 +64,7 @@ def spread(
     return values
 
 
-def _running(values: Amounts, dim: int) -> Amounts:
+def _running(values: Number, dim: int) -> Number:
     """Return the sums of the first 0, 1, ... values along a dim."""
     shape = list(values.shape)
     shape[dim] += 1
@@ -76,26 +75,29 @@ def _running(values: Amounts, dim: int) -> Amounts:
     return sums
 
 
-def _lying(numbers: Ints, dim: int, values: Amounts) -> Amounts:
+def _along(numbers: Ints, dim: int, values: Number) -> Number:
     shape = [1] * values.ndim
     shape[dim] = len(numbers)
-    found: Amounts = numbers.reshape(shape).astype(values.dtype)
+    found: Number = numbers.reshape(shape).astype(values.dtype)
     return found
 
 
-def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+def _measured(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     starts, stops = spans
     if not len(starts):
         shape = list(values.shape)
         shape[dim] = len(onto[0])
         return np.zeros(shape, values.dtype)
+    # The sum up to a point takes all cells that begin before it, and of the last of them only the
+    # part up to the point. A cell's sum is that at its stop less that at
+    # its start, so that it takes two look-ups however many cells it overlaps.
     lengths = stops - starts
-    sums = _running(values * _lying(lengths, dim, values), dim)
+    sums = _running(values * _along(lengths, dim, values), dim)
 
-    def up_to(points: Ints) -> Amounts:
+    def up_to(points: Ints) -> Number:
         cell = np.maximum(np.searchsorted(starts, points, side="right") - 1, 0)
         part = np.clip(points - starts[cell], 0, lengths[cell])
-        found: Amounts = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _lying(
+        found: Number = np.take(sums, cell, axis=dim) + np.take(values, cell, axis=dim) * _along(
             part, dim, values
         )
         return found
@@ -103,9 +105,12 @@ def _measured(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
     return up_to(onto[1]) - up_to(onto[0])
 
 
-def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
+def _counted(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
     starts, stops = spans
-    sums = _running(values * _lying((stops > starts).astype(np.int64), dim, values), dim)
+    # Those that share an element are all that begin before the stop, less all that stop at or
+    # before the start. Empty cells share nothing, wherever they are; an empty cell of the other
+    # grid gets nothing, though its start and stop fall into some cell.
+    sums = _running(values * _along((stops > starts).astype(np.int64), dim, values), dim)
     before = np.searchsorted(stops, onto[0], side="right")
     after = np.searchsorted(starts, onto[1], side="left")
     after = np.where(onto[1] > onto[0], np.maximum(after, before), before)
@@ -113,7 +118,7 @@ def _counted(values: Amounts, dim: int, spans: Spans, onto: Spans) -> Amounts:
 
 
 @final
-class Rows:
+class HeldCells:
     """Which cells the groups of some units hold, one row for each group and cell.
 
     Sorted by group and then by cell. Units in group -1 are left out.
@@ -128,7 +133,7 @@ class Rows:
         count: how many units of the group hold the cell.
     """
 
-    def __init__(self, grid: Grid, group_of: Units) -> None:
+    def __init__(self, grid: CellGrid, group_of: Units) -> None:
         self.grid = grid
         units, cells, _ = grid.held
         keys = group_of(units) * max(grid.count, 1) + cells
@@ -156,7 +161,7 @@ class Rows:
         return found
 
     def packed(self, rows: slice) -> tuple[list[Spans], tuple[Ints, ...]]:
-        """Return the grid of the places that occur in some rows, and where in it each row lies."""
+        """Return the grid of the places that occur in some rows, and where each row is in it."""
         spans, found = [], []
         for cuts, place in zip(self.grid.cuts, self.places, strict=True):
             used, inverse = np.unique(place[rows], return_inverse=True)
@@ -165,7 +170,7 @@ class Rows:
         return spans, tuple(found)
 
 
-def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False) -> Amounts:
+def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool = False) -> Number:
     """Sum, for each row, what it shares with the rows of its group in another grid.
 
     Args:
@@ -178,18 +183,21 @@ def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False)
     first: Ints = np.searchsorted(other.group, mine.group)
     counts: Ints = np.searchsorted(other.group, mine.group, side="right") - first
     _, begin, sizes = np.unique(mine.group, return_index=True, return_counts=True)
+    # A group with many rows on both sides is summed as two grids of its own: of 256 rows and 256
+    # columns of a matrix there are 65,536 pairs, and 512 cells. But the grid of the places that
+    # occur can be larger than all pairs, as for cells on a diagonal.
     near = np.ones(len(mine.group), bool)
-    for at in np.flatnonzero(counts[begin] * sizes > _GROUP_COST):
+    for at in np.flatnonzero(counts[begin] * sizes > GROUP_COST):
         low, size = int(begin[at]), int(sizes[at])
         start, many = int(first[low]), int(counts[low])
         mine_at, theirs = slice(low, low + size), slice(start, start + many)
         to, places = mine.packed(mine_at)
-        spans, lying = other.packed(theirs)
+        spans, at_place = other.packed(theirs)
         cells = sum(math.prod([len(s[0]) for s in x]) for x in (to, spans))
-        if 2 * cells + _GROUP_COST > size * many:
+        if 2 * cells + GROUP_COST > size * many:
             continue
         values = np.zeros([len(s[0]) for s in spans], weights.dtype)
-        values[lying] = weights[theirs]
+        values[at_place] = weights[theirs]
         result[mine_at] = spread(values, spans, to, counting=counting)[places]
         near[mine_at] = False
     rows = np.flatnonzero(near & (counts > 0))
@@ -197,29 +205,38 @@ def shared(mine: Rows, other: Rows, weights: Amounts, *, counting: bool = False)
     chunk = 0
     while chunk < len(rows):
         done = int(ends[chunk - 1]) if chunk else 0
-        stop = max(int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")), chunk + 1)
+        stop = max(int(np.searchsorted(ends, done + PAIRS_AT_ONCE, side="right")), chunk + 1)
         some = rows[chunk:stop]
-        result[some] = _by_pairs(mine, other, weights, some, first[some], counts[some], counting)
+        pairs = _paired(some, first[some], counts[some])
+        result[some] = _by_pairs(mine, other, weights, pairs, counting=counting)
         chunk = stop
     return result
 
 
-def _by_pairs(
-    mine: Rows,
-    other: Rows,
-    weights: Amounts,
-    rows: Ints,
-    first: Ints,
-    counts: Ints,
-    counting: bool,
-) -> Amounts:
-    """Sum over the pairs of rows, each of which has at least one other."""
+def _paired(rows: Ints, first: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return all pairs of a row and the others of its group, and where each row's pairs begin.
+
+    >>> a, b, begin = _paired(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
+    >>> a.tolist(), b.tolist(), begin.tolist()
+    ([4, 4, 7, 7, 7], [0, 1, 5, 6, 7], [0, 2])
+    """
     begin = np.cumsum(counts) - counts
-    a = np.repeat(rows, counts)
-    b = np.arange(len(a)) + np.repeat(first - begin, counts)
+    return np.repeat(rows, counts), consecutive(first, counts), begin
+
+
+def _by_pairs(
+    mine: HeldCells,
+    other: HeldCells,
+    weights: Number,
+    pairs: tuple[Ints, Ints, Ints],
+    *,
+    counting: bool,
+) -> Number:
+    """Sum over pairs of rows, as `_paired` returns them."""
+    a, b, begin = pairs
     volume = np.ones(len(a), weights.dtype)
     for (start, stop), (low, high) in zip(mine.spans, other.spans, strict=True):
         volume *= np.maximum(np.minimum(stop[a], high[b]) - np.maximum(start[a], low[b]), 0)
-    amount: Amounts = weights[b] * ((volume > 0) if counting else volume)
-    found: Amounts = np.add.reduceat(amount, begin)
+    amount: Number = weights[b] * ((volume > 0) if counting else volume)
+    found: Number = np.add.reduceat(amount, begin)
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,9 +23,7 @@ from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.move.part import Copy, Message, Part, Recipe
 from meshard.plan.move.replicas import Ownership, ownership, with_replicas
-
-_MANY = 256
-"""Pieces from which arithmetic on whole arrays of them is quicker than going through them."""
+from meshard.tuning import MANY_PIECES
 
 
 @final
@@ -33,7 +32,7 @@ class Source:
     """An operand of an assembly.
 
     Attributes:
-        layout: how it lies.
+        layout: how it is laid out.
         maps: how each destination dim reads from it; None for the identity.
         onto: for each dim the destination position of the first element that the map makes, and
             the distance from each to the next; None where they are the destination's positions.
@@ -47,7 +46,7 @@ class Source:
 
 
 @final
-class _Cells:
+class _SourceCells:
     """A source seen as a product grid: the layout's own, or the refinement of an irregular one."""
 
     def __init__(self, layout: Layout) -> None:
@@ -102,7 +101,7 @@ def _span(source: int, length: int, step: int) -> slice:
 
 
 def _boxes(
-    operand: int, source: Source, cells: _Cells, piece: int, box: Box
+    operand: int, source: Source, cells: _SourceCells, piece: int, box: Box
 ) -> Iterator[list[Copy]]:
     """Yield for each overlapping cell of a source the copies that could bring its part."""
     if not source.flat:
@@ -118,7 +117,7 @@ def _boxes(
 def _box_copies(
     operand: int,
     source: Source,
-    cells: _Cells,
+    cells: _SourceCells,
     piece: int,
     box: Box,
     within: tuple[int, tuple[int, ...]] | None = None,
@@ -161,7 +160,7 @@ def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int,
     Each is the number of elements, and the source's pieces that hold it.
     """
     found = []
-    for choices in _boxes(0, source, _Cells(source.layout), piece, destination.box(piece)):
+    for choices in _boxes(0, source, _SourceCells(source.layout), piece, destination.box(piece)):
         found.append((math.prod(choices[0].shape), [c.origin for c in choices]))
     return found
 
@@ -177,8 +176,8 @@ def assemble(
 
     Args:
         destination: the layout to reach.
-        sources: where the elements come from. Where they overlap, the later ones lie over the
-            first, which then must lie as the destination does.
+        sources: where the elements come from. Where they overlap, the later ones win, and
+            the first must then be laid out as the destination is.
         process_of: the process of each device id; None when one process holds all.
         me: the process whose part is wanted.
         hosts: for each process the number of its host, where those of one host can map each
@@ -198,7 +197,7 @@ def _owned(
     destination: Layout, source: Source, process_of: Mapping[int, int], hosts: Sequence[int]
 ) -> tuple[list[Ownership], int]:
     """Return who builds and who maps the pieces with replicas, and the size of the largest."""
-    holders, cells = _processes(source.layout, process_of), _Cells(source.layout)
+    holders, cells = _processes(source.layout, process_of), _SourceCells(source.layout)
     owned: list[Ownership] = []
     volume = 0
     for piece, wanted in enumerate(_processes(destination, process_of)):
@@ -207,7 +206,7 @@ def _owned(
             continue
         complete = set(wanted)
         for choices in _boxes(0, source, cells, piece, box):
-            complete &= {p for c in choices for p in holders[c.origin]}
+            complete &= {p for p, _ in _owners(choices, holders)}
         found = ownership(piece, wanted, complete, hosts)
         if found:
             owned += found
@@ -223,39 +222,75 @@ def _alone(
 ) -> Part:
     """Return what process ``me`` does where every process builds all its pieces itself."""
     holders = [_processes(s.layout, process_of) for s in sources]
-    if process_of is not None and len(sources) == 1 and _is_plain(sources[0]):
-        every = set.intersection(*map(set, holders[0])) if holders[0] else set()
-        takers = {p for h in _processes(destination, process_of) for p in h}
-        shared = not takers <= every and any(len(h) > 1 for h in holders[0])
-        if shared or max(len(holders[0]), destination.piece_count) > _MANY:
-            return _exchange(destination, sources[0], process_of, me)
-    cells = [_Cells(s.layout) for s in sources]
     wanted = _processes(destination, process_of)
-    local: dict[int, list[Copy]] = {}
-    sends: dict[int, list[Copy]] = {}
-    receives: dict[int, list[Copy]] = {}
-    elements: dict[int, int] = {}
+    plain = len(sources) == 1 and _is_plain(sources[0])
+    if process_of is not None and plain and _is_better_as_hop(holders[0], wanted):
+        return _exchange(destination, sources[0], process_of, me)
+    cells = [_SourceCells(s.layout) for s in sources]
+    found = _Found()
+    gives = any(me in h for hold in holders for h in hold)
     for piece in range(destination.piece_count):
-        if me not in wanted[piece] and not any(me in h for hold in holders for h in hold):
-            continue
         box = destination.box(piece)
-        if not box.volume:
+        if not box.volume or not (gives or me in wanted[piece]):
             continue
         for operand, source in enumerate(sources):
             for choices in _boxes(operand, source, cells[operand], piece, box):
-                owners = [(p, c) for c in choices for p in holders[operand][c.origin]]
-                for receiver in wanted[piece]:
-                    mine = [o for o in owners if o[0] == receiver]
-                    sender, copy = mine[0] if mine else owners[receiver % len(owners)]
-                    if receiver == me:
-                        elements[piece] = elements.get(piece, 0) + math.prod(copy.shape)
-                        if sender == me:
-                            local.setdefault(piece, []).append(copy)
-                        else:
-                            receives.setdefault(sender, []).append(copy)
-                    elif sender == me:
-                        sends.setdefault(receiver, []).append(copy)
-    return _part(destination, sources, wanted, me, local, elements, sends, receives)
+                found.add(_owners(choices, holders[operand]), wanted[piece], me)
+    return _part(destination, sources, wanted, me, found)
+
+
+def _is_better_as_hop(
+    holders: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether there are many pieces, or several processes hold what another lacks, and share it."""
+    if max(len(holders), len(wanted)) > MANY_PIECES:
+        return True
+    every = set.intersection(*map(set, holders)) if holders else set()
+    takers = {p for processes in wanted for p in processes}
+    return not takers <= every and any(len(h) > 1 for h in holders)
+
+
+def _owners(choices: Sequence[Copy], holders: Sequence[tuple[int, ...]]) -> list[tuple[int, Copy]]:
+    """Return the processes that hold a box, each with the copy that brings it from there."""
+    return [(p, c) for c in choices for p in holders[c.origin]]
+
+
+@final
+class _Found:
+    """What one process has to do, as far as it is found.
+
+    Attributes:
+        local: for each piece the copies from blocks of its own.
+        elements: for each piece how many elements it gets, from here and from others.
+        sends: for each peer the boxes that it is sent.
+        receives: for each peer the boxes that it sends.
+    """
+
+    def __init__(self) -> None:
+        self.local: defaultdict[int, list[Copy]] = defaultdict(list)
+        self.elements: defaultdict[int, int] = defaultdict(int)
+        self.sends: defaultdict[int, list[Copy]] = defaultdict(list)
+        self.receives: defaultdict[int, list[Copy]] = defaultdict(list)
+
+    def add(self, owners: Sequence[tuple[int, Copy]], wanted: Sequence[int], me: int) -> None:
+        """Add what process ``me`` has to do with one box.
+
+        Args:
+            owners: the processes that hold it, each with the copy that brings it from there.
+            wanted: the processes that need it. Those that lack it take turns among the owners.
+            me: the process.
+        """
+        for receiver in wanted:
+            mine = [o for o in owners if o[0] == receiver]
+            sender, copy = mine[0] if mine else owners[receiver % len(owners)]
+            if receiver == me:
+                self.elements[copy.piece] += math.prod(copy.shape)
+                if sender == me:
+                    self.local[copy.piece].append(copy)
+                else:
+                    self.receives[sender].append(copy)
+            elif sender == me:
+                self.sends[receiver].append(copy)
 
 
 def _part(
@@ -263,10 +298,7 @@ def _part(
     sources: Sequence[Source],
     wanted: Sequence[tuple[int, ...]],
     me: int,
-    local: Mapping[int, list[Copy]],
-    elements: Mapping[int, int],
-    sends: Mapping[int, list[Copy]],
-    receives: Mapping[int, list[Copy]],
+    found: _Found,
 ) -> Part:
     """Return the part of process ``me``: a recipe for each of its pieces, and its messages."""
     recipes: list[Recipe | None] = []
@@ -275,8 +307,8 @@ def _part(
             recipes.append(None)
             continue
         shape = destination.box(piece).shape
-        copies = tuple(local.get(piece, ()))
-        volume, count = math.prod(shape), elements.get(piece, 0)
+        copies = tuple(found.local[piece])
+        volume, count = math.prod(shape), found.elements[piece]
         alias = copies[0] if len(copies) == 1 and count == volume else None
         if alias is not None and (
             alias.shape != shape or any(s.step not in (None, 1) for s in alias.region)
@@ -285,8 +317,8 @@ def _part(
         recipes.append(Recipe(shape, alias, copies, count >= volume, count > volume))
     return Part(
         _with_affordable_views(recipes, sources),
-        tuple(Message(p, tuple(c)) for p, c in sorted(sends.items())),
-        tuple(Message(p, tuple(c)) for p, c in sorted(receives.items())),
+        tuple(Message(p, tuple(c)) for p, c in sorted(found.sends.items())),
+        tuple(Message(p, tuple(c)) for p, c in sorted(found.receives.items())),
     )
 
 
@@ -296,30 +328,24 @@ def _is_plain(source: Source) -> bool:
 
 def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int], me: int) -> Part:
     """Return what process ``me`` does in a hop from one layout to another."""
-    layout, cells = source.layout, _Cells(source.layout)
+    layout, cells = source.layout, _SourceCells(source.layout)
     holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
-    local: dict[int, list[Copy]] = {}
-    elements: dict[int, int] = {}
+    found = _Found()
     for piece, processes in enumerate(wanted):
         if me not in processes:
             continue
         box = destination.box(piece)
-        elements[piece] = box.volume
+        found.elements[piece] = box.volume
         for choices in _boxes(0, source, cells, piece, box) if box.volume else ():
             mine = next((c for c in choices if me in holders[c.origin]), None)
             if mine is not None:
-                local.setdefault(piece, []).append(mine)
+                found.local[piece].append(mine)
     hop = Hop(layout, destination, unit_map(process_of))
-    sends: dict[int, list[Copy]] = {}
-    receives: dict[int, list[Copy]] = {}
-    for jobs, messages in ((hop.sends([me]), sends), (hop.receives([me]), receives)):
-        for row in range(len(jobs)):
-            sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
-            peer = receiver if sender == me else sender
-            messages.setdefault(peer, []).extend(
-                _carried(hop, jobs, row, holders, wanted, sender, receiver)
-            )
-    return _part(destination, [source], wanted, me, local, elements, sends, receives)
+    for row, peer in enumerate((sends := hop.sends([me])).receiver.tolist()):
+        found.sends[peer] += _carried(hop, sends, row, holders, wanted)
+    for row, peer in enumerate((receives := hop.receives([me])).sender.tolist()):
+        found.receives[peer] += _carried(hop, receives, row, holders, wanted)
+    return _part(destination, [source], wanted, me, found)
 
 
 def _carried(
@@ -328,10 +354,9 @@ def _carried(
     row: int,
     holders: Sequence[tuple[int, ...]],
     wanted: Sequence[tuple[int, ...]],
-    sender: int,
-    receiver: int,
 ) -> Iterator[Copy]:
     """Yield the copies that one job is, for each piece of the receiver that its cell is in."""
+    sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
     covering = hop.before.pieces_of[int(jobs.source[row])]
     origin = next(p for p in covering if sender in holders[p])
     start = hop.source.box(origin).starts

@@ -7,7 +7,7 @@ and the messages to them fall away: what a piece takes is written once for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -61,25 +61,32 @@ def with_replicas(part: Part, owned: Sequence[Ownership], me: int, volume: int) 
     """
     if not owned:
         return part
-    taken = {o.piece: o.owner for o in owned if me in o.takers}
+    taken: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+    for o in owned:
+        recipe = part.recipes[o.piece]
+        if me in o.takers and recipe is not None:
+            taken[o.piece] = o.piece, o.owner, recipe.shape
     dropped = {(p, o.piece) for o in owned for p in o.takers}
-    sends = [
-        Message(m.peer, tuple([c for c in m.copies if (m.peer, c.piece) not in dropped]))
-        for m in part.sends
-    ]
-    receives = [
-        Message(m.peer, tuple([c for c in m.copies if c.piece not in taken])) for m in part.receives
-    ]
     less = Part(
         tuple([None if i in taken else r for i, r in enumerate(part.recipes)]),
-        tuple([m for m in sends if m.copies]),
-        tuple([m for m in receives if m.copies]),
+        _without(part.sends, dropped),
+        _without(part.receives, {(m.peer, piece) for m in part.receives for piece in taken}),
     )
-    shapes = {i: r.shape for i, r in enumerate(part.recipes) if r is not None and i in taken}
     replicas = Replicas(
         volume,
         less,
         tuple((o.piece, o.takers) for o in owned if o.owner == me),
-        tuple((piece, owner, shapes[piece]) for piece, owner in sorted(taken.items())),
+        tuple(sorted(taken.values())),
     )
     return Part(part.recipes, part.sends, part.receives, replicas)
+
+
+def _without(
+    messages: Sequence[Message], dropped: Collection[tuple[int, int]]
+) -> tuple[Message, ...]:
+    """Return messages without the boxes of some pieces to or from some peers."""
+    kept = [
+        Message(m.peer, tuple([c for c in m.copies if (m.peer, c.piece) not in dropped]))
+        for m in messages
+    ]
+    return tuple([m for m in kept if m.copies])

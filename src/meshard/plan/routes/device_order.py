@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.algebra.layout import Layout
+from meshard.plan.hops.cells import consecutive
 from meshard.plan.hops.exact import products, total
+from meshard.tuning import DENSE_EDGES, THINNED_SHARE, WEIGHED_EDGES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,12 +29,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-DENSE_EDGES = 1 << 19
-"""Pairs of a device and a slot beyond which the graph is thinned."""
-_SHARE = 4
-"""How many slots a device keeps, at least, of each of its two shares of a thinned graph."""
-_WEIGHED = 1 << 10
-"""How many edges are matched together by weight, if the components are not larger."""
 _EXACT = 1 << 50
 """Costs below it, and sums of some, are exact as floats."""
 
@@ -89,7 +85,7 @@ def _piece_of_slot(layout: Layout) -> Ints:
 def living(layout: Layout, alive: Collection[int] | None) -> Layout:
     """Return a layout with -1 for devices that are not alive.
 
-    Where boxes form no product the layout is returned as it is.
+    Where boxes are not a product of cuts the layout is returned as it is.
 
     >>> pair = Layout((4,), ((0, 4),), np.array([[5, 6]]))
     >>> living(pair, {6}).tensor.tolist()
@@ -201,6 +197,9 @@ class _Slots:
         replicas = self.destination.tensor.shape[-1]
         length = np.prod(counts, axis=0, dtype=np.int64) * replicas
         rows, position = self._shares(length) if length.sum() > DENSE_EDGES else _positions(length)
+        # A position counts the slots that a device's box overlaps, the last dim and then the
+        # replicas fastest: its digits, to the base of how many cells each dim has of them, are how
+        # far the slot's cell is from the first. A `scale` of all cells makes a slot's number of it.
         rest, copy = np.divmod(position, replicas)
         column, gain = np.zeros_like(rows), np.ones(len(rows), self.kept.dtype)
         scale = 1
@@ -219,6 +218,7 @@ class _Slots:
         gain = np.concatenate([gain, self.kept[given]])
         some = (gain > 0) & (self.group[rows] == self.group[column])
         rows, column, gain = rows[some], column[some], gain[some]
+        # The given order was added, and the two shares of a thinned graph overlap.
         keys = rows * self.count + column
         order = np.argsort(keys, kind="stable")
         order = order[np.diff(keys[order], prepend=-1) != 0]
@@ -237,6 +237,10 @@ class _Slots:
 
     def _shares(self, length: Ints) -> tuple[Ints, Ints]:
         """Return for each device some of the slots that its box overlaps, by their position."""
+        # Say four devices hold one box that overlaps eight slots: in the first round they begin at
+        # slots 0, 2, 4 and 6 of it, each at its own, and keep some from there on. In the second all
+        # devices of the layout do so by their given place, since boxes that overlap the same slots
+        # would else all begin at the same ones.
         order = np.lexsort((*self.starts, *self.stops))
         boxes = np.concatenate([self.starts, self.stops])[:, order]
         new = np.ones(self.count, bool)
@@ -249,13 +253,13 @@ class _Slots:
         rows, positions = [], []
         every = np.flatnonzero(length)
         for begin in (length * rank // sharers, length * np.arange(self.count) // self.count):
-            for at in range(_SHARE):
+            for at in range(THINNED_SHARE):
                 rows.append(every)
                 positions.append(((begin + at) % np.maximum(length, 1))[every])
         return np.concatenate(rows), np.concatenate(positions)
 
     def _all_pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Return the pairs of a destination whose boxes form no product.
+        """Return the pairs of a destination whose boxes are not a product of cuts.
 
         Its boxes are compared with each other: nobody makes many by hand.
         """
@@ -284,8 +288,7 @@ def _scaled(gain: Ints) -> Ints:
 
 def _positions(length: Ints) -> tuple[Ints, Ints]:
     """Return all pairs of a row and a position below its length, in order."""
-    rows = np.repeat(np.arange(len(length)), length)
-    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(np.arange(len(length)), length), consecutive(np.zeros_like(length), length)
 
 
 def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
@@ -308,6 +311,7 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     graph = csr_array((np.ones(int(top.sum()), bool), (row[top], column[top])), (count, count))
     chosen[:] = maximum_bipartite_matching(graph, perm_type="column")
     both = csr_array((np.ones(len(row), bool), (row, count + column)), (2 * count, 2 * count))
+    # Devices are nodes 0 to count - 1, and slots those from count on.
     parts, label = connected_components(both, directed=False)
     # A component is done if all its edges weigh the same, or if each device has its best.
     low = np.full(parts, np.iinfo(np.int64).max)
@@ -324,7 +328,7 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
         ends = np.flatnonzero(np.diff(label[row[edges]], append=-1)) + 1
         begin = 0
         for end in ends.tolist():
-            if end - begin >= _WEIGHED or end == len(edges):
+            if end - begin >= WEIGHED_EDGES or end == len(edges):
                 some = edges[begin:end]
                 devices, slots = _weighed(row[some], column[some], gain[some])
                 chosen[devices] = slots
@@ -336,7 +340,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     """Return the devices, and their slots, of a matching of the greatest gain.
 
     A matching need not cover all; the solver wants one that does. So the graph stands beside its
-    mirror image, and who has no partner is matched with its own image.
+    mirror image, and those without a partner are matched with their own images.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
@@ -349,6 +353,10 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     if most * (n + 1) < _EXACT:  # of equally good ones, one that leaves more where they are
         gain = gain * (n + 1) + (row == column)
         most = most * (n + 1) + 1
+    # Rows are the n devices, then images of the m slots; columns the m slots, then images of the n
+    # devices. Edges: each of the graph, device and own image, image of a slot and the slot, and the
+    # mirror image of each edge. All cost the same except those of the graph itself, which cost
+    # less by their gain: so the cheapest matching that covers all is the one of the greatest gain.
     rows = np.concatenate([i, np.arange(n), n + np.arange(m), n + j])
     columns = np.concatenate([j, m + np.arange(n), np.arange(m), m + i])
     costs = np.full(len(rows), most + 1)

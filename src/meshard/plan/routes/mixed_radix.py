@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class Digits:
+class MixedRadix:
     """An even layout on numbered devices.
 
     Attributes:
@@ -36,7 +36,7 @@ class Digits:
         dims: for each dim its digits, the most significant first, as places in ``sizes``; no place
             is there twice.
 
-    >>> rows = Digits((8, 8), (2, 2, 2), ((0, 1), ()))
+    >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1), ()))
     >>> rows.grid, rows.replicas
     ((4, 1), 2)
     """
@@ -63,21 +63,24 @@ class Digits:
         return np.ascontiguousarray(spread.reshape(*self.grid, self.replicas))
 
 
-def closed_form_moved(source: Digits, destination: Digits) -> int:
+def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
     """Return the elements that enter devices which lack them, in time linear in the digits.
 
     A device keeps what agrees with its number in both maps. Of the digits that both use, the number
     must say the same at both places: each tie of two places that were not tied yet leaves one in
     ``p`` devices. Each of those keeps the array divided by all digits that either uses.
 
-    >>> rows = Digits((8, 8), (2, 2, 2), ((0, 1, 2), ()))
-    >>> columns = Digits((8, 8), (2, 2, 2), ((), (0, 1, 2)))
+    >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1, 2), ()))
+    >>> columns = MixedRadix((8, 8), (2, 2, 2), ((), (0, 1, 2)))
     >>> closed_form_moved(rows, columns)
     56
     """
     assert source.sizes == destination.sizes
     sizes = source.sizes
     devices, elements = math.prod(sizes), math.prod(source.shape)
+    # Digits that must be equal are one tree each; `root` leads to its top. Rows and columns above,
+    # on 8 devices: dim 0 has digits 0, 1, 2 for the rows and none for the columns, so that nothing
+    # is tied, all 8 devices keep something, and each keeps 64 / 8 / 8 = 1 element.
     root = list(range(len(sizes)))
 
     def top(place: int) -> int:
@@ -87,6 +90,7 @@ def closed_form_moved(source: Digits, destination: Digits) -> int:
 
     keepers, kept = devices, elements
     for mine, yours in zip(source.dims, destination.dims, strict=True):
+        # The longer list cuts the dim finer, and its first digits are the other's, once tied.
         for place in mine if len(mine) > len(yours) else yours:
             kept //= sizes[place]
         for a, b in zip(mine, yours, strict=False):
@@ -99,7 +103,7 @@ def closed_form_moved(source: Digits, destination: Digits) -> int:
 
 @final
 @dataclass(frozen=True)
-class _Segment:
+class _Stretch:
     """A stretch of a device's number that says a stretch of the place along a dim.
 
     Attributes:
@@ -115,7 +119,7 @@ class _Segment:
     before: int
 
 
-def digits_of(layouts: Sequence[Layout]) -> list[Digits] | None:
+def mixed_radix_of(layouts: Sequence[Layout]) -> list[MixedRadix] | None:
     """Return layouts as maps of digits of one number, or None where they have no such form.
 
     Devices are numbered by the first layout's tensor, so that their ids do not matter.
@@ -124,25 +128,26 @@ def digits_of(layouts: Sequence[Layout]) -> list[Digits] | None:
     >>> ids = np.arange(4).reshape(2, 2)
     >>> a = Layout((4,), (even_cuts(4, 4),), ids.reshape(4, 1))
     >>> b = Layout((4,), (even_cuts(4, 4),), ids.T.reshape(4, 1))
-    >>> [d.dims for d in digits_of([a, b])]
+    >>> [d.dims for d in mixed_radix_of([a, b])]
     [((0, 1),), ((1, 0),)]
     """
     first = layouts[0]
-    segments: list[list[_Segment]] = []
+    stretches: list[list[_Stretch]] = []
     for layout in layouts:
         if not layout.regular or not layout.even or not math.prod(layout.shape):
             return None
         numbers = _numbers(first, layout)
-        found = None if numbers is None else _segments(numbers)
+        found = None if numbers is None else _stretches(numbers)
         if found is None:
             return None
-        segments.append(found)
-    refined = _refined(segments, first.tensor.size, first.ndim)
+        stretches.append(found)
+    refined = _refined(stretches, first.tensor.size, first.ndim)
     if refined is None:
         return None
     strides, sizes = _places(refined)
     return [
-        Digits(first.shape, sizes, _dims(found, strides, sizes, first.ndim)) for found in segments
+        MixedRadix(first.shape, sizes, _dims(found, strides, sizes, first.ndim))
+        for found in stretches
     ]
 
 
@@ -167,13 +172,25 @@ def _numbers(first: Layout, layout: Layout) -> Ints | None:
     return found if found.min() >= 0 else None
 
 
-def _segments(numbers: Ints) -> list[_Segment] | None:
-    """Return the stretches along which numbers grow evenly, if numbers are a sum of those."""
+def _stretches(numbers: Ints) -> list[_Stretch] | None:
+    """Return the stretches along which numbers grow evenly, if numbers are a sum of those.
+
+    Along one dim of a layout on axes ``(x, z)`` of an ``x y z = 2 2 2`` mesh the numbers are 0, 1,
+    4, 5: a stretch of two with the place value 1, twice, and of those a stretch with 4.
+
+    >>> [
+    ...     (s.stride, s.count, s.before)
+    ...     for s in _stretches(np.array([[0, 2], [1, 3], [4, 6], [5, 7]]))
+    ... ]
+    [(1, 2, 2), (4, 2, 1), (2, 2, 1)]
+    """
     if numbers.reshape(-1)[0]:
         return None
     found = []
     total = np.zeros((1,) * numbers.ndim, np.int64)
     for axis in range(numbers.ndim):
+        # The numbers along this axis, at the beginning of all others. That the others only add to
+        # them is what the last line looks at.
         place = tuple(slice(None) if i == axis else 0 for i in range(numbers.ndim))
         line = numbers[place]
         shape = [1] * numbers.ndim
@@ -188,7 +205,7 @@ def _segments(numbers: Ints) -> list[_Segment] | None:
                 return None
             before = len(rest) // count
             dim = axis if axis < numbers.ndim - 1 else None
-            found.append(_Segment(stride, count, dim, before))
+            found.append(_Stretch(stride, count, dim, before))
             tail = rest.reshape(before, count)
             rest = tail[:, 0]
             if (tail - rest[:, None] != stride * np.arange(count)).any():
@@ -196,41 +213,53 @@ def _segments(numbers: Ints) -> list[_Segment] | None:
     return found if (total == numbers).all() else None
 
 
-def _refined(segments: list[list[_Segment]], devices: int, rank: int) -> list[int] | None:
+def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[int] | None:
     """Return the place values at which digits begin, so fine that every map is one of digits.
 
     None where they contradict each other, as 6 = 2 x 3 and 6 = 3 x 2 do.
     """
+    # A digit that begins inside of a stretch cuts it in two, of the number and of the dim: where
+    # one layout has a stretch of 4 at place value 1 that cuts its dim into 4, and another has one
+    # that begins at place value 2, the first becomes two digits, and its dim is cut into 2 and 4.
+    # What cuts a dim may cut stretches of the other layouts in turn, so this goes on until no
+    # stretch is cut any more.
     strides = {1, devices}
     parts: list[set[int]] = [{1} for _ in range(rank)]
-    for s in (s for found in segments for s in found):
+    for s in (s for found in stretches for s in found):
         strides |= {s.stride, s.stride * s.count}
         if s.dim is not None:
             parts[s.dim] |= {s.before, s.before * s.count}
-    grew = True
-    while grew:
-        grew = False
-        for s in (s for found in segments for s in found if s.dim is not None):
-            assert s.dim is not None
-            end, fine = s.stride * s.count, s.before * s.count
-            for x in sorted(strides):
-                if s.stride < x < end:
-                    if x % s.stride or end % x:
-                        return None
-                    y = fine // (x // s.stride)
-                    grew |= y not in parts[s.dim]
-                    parts[s.dim].add(y)
-            for y in sorted(parts[s.dim]):
-                if s.before < y < fine:
-                    if y % s.before or fine % y:
-                        return None
-                    x = s.stride * (fine // y)
-                    grew |= x not in strides
-                    strides.add(x)
+    known = 0
+    while known < len(strides) + sum(map(len, parts)):
+        known = len(strides) + sum(map(len, parts))
+        for s in (s for found in stretches for s in found):
+            if s.dim is not None and not _cut_at_once(s, strides, parts[s.dim]):
+                return None
     chains = [sorted(strides), *map(sorted, parts)]
     if any(b % a for chain in chains for a, b in pairwise(chain)):
         return None
     return chains[0]
+
+
+def _cut_at_once(stretch: _Stretch, strides: set[int], parts: set[int]) -> bool:
+    """Cut the dim where a stretch of the number is cut, and the number where the dim is.
+
+    Returns:
+        Whether the stretch can be cut there: its parts must be equal.
+    """
+    low, high = stretch.stride, stretch.stride * stretch.count
+    coarse, fine = stretch.before, stretch.before * stretch.count
+    for x in sorted(strides):
+        if low < x < high:
+            if x % low or high % x:
+                return False
+            parts.add(fine // (x // low))
+    for y in sorted(parts):
+        if coarse < y < fine:
+            if y % coarse or fine % y:
+                return False
+            strides.add(low * (fine // y))
+    return True
 
 
 def _places(refined: list[int]) -> tuple[list[int], tuple[int, ...]]:
@@ -245,11 +274,11 @@ def _places(refined: list[int]) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _dims(
-    segments: list[_Segment], strides: list[int], sizes: tuple[int, ...], rank: int
+    stretches: list[_Stretch], strides: list[int], sizes: tuple[int, ...], rank: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return for each dim the places of its digits."""
     dims: list[list[tuple[int, list[int]]]] = [[] for _ in range(rank)]
-    for s in segments:
+    for s in stretches:
         if s.dim is not None:
             inside = [i for i, x in enumerate(strides) if s.stride <= x < s.stride * s.count]
             dims[s.dim].append((s.before, inside))

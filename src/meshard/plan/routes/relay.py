@@ -50,9 +50,9 @@ def striped(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes form no product, where no device of the source
-        would send less than in a direct exchange, and where relays would have to send more than
-        a direct exchange has its busiest device send or receive.
+        None where cells have one holder, where boxes are not a product of cuts, where no device of
+        the source would send less than in a direct exchange, and where relays would have to send
+        more than a direct exchange has its busiest device send or receive.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8, 8), (even_cuts(8, 8), (0, 8)), np.arange(8).reshape(8, 1, 1))
@@ -98,8 +98,8 @@ def chained(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes form no product, and where the busiest device
-        would not be less busy.
+        None where cells have one holder, where boxes are not a product of cuts, and where the
+        busiest device would not be less busy.
 
     >>> one = Layout((8,), ((0, 8),), np.array([[0]]))
     >>> all_of_them = Layout((8,), ((0, 8),), np.arange(8).reshape(1, 8))
@@ -147,7 +147,7 @@ def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
 
     Returns:
         None where no cell has several holders in a group, where cells differ in how many they have
-        in each, and where boxes form no product.
+        in each, and where boxes are not a product of cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8,), (even_cuts(8, 8),), np.arange(8).reshape(8, 1))
@@ -239,7 +239,7 @@ def _useful(
 
 
 def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
-    """Return cuts that divide each cell into so many parts, which differ by at most one.
+    """Return cuts that divide each cell into that many parts, which differ by at most one.
 
     >>> refined_cuts((0, 4, 7), 2)
     (0, 2, 4, 6, 7)
@@ -251,15 +251,15 @@ def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
     return (*inner.reshape(-1).tolist(), cuts[-1])
 
 
-def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
-    """Return a layout with each cell cut into parts, and with holders ``[cell..., part, copy]``.
+def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
+    """Return along which dim, and into how many, the cells of a layout are cut, step by step.
 
     Dims are cut from the outermost on, so that parts are long runs in memory: first where the cut
     is even, else where every part has an element, else where cells are longest.
     """
     shortest = [min((b - a for a, b in pairwise(c) if b > a), default=0) for c in layout.cuts]
     times = [1] * layout.ndim
-    factors: list[tuple[int, int]] = []  # the dim and the number of parts, the slowest first
+    factors: list[tuple[int, int]] = []
     for p in sorted(prime_factors(parts), reverse=True):
         wanted = [n * p for n in times]
         even = [
@@ -272,6 +272,16 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
         dim = (even or fits or [longest])[0]
         times[dim] *= p
         factors.append((dim, p))
+    return factors
+
+
+def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
+    """Return a layout with each cell cut into parts, and with holders ``[cell..., part, copy]``."""
+    factors = _factors(layout, parts)
+    times = [math.prod([p for d, p in factors if d == dim]) for dim in range(layout.ndim)]
+    # The parts of all dims are one axis, slowest factor first. Each factor becomes an axis of its
+    # own and goes behind the cells of its dim: with (2, 1) cells in 6 parts, of which 3 along dim 0
+    # and 2 along dim 1, axes (2, 1, 3, 2, copy) become (2, 3, 1, 2, copy), a grid of (6, 2).
     rank = layout.ndim
     tensor = holders.reshape(*layout.grid, *(p for _, p in factors), -1)
     order: list[int] = []

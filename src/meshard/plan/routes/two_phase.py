@@ -21,8 +21,9 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.route import Route
 from meshard.plan.routes.device_order import best_device_order, kept_elements, living
-from meshard.plan.routes.mixed_radix import Digits, closed_form_moved, digits_of
+from meshard.plan.routes.mixed_radix import MixedRadix, closed_form_moved, mixed_radix_of
 from meshard.plan.routes.relay import refined_cuts
+from meshard.tuning import MOST_GRIDS, ORDERED_DEVICES, PLACED_GRIDS, ROUTES_OF_A_KIND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,30 +31,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-_GRIDS = 20_000
-"""How many grids are compared at most."""
-_PLACED = 24
-"""For how many of them places of digits are tried."""
-_EACH = 4
-"""How many routes of a kind are kept at most."""
-_ORDERED = 1024
-"""Up to how many devices a grid that does not nest gets the best order of its devices."""
-
-
 def candidates(
     source: Layout,
     destination: Layout,
     *,
     limit: int = 16,
-    max_bytes: int | None = None,
-    itemsize: int = 1,
+    most: int | None = None,
     split: bool = True,
     alive: Collection[int] | None = None,
 ) -> list[Route]:
     """Return routes of two hops that may be better than one, the most promising of each kind first.
 
     On one set of devices they take fewer messages ("two-phase"). Between two sets they lay the
-    array out anew on the devices of the source ("split replicas first", which moves nothing, and
+    array out again on the devices of the source ("split replicas first", which moves nothing, and
     "retile first") or of the destination ("retile last"), so that fewer messages or fewer bytes
     cross. The order is the same in every process.
 
@@ -61,15 +51,14 @@ def candidates(
         source: where the elements are.
         destination: where they are to be.
         limit: how many routes to return at most.
-        max_bytes: what a device may hold of the intermediate layout; by default as much as it holds
-            of the source or the destination, whichever is more.
-        itemsize: the bytes of one element.
+        most: how many elements of the intermediate layout a device may hold; by default as many as
+            it holds of the source or the destination, whichever is more.
         split: whether a box may be cut between two senders.
         alive: the ids of the devices that still have their part of the source; None for all. Where
             some do not, the source's devices are left as they are.
 
     Returns:
-        Nothing where there are no elements or a layout's boxes form no product.
+        Nothing where there are no elements or the boxes of a layout are not a product of cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((16, 16), (even_cuts(16, 16), (0, 16)), np.arange(16).reshape(16, 1, 1))
@@ -82,9 +71,8 @@ def candidates(
         return []
     if int(destination.tensor.min()) < 0 or source == destination:
         return []
-    most = max(math.prod(source.largest_piece), math.prod(destination.largest_piece))
-    if max_bytes is not None:
-        most = max_bytes // itemsize
+    if most is None:
+        most = max(math.prod(source.largest_piece), math.prod(destination.largest_piece))
     complete = int(living(source, alive).tensor.min()) >= 0
     if complete and _same_devices(source, destination):
         found = _two_phase(source, destination, most)
@@ -100,7 +88,7 @@ def candidates(
 
 
 def _none(layout: Layout) -> Route:
-    """Return a route that stands for a layout which is no intermediate one."""
+    """Return a route that stands for a layout which is not an intermediate one."""
     return Route("", (layout, layout))
 
 
@@ -120,12 +108,12 @@ def _two_phase(source: Layout, destination: Layout, most: int) -> list[Route]:
     into = _messages(_one(source), source.replicas, grids, copies)
     out = _messages(grids, copies, _one(destination), destination.replicas)
     order = np.lexsort((*_outermost_first(grids), np.abs(into - out), into + out))
-    order = order[(into + out < direct)[order]][:_PLACED]
-    both = digits_of([source, destination])
+    order = order[(into + out < direct)[order]][:PLACED_GRIDS]
+    both = mixed_radix_of([source, destination])
     routes: list[Route] = []
     least, measured = -1, 0
     for i in order.tolist():
-        if len(routes) == _EACH or measured == _EACH:
+        if len(routes) == ROUTES_OF_A_KIND or measured == ROUTES_OF_A_KIND:
             break
         grid = tuple(grids[i].tolist())
         found = None if both is None else _placed_by_digits(source, destination, grid, both)
@@ -172,8 +160,8 @@ def _first(source: Layout, destination: Layout, most: int) -> list[Route]:
     for i in _best(grids, across < direct, across, copies, inside):
         layout = _placed(source, destination, tuple(grids[i].tolist()))
         why = (
-            "The array is first laid out anew on the devices that hold it; then a device has about "
-            f"{int(across[i]):,} messages to or from the others instead of {direct:,}."
+            "The array is first laid out again on the devices that hold it; then a device has "
+            f"about {int(across[i]):,} messages to or from the others instead of {direct:,}."
         )
         routes.append(Route("retile first", (source, layout, destination), why))
     return [r for r in routes if math.prod(r.layouts[1].largest_piece) <= most]
@@ -214,7 +202,7 @@ def _best(grids: Ints, wanted: NDArray[np.bool_], *figures: Ints) -> list[int]:
     order = np.lexsort((*_outermost_first(grids), *reversed(figures)))
     order = order[wanted[order]]
     found: list[int] = []
-    while len(order) and len(found) < _EACH:
+    while len(order) and len(found) < ROUTES_OF_A_KIND:
         i = int(order[0])
         found.append(i)
         order = order[np.any([f[order] < f[i] for f in figures], axis=0)]
@@ -245,9 +233,9 @@ def _grids(
         more = [s * k for k in _divisors(replicas[0])] + [d * k for k in _divisors(replicas[1])]
         options.append(sorted({*_divisors(s), *_divisors(d), *more}))
     ends = list(zip(source.grid, destination.grid, strict=True))
-    if math.prod(map(len, options)) > _GRIDS:
+    if math.prod(map(len, options)) > MOST_GRIDS:
         options = [sorted({math.gcd(s, d), s, d}) for s, d in ends]
-    if math.prod(map(len, options)) > _GRIDS:
+    if math.prod(map(len, options)) > MOST_GRIDS:
         options = [sorted({s, d}) for s, d in ends]
     mesh = np.meshgrid(*[np.array(o, np.int64) for o in options], indexing="ij")
     grids = np.stack([m.reshape(-1) for m in mesh], axis=1) if mesh else np.ones((1, 0), np.int64)
@@ -281,6 +269,9 @@ def _messages(
     Grids are ``[grid, dim]``, one of the two may be one grid for all. The holders of a cell divide
     what is needed of it evenly, and so a part of it, where fewer need one than hold it.
     """
+    # A device receives from every source cell that its own overlaps. Where a cell has more holders
+    # than devices need it, several of them send it a share each. And it sends to all that need of
+    # its cell, divided by the holders that do the same.
     cells = np.prod(_overlapping(source, destination), axis=1)
     needed = np.prod(_overlapping(destination, source), axis=1) * destination_copies
     found: Ints = np.maximum(
@@ -296,6 +287,8 @@ def _direct_messages(source: Layout, destination: Layout) -> int:
 
 def _overlapping(one: Ints, other: Ints) -> NDArray[np.float64]:
     """Return how many cells of one grid a cell of the other overlaps along each dim, at most."""
+    # Of n even cells one of m overlaps n / m where they nest, and else up to one more: of 10 cells
+    # one of 4 overlaps 2.5, which is 3, or 4 where it begins inside of one.
     nested = (one % other == 0) | (other % one == 0)
     found: NDArray[np.float64] = np.minimum(-(-one // other) + np.where(nested, 0, 1), one) * 1.0
     return found
@@ -312,6 +305,9 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
     """
     common = [math.gcd(n, m) for n, m in zip(side.grid, grid, strict=True)]
     rank = side.ndim
+    # Of each dim's n cells the first digit, of g = gcd(n, m), says where the devices stay; the
+    # other, of n / g, is handed over. Say 6 cells become 4: g is 2, and the 3 cells of each half
+    # are dealt out, with the replicas, to its 2 new ones.
     split = [k for n, g in zip(side.grid, common, strict=True) for k in (g, n // g)]
     tensor = side.tensor.reshape(*split, -1)
     tensor = tensor.transpose(*range(0, 2 * rank, 2), *range(1, 2 * rank, 2), 2 * rank)
@@ -321,7 +317,7 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
     tensor = tensor.transpose(*order, 2 * rank).reshape(*grid, -1)
     layout = Layout(side.shape, _cuts(side, other, grid), np.ascontiguousarray(tensor))
     nests = all(n % m == 0 or m % n == 0 for n, m in zip(side.grid, grid, strict=True))
-    return layout if nests or tensor.size > _ORDERED else best_device_order(side, layout)
+    return layout if nests or tensor.size > ORDERED_DEVICES else best_device_order(side, layout)
 
 
 def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
@@ -342,14 +338,14 @@ def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
 
 
 def _placed_by_digits(
-    source: Layout, destination: Layout, grid: tuple[int, ...], both: list[Digits]
+    source: Layout, destination: Layout, grid: tuple[int, ...], both: list[MixedRadix]
 ) -> tuple[int, Layout] | None:
     """Return what moves in both hops, and a layout of some grid, placed where less of it does.
 
-    None if the grid is no prefix of the digits.
+    None if the grid is not a prefix of the digits.
     """
     before, after = both
-    best: tuple[int, Digits] | None = None
+    best: tuple[int, MixedRadix] | None = None
     for near, far in ((before, after), (after, before)):
         found = _dealt(near, far, grid)
         if found is not None:
@@ -362,19 +358,28 @@ def _placed_by_digits(
     return best[0], Layout(source.shape, _cuts(source, destination, grid), tensor)
 
 
-def _dealt(near: Digits, far: Digits, grid: tuple[int, ...]) -> Digits | None:
-    """Return a map for a grid: digits stay where one layout has them, else where the other does.
-
-    Others go to the first digit of the devices that is free. None if the grid is no prefix.
-    """
-    sizes = near.sizes
-    wanted: list[list[int]] = []  # for each dim the sizes of its digits
+def _digit_sizes(
+    near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]
+) -> list[list[int]] | None:
+    """Return for each dim of a grid the sizes of its digits; None if the grid is not a prefix."""
+    found: list[list[int]] = []
     for mine, yours, cells in zip(near.dims, far.dims, grid, strict=True):
-        chain = [sizes[p] for p in (mine if len(mine) >= len(yours) else yours)]
+        chain = [near.sizes[p] for p in (mine if len(mine) >= len(yours) else yours)]
         products = np.cumprod([1, *chain]).tolist()
         if cells not in products:
             return None
-        wanted.append(chain[: products.index(cells)])
+        found.append(chain[: products.index(cells)])
+    return found
+
+
+def _dealt(near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]) -> MixedRadix | None:
+    """Return a map for a grid: digits stay where one layout has them, else where the other does.
+
+    Others go to the first digit of the devices that is free. None if the grid is not a prefix.
+    """
+    sizes, wanted = near.sizes, _digit_sizes(near, far, grid)
+    if wanted is None:
+        return None
     places: list[list[int]] = [[-1] * len(w) for w in wanted]
     free = [True] * len(sizes)
     for dims in (near.dims, far.dims):

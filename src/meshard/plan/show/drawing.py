@@ -9,8 +9,9 @@ of an irregular layout overlap it stands for several.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING, final
 
@@ -18,11 +19,14 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Cuts, Layout
+from meshard.plan.captions import device_label
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Areas = NDArray[np.int64]
+    Spans = Sequence[Sequence[tuple[int, int]]]
+    Look = Callable[[tuple[int, ...], Box], tuple[Sequence[Cuts], Areas]]
 
 
 @final
@@ -33,9 +37,10 @@ class Slab:
     Attributes:
         leading: the block of the dims before the last two.
         title: that block as an index, such as ``[0:4, 2:4, :, :]``; empty up to rank two.
-        rows: cut points of the last dim but one; ``(0, 1)`` where there is none.
+        rows: cut points of the last dim but one; ``(0, 1)`` below rank two.
         columns: cut points of the last dim; ``(0, 1)`` for a scalar.
-        areas: for each row and column the number of the area.
+        areas: for each row and column the number of the area; below zero in a gap.
+        gaps: the row and the column that stand for all that are left out; -1 where none are.
     """
 
     leading: Box
@@ -43,6 +48,51 @@ class Slab:
     rows: Cuts
     columns: Cuts
     areas: tuple[tuple[int, ...], ...]
+    gaps: tuple[int, int] = (-1, -1)
+
+    @property
+    def elided(self) -> bool:
+        """Whether anything is left out."""
+        return self.gaps != (-1, -1)
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The elements along each row and each column; 0 for a gap."""
+        heights, widths = (
+            tuple([0 if n == gap else b - a for n, (a, b) in enumerate(pairwise(cuts))])
+            for cuts, gap in zip((self.rows, self.columns), self.gaps, strict=True)
+        )
+        return heights, widths
+
+    @cached_property
+    def rectangles(self) -> tuple[Rectangle, ...]:
+        """The areas and the gaps, in rectangles."""
+        return split_rectangles(self.areas, *self.sizes)
+
+    def shortened(self, most_rows: int, most_columns: int, *, apart: bool) -> Slab:
+        """Return the slab with a gap in the place of rows and columns that find no room.
+
+        Args:
+            most_rows: how many rows there may be, the gap among them.
+            most_columns: likewise of columns.
+            apart: whether each cell of a gap is an area of its own; else a gap is one.
+        """
+        rows = kept(len(self.rows) - 1, most_rows)
+        columns = kept(len(self.columns) - 1, most_columns)
+        areas = tuple(
+            tuple(
+                -1 - apart * (r * len(columns) + c) if i is None or j is None else self.areas[i][j]
+                for c, j in enumerate(columns)
+            )
+            for r, i in enumerate(rows)
+        )
+        # A gap begins where the row before it ends.
+        ends = [
+            tuple(sorted({cuts[i + end] for i in shown if i is not None for end in (0, 1)}))
+            for cuts, shown in ((self.rows, rows), (self.columns, columns))
+        ]
+        gaps = [shown.index(None) if None in shown else -1 for shown in (rows, columns)]
+        return replace(self, rows=ends[0], columns=ends[1], areas=areas, gaps=(gaps[0], gaps[1]))
 
 
 @final
@@ -78,6 +128,33 @@ class Drawing:
         """Return the ids of the devices that hold an area, piece by piece in replica order."""
         return tuple([int(i) for piece in self.pieces(area) for i in self.layout.holders(piece)])
 
+    def label(self, area: int, level: int) -> str:
+        """Return what an area is called: with the platform (level 0), without (1), shortly (2)."""
+        word = "" if level else self.platform
+        return device_label(self.devices(area), word, most=1 if level > 1 else 6)
+
+    def notes(
+        self, *, elided: bool = False, numbers: bool = False, unlabelled: str = ""
+    ) -> list[str]:
+        """Return what is said below a picture.
+
+        Args:
+            elided: whether areas are left out within slabs.
+            numbers: whether labels stand without the platform.
+            unlabelled: what is to be said of areas without a label.
+        """
+        hidden, platform = self.slab_count - len(self.slabs), self.platform
+        said = []
+        if hidden:
+            said.append(f"and {hidden} more slabs like these, {self.slab_count} in all")
+        if elided:
+            ids = device_label(self.layout.device_ids, platform)
+            said.append(f"not all blocks are shown: there are {self.layout.piece_count}, on {ids}")
+        said += [f"numbers are {platform} ids"] * numbers + [unlabelled] * bool(unlabelled)
+        if self.empty:
+            said.append(f"empty on: {device_label(self.empty, platform)}")
+        return said
+
     @property
     def slab_count(self) -> int:
         """The number of slabs, those that are not shown included."""
@@ -108,35 +185,26 @@ def draw_layout(layout: Layout, *, platform: str = "CPU", max_slabs: int = 12) -
     >>> drawing.slabs[0].areas, drawing.devices(3)
     (((0, 1), (2, 3)), (3,))
     """
-    empty = sorted(int(d) for piece in _without_elements(layout) for d in layout.holders(piece))
+    empty = tuple(sorted([int(d) for i in _without_elements(layout) for d in layout.holders(i)]))
     if not math.prod(layout.shape):
-        return Drawing(layout, platform, (), (0,), (), tuple(empty))
+        return Drawing(layout, platform, (), (0,), (), empty)
     overlaps: dict[tuple[int, ...], int] = {}
-    if layout.regular:
-        counts, slabs = _regular_slabs(layout, max_slabs)
-    else:
-        counts, slabs = _irregular_slabs(layout, max_slabs, overlaps)
-    return Drawing(layout, platform, tuple(slabs), counts, tuple(overlaps), tuple(empty))
-
-
-def _blocks(
-    spans: Sequence[Sequence[tuple[int, int]]], max_slabs: int
-) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """Yield the place and the box of each block of the leading dims that is shown."""
-    count = math.prod(map(len, spans))
-    shown = count if count <= max_slabs else max(1, max_slabs // 2)
-    for place in islice(product(*[range(len(dim)) for dim in spans]), shown):
+    spans, look = _regular(layout) if layout.regular else _irregular(layout, overlaps)
+    counts = tuple(map(len, spans))
+    shown = max_slabs if math.prod(counts) <= max_slabs else max(1, max_slabs // 2)
+    slabs = []
+    for place in islice(product(*map(range, counts)), shown):
         block = [dim[i] for dim, i in zip(spans, place, strict=True)]
-        yield place, Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
+        leading = Box(tuple([a for a, _ in block]), tuple([b for _, b in block]))
+        slabs.append(_slab(layout.shape, leading, *look(place, leading)))
+    return Drawing(layout, platform, tuple(slabs), counts, tuple(overlaps), empty)
 
 
 def _without_elements(layout: Layout) -> Iterator[int]:
     """Yield the pieces that have no element."""
-    if not layout.regular:
-        yield from (i for i in range(layout.piece_count) if not layout.box(i).volume)
-    elif any(a == b for cuts in layout.cuts for a, b in pairwise(cuts)):
-        sizes = [[b - a for a, b in pairwise(cuts)] for cuts in layout.cuts]
-        yield from (i for i, shape in enumerate(product(*sizes)) if not math.prod(shape))
+    if layout.regular and all(a < b for cuts in layout.cuts for a, b in pairwise(cuts)):
+        return iter(())  # of thousands of pieces none need be looked at
+    return (i for i in range(layout.piece_count) if not layout.box(i).volume)
 
 
 def _slab(shape: tuple[int, ...], leading: Box, cuts: Sequence[Cuts], areas: Areas) -> Slab:
@@ -148,34 +216,29 @@ def _slab(shape: tuple[int, ...], leading: Box, cuts: Sequence[Cuts], areas: Are
     return Slab(leading, title, rows, columns, tuple(map(tuple, grid.tolist())))
 
 
-def _regular_slabs(layout: Layout, max_slabs: int) -> tuple[tuple[int, ...], list[Slab]]:
-    """Return how many blocks each leading dim of a product form has, and the slabs shown."""
-    spans = [[(a, b) for a, b in pairwise(cuts) if a < b] for cuts in layout.cuts]
+def _regular(layout: Layout) -> tuple[Spans, Look]:
+    """Return the blocks of the leading dims of a product form, and what finds a slab at one."""
     taken = [[i for i, (a, b) in enumerate(pairwise(c)) if a < b] for c in layout.cuts]
+    spans = [
+        [(cuts[i], cuts[i + 1]) for i in dim] for cuts, dim in zip(layout.cuts, taken, strict=True)
+    ]
     numbers = np.arange(layout.piece_count).reshape(layout.grid)
     numbers = numbers[np.ix_(*taken)] if taken else numbers
     cuts = [(0, *(b for _, b in dim)) for dim in spans[-2:]]
-    slabs = [
-        _slab(layout.shape, leading, cuts, numbers[place])
-        for place, leading in _blocks(spans[:-2], max_slabs)
-    ]
-    return tuple(map(len, spans[:-2])), slabs
+    return spans[:-2], lambda place, _: (cuts, numbers[place])
 
 
-def _irregular_slabs(
-    layout: Layout, max_slabs: int, overlaps: dict[tuple[int, ...], int]
-) -> tuple[tuple[int, ...], list[Slab]]:
-    """Do the same for a list of boxes, and number their overlaps in ``overlaps``."""
+def _irregular(layout: Layout, overlaps: dict[tuple[int, ...], int]) -> tuple[Spans, Look]:
+    """Do the same for a list of boxes; overlaps are numbered in ``overlaps`` as they are met."""
     boxes = {i: box for i in range(layout.piece_count) if (box := layout.box(i)).volume}
+    dims = range(len(layout.shape))
 
     def cuts_of(pieces: Iterable[int], dim: int) -> Cuts:
         ends = {end for i in pieces for end in (boxes[i].starts[dim], boxes[i].stops[dim])}
         return tuple(sorted(ends))
 
-    dims = range(len(layout.shape))
-    spans = [list(pairwise(cuts_of(boxes, dim))) for dim in dims[:-2]]
-    slabs = []
-    for _, leading in _blocks(spans, max_slabs):
+    def look(_: tuple[int, ...], leading: Box) -> tuple[Sequence[Cuts], Areas]:
+        # Leading blocks are cut at all borders of boxes, so a box holds all of one or nothing.
         inside = [
             i
             for i, box in boxes.items()
@@ -186,20 +249,20 @@ def _irregular_slabs(
         cuts = [cuts_of(inside, dim) for dim in dims[-2:]]
         areas = np.full([len(c) - 1 for c in cuts], -1)
         for piece in inside:
-            box = boxes[piece]
-            where = tuple(
-                slice(c.index(box.starts[dim]), c.index(box.stops[dim]))
-                for dim, c in zip(dims[-2:], cuts, strict=True)
-            )
+            ends = zip(boxes[piece].starts[-2:], boxes[piece].stops[-2:], cuts, strict=True)
+            where = tuple([slice(c.index(a), c.index(b)) for a, b, c in ends])
             _paint(areas[where], piece, layout.piece_count, overlaps)
-        slabs.append(_slab(layout.shape, leading, cuts, areas))
-    return tuple(map(len, spans)), slabs
+        return cuts, areas
+
+    return [list(pairwise(cuts_of(boxes, dim))) for dim in dims[:-2]], look
 
 
 def _paint(
     cells: Areas, piece: int, piece_count: int, overlaps: dict[tuple[int, ...], int]
 ) -> None:
     """Add a piece to the areas of ``cells``, in place."""
+    # The cells may belong to several areas already: with each the piece makes another overlap,
+    # unless the same pieces overlap elsewhere too.
     before = cells.copy()
     known = list(overlaps)
     for area in np.unique(before).tolist():
@@ -220,7 +283,7 @@ class Rectangle:
         area: the area's number.
         rows: the half-open range of rows.
         columns: the half-open range of columns.
-        labelled: whether the label goes here: an area that is no rectangle has several.
+        labelled: whether the label goes here: an area that is not a rectangle has several.
     """
 
     area: int
@@ -258,32 +321,33 @@ def split_rectangles(
     0 (1, 2) (0, 1) False
     2 (1, 2) (1, 3) True
     """
-    found: dict[int, list[Rectangle]] = {}
     order: list[Rectangle] = []
-    seen = [[False] * len(row) for row in areas]
-    for i, row in enumerate(areas):
+    rest: list[list[int | None]] = [list(row) for row in areas]
+    for i, row in enumerate(rest):
         for j, area in enumerate(row):
-            if seen[i][j]:
+            if area is None:
                 continue
-            right, low = j + 1, i + 1
-            while right < len(row) and row[right] == area and not seen[i][right]:
-                right += 1
-            while low < len(areas) and all(
-                areas[low][k] == area and not seen[low][k] for k in range(j, right)
-            ):
-                low += 1
-            for line in seen[i:low]:
-                line[j:right] = [True] * (right - j)
+            # As far to the right as the area goes, and then as far down as all of that does.
+            right = next((k for k in range(j, len(row)) if row[k] != area), len(row))
+            alike = row[j:right]
+            low = next((k for k in range(i, len(rest)) if rest[k][j:right] != alike), len(rest))
+            for line in rest[i:low]:
+                line[j:right] = [None] * (right - j)
             order.append(Rectangle(area, (i, low), (j, right)))
-            found.setdefault(area, []).append(order[-1])
-    chosen: set[Rectangle] = set()
-    for same in found.values():
-        groups: list[list[Rectangle]] = []
-        for one in same:
-            near = [g for g in groups if any(one.touches(other) for other in g)]
-            groups = [g for g in groups if g not in near] + [[one, *(r for g in near for r in g)]]
-        chosen.update(max(g, key=lambda r: r.measure(heights, widths)) for g in groups)
+    chosen = {max(g, key=lambda r: r.measure(heights, widths)) for g in _islands(order)}
     return tuple([replace(r, labelled=r in chosen) for r in order])
+
+
+def _islands(rectangles: Iterable[Rectangle]) -> list[list[Rectangle]]:
+    """Return the rectangles in groups that hang together: of one area, and touching."""
+    found: dict[int, list[list[Rectangle]]] = {}
+    for one in rectangles:
+        groups = found.setdefault(one.area, [])
+        # A rectangle that touches several groups makes one of them.
+        near = [g for g in groups if any(one.touches(other) for other in g)]
+        apart = [g for g in groups if g not in near]
+        found[one.area] = [*apart, [one, *(r for g in near for r in g)]]
+    return [group for groups in found.values() for group in groups]
 
 
 def kept(count: int, most: int) -> tuple[int | None, ...]:
@@ -296,15 +360,3 @@ def kept(count: int, most: int) -> tuple[int | None, ...]:
         return tuple(range(count))
     last = (most - 1) // 2
     return (*range(most - 1 - last), None, *range(count - last, count))
-
-
-def cuts_shown(cuts: Sequence[int], shown: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the cut points at the borders of the intervals that are shown.
-
-    >>> cuts_shown((0, 2, 4, 6, 8, 9), (0, 1, None, 4))
-    (0, 2, 4, 8, 9)
-    """
-    ends = [i + 1 for i in shown if i is not None]
-    # A gap starts where the interval before it ends.
-    starts = [ends[place - 1] if i is None else i for place, i in enumerate(shown)]
-    return tuple([cuts[i] for i in (*starts, ends[-1])])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import final
 
-from meshard.plan.captions import device_label
-from meshard.plan.show.drawing import Drawing, Slab, cuts_shown, kept, split_rectangles
+from meshard.plan.show.drawing import Drawing, Rectangle, Slab
 
 # With more rows of blocks than MOST_ROWS, only FEW_ROWS are drawn: a screen has about 50 lines.
 MOST_ROWS, FEW_ROWS = 24, 13
@@ -52,7 +52,7 @@ class Attempt:
         floor: the least inner width of a block.
         margin: blanks around a label.
         alike: give the shortest label as much room as the longest.
-        most: at most so many columns of blocks; the middle ones are left out.
+        most: the most columns of blocks; of more, the middle ones are left out.
         forced: leave out the labels that find no room.
     """
 
@@ -63,11 +63,6 @@ class Attempt:
     alike: bool = True
     most: int = 1 << 62
     forced: bool = False
-
-    def label(self, drawing: Drawing, area: int) -> str:
-        """Return the label of an area."""
-        word = "" if self.level else drawing.platform
-        return device_label(drawing.devices(area), word, most=1 if self.level > 1 else 6)
 
 
 def attempts(width: int, min_width: int, columns: int) -> list[Attempt]:
@@ -87,35 +82,29 @@ class Raster:
     """One slab in units of characters; the borders stand at ``xs`` and ``ys``.
 
     Attributes:
-        areas: the area of each cell; a number below zero for cells that stand for others.
+        slab: the slab, as far as it is shown.
         xs: the column of each vertical border.
         ys: the line of each horizontal border.
-        column_cuts: the cut point at each of ``xs``.
-        row_cuts: the cut point at each of ``ys``.
         labels: column, line and text of each label.
         complete: whether no label was left out.
     """
 
-    areas: tuple[tuple[int, ...], ...]
+    slab: Slab
     xs: tuple[int, ...]
     ys: tuple[int, ...]
-    column_cuts: tuple[int, ...]
-    row_cuts: tuple[int, ...]
     labels: tuple[tuple[int, int, str], ...]
     complete: bool
-
-    @property
-    def elided(self) -> bool:
-        """Whether blocks were left out."""
-        return any(area < 0 for row in self.areas for area in row)
 
     def framed(self) -> list[Line]:
         """Return the lines of the picture with a frame around each area."""
         across, down = len(self.xs) - 1, len(self.ys) - 1
 
         def area(i: int, j: int) -> int | None:
-            return self.areas[i][j] if 0 <= i < down and 0 <= j < across else None
+            return self.slab.areas[i][j] if 0 <= i < down and 0 <= j < across else None
 
+        # Where borders may cross, an arm goes each way on whose two sides the areas differ; outside
+        # of the slab there is None, which differs from all. Arms to the right and down are drawn
+        # up to the next crossing.
         canvas = [[" "] * (self.xs[-1] + 1) for _ in range(self.ys[-1] + 1)]
         for i, y in enumerate(self.ys):
             for j, x in enumerate(self.xs):
@@ -142,7 +131,8 @@ class Raster:
         for x, y, text in self.labels:
             canvas[y] = canvas[y][:x] + text + canvas[y][x + len(text) :]
         lines: list[Line] = []
-        for row, (top, bottom) in zip(self.areas, pairwise(self.ys), strict=True):
+        for row, (top, bottom) in zip(self.slab.areas, pairwise(self.ys), strict=True):
+            # Neighbouring cells of one area are one span, so that a label may go across them.
             spans: list[tuple[int, int, int]] = []
             for area, (left, right) in zip(row, pairwise(self.xs), strict=True):
                 start = spans.pop()[1] if spans and spans[-1][0] == area else left
@@ -155,10 +145,9 @@ class Raster:
 
     def column_ruler(self) -> str:
         """Return the cut points of the columns, each as near its border as there is room."""
-        last = str(self.column_cuts[-1])
-        line = str(self.column_cuts[0])
+        line, *inner, last = map(str, self.slab.columns)
         end = max(self.xs[-1] + 1 - len(last), len(line) + 1)
-        for x, cut in zip(self.xs[1:-1], map(str, self.column_cuts[1:-1]), strict=True):
+        for x, cut in zip(self.xs[1:-1], inner, strict=True):
             start = max(x - (len(cut) - 1) // 2, 0)
             if len(line) < start and start + len(cut) < end:
                 line = line.ljust(start) + cut
@@ -180,6 +169,8 @@ def _widths(
     ([8, 28], [5, 12])
     """
     least = [1] * len(sizes)
+    # Narrow needs first: what they took counts towards the wider ones that they are part of. A
+    # lack is shared out evenly, its remainder to the columns on the left.
     for first, last, need in sorted(needs, key=lambda n: n[1] - n[0]):
         lack = need - sum(least[first:last]) - (last - first - 1)
         for place in range(first, last):
@@ -187,20 +178,16 @@ def _widths(
             least[place] += share
             lack -= share
     total, frame = sum(sizes), len(sizes) + 1
+    if sum(least) + frame > width:
+        return None
 
     def widths(whole: int) -> list[int]:
         return [max(m, n * whole // total - 2) for m, n in zip(least, sizes, strict=True)]
 
-    low, high = 0, min(natural, width + 3 * len(sizes))
-    if sum(least) + frame > width:
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(widths(middle)) + frame > width:
-            high = middle - 1
-        else:
-            low = middle
-    return widths(low)
+    # Columns at their least width make the whole wider than its share says, so the largest scale
+    # that still fits is searched for; it grows with `whole`, and 0 always fits.
+    scales = range(1, min(natural, width + 3 * len(sizes)) + 1)
+    return widths(bisect_right(scales, width, key=lambda whole: sum(widths(whole)) + frame))
 
 
 def _heights(sizes: Sequence[int], height: int, style: Style, rank: int) -> list[int]:
@@ -213,57 +200,57 @@ def _heights(sizes: Sequence[int], height: int, style: Style, rank: int) -> list
 
 def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> Raster | None:
     """Return a slab as characters, or None where its labels do not fit in."""
-    rank = len(drawing.layout.shape)
-    count = len(slab.rows) - 1
-    rows = kept(count, count if count <= MOST_ROWS else FEW_ROWS)
-    columns = kept(len(slab.columns) - 1, attempt.most)
-    down = [0 if i is None else slab.rows[i + 1] - slab.rows[i] for i in rows]
-    across = [0 if j is None else slab.columns[j + 1] - slab.columns[j] for j in columns]
-    # Each cell of a gap gets a number of its own, so that it joins no other.
-    areas = tuple(
-        tuple(
-            -1 - r * len(columns) - c if i is None or j is None else slab.areas[i][j]
-            for c, j in enumerate(columns)
-        )
-        for r, i in enumerate(rows)
-    )
-    labels = [
-        (one, attempt.label(drawing, one.area))
-        if one.area >= 0
-        else (one, GAPS[rows[one.rows[0]] is None, columns[one.columns[0]] is None])
-        for one in split_rectangles(areas, down, across)
-        if one.labelled
-    ]
+    rank, count = len(drawing.layout.shape), len(slab.rows) - 1
+    # Each cell of a gap is an area of its own, so that it joins no other.
+    most_rows = count if count <= MOST_ROWS else FEW_ROWS
+    shown = slab.shortened(most_rows, attempt.most, apart=True)
+    down, across = shown.sizes
+    labels = _labels(drawing, shown, attempt)
     height = int((10 if rank < 3 else 6) * style.scale)
     if rank < 2:
+        # The narrowest block is as wide as it should be at least, and the others follow.
         least = min(n for n in across if n)
         natural = -(-int(style.min_width * style.scale) * sum(across) // least)
     else:
+        # A character is about two and a half times as high as wide.
         natural = int(2.5 * height * sum(across) / sum(down))
-    longest = max(len(text) for _, text in labels)
-    needs = []
-    for one, text in labels:
-        room = max(attempt.floor, (longest if attempt.alike else len(text)) + 2 * attempt.margin)
-        needs.append((*one.columns, room if one.area >= 0 else 3))
-    widths = _widths(across, [] if attempt.forced else needs, natural, attempt.width)
-    if widths is None and not attempt.forced:
-        return None
-    xs = tuple(accumulate((n + 1 for n in widths or [3] * len(columns)), initial=0))
+    needs = [] if attempt.forced else _needs(labels, attempt)
+    widths = _widths(across, needs, natural, attempt.width)
+    if widths is None:
+        if not attempt.forced:
+            return None
+        widths = [3] * len(across)
+    xs = tuple(accumulate((n + 1 for n in widths), initial=0))
     ys = tuple(accumulate(_heights(down, height, style, rank), initial=0))
     placed = []
     for one, text in labels:
         left, right = (xs[i] for i in one.columns)
         top, bottom = (ys[i] for i in one.rows)
+        # Between two borders there is one place less than their distance, unless they are not
+        # drawn: a filled area goes up to the next.
         room, lines = right - left - 1 + style.filled, bottom - top - 1 + style.filled
         if len(text) <= room:
             x, y = left + 1 + (room - len(text)) // 2, top + 1 + (lines - 1) // 2
             placed.append((x, y, text))
-    return Raster(
-        areas,
-        xs,
-        ys,
-        cuts_shown(slab.columns, columns),
-        cuts_shown(slab.rows, rows),
-        tuple(placed),
-        len(placed) == len(labels),
-    )
+    return Raster(shown, xs, ys, tuple(placed), len(placed) == len(labels))
+
+
+def _labels(drawing: Drawing, shown: Slab, attempt: Attempt) -> list[tuple[Rectangle, str]]:
+    """Return each rectangle that gets a text, and the text: of a gap the dots that stand for it."""
+    return [
+        (one, drawing.label(one.area, attempt.level))
+        if one.area >= 0
+        else (one, GAPS[one.rows[0] == shown.gaps[0], one.columns[0] == shown.gaps[1]])
+        for one in shown.rectangles
+        if one.labelled
+    ]
+
+
+def _needs(labels: Sequence[tuple[Rectangle, str]], attempt: Attempt) -> list[tuple[int, int, int]]:
+    """Return the columns of each label and the inner width that it needs, as `_widths` takes it."""
+    longest = max(len(text) for _, text in labels)
+    found = []
+    for one, text in labels:
+        room = max(attempt.floor, (longest if attempt.alike else len(text)) + 2 * attempt.margin)
+        found.append((*one.columns, room if one.area >= 0 else 3))
+    return found

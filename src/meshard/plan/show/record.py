@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import final
 
 from meshard.plan.captions import amount_text, bytes_text
+from meshard.plan.show.report import Table
 
-_WIDTH = 100
-_NARROWEST = 9
 _LINES = 10
 
 
@@ -25,7 +24,7 @@ class Record:
     Attributes:
         what: the operation that causes it.
         kind: ``"all-reduce"``, ``"all-gather"``, ``"permute"``, ...
-        axes: the mesh axes that it goes along; none where there is no one mesh.
+        axes: the mesh axes that it goes along; none if several meshes take part.
         array: what moves, as in ``"float64[4,8]"``.
         received: for each device id the bytes that it receives from other devices.
         line: file and line of the user's program.
@@ -68,8 +67,7 @@ def records_table(records: Sequence[Record]) -> str:
         alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
         groups.setdefault(alike, []).append(r)
     told = labels([r.line for r in records])
-    rows = [("line", "operation", "kind", "axes", "array", "count", "per device", "total")]
-    rows += [
+    rows = [
         (
             told[r.line],
             r.what,
@@ -83,7 +81,8 @@ def records_table(records: Sequence[Record]) -> str:
         for group in groups.values()
         for r in group[:1]
     ]
-    return aligned(rows, 5)
+    head = ("line", "operation", "kind", "axes", "array", "count", "per device", "total")
+    return Table(head, rows, "<<<<<>>>").text()
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:
@@ -98,39 +97,13 @@ def lines_table(records: Sequence[Record]) -> str:
     """Return a table of the lines that moved most."""
     totals = bytes_by_line(records)
     told = labels(list(totals))
-    rows = [("line", "operations", "count", "total")]
+    rows, notes = [], []
     for line in list(totals)[:_LINES]:
         own = [r for r in records if r.line == line]
         names = ", ".join(dict.fromkeys(f"{r.what} ({r.kind})" for r in own))
         rows.append((told[line], names, f"{len(own):,}", amount_text(totals[line])))
-    text = aligned(rows, 2)
-    if len(totals) > _LINES:
-        rest = sum(list(totals.values())[_LINES:])
-        more = len(totals) - _LINES
-        text += f"\nand {more} more line{'s' if more > 1 else ''}, {bytes_text(rest)}"
-    return text
-
-
-def aligned(rows: Sequence[tuple[str, ...]], texts: int, width: int = _WIDTH) -> str:
-    """Return rows in columns, of which the first are text; long texts are cut to fit the width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    while sum(widths) + 2 * (len(widths) - 1) > width:
-        widest = max(range(texts), key=lambda i: widths[i])
-        if widths[widest] <= _NARROWEST:
-            break
-        widths[widest] -= 1
-    found = []
-    for row in rows:
-        cells = [
-            _cut(cell, wide, tail=i == 0).ljust(wide) if i < texts else cell.rjust(wide)
-            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
-        ]
-        found.append("  ".join(cells))
-    return "\n".join(found)
-
-
-def _cut(text: str, width: int, *, tail: bool) -> str:
-    """Return a text of at most ``width``; of a line's the end is what tells."""
-    if len(text) <= width:
-        return text
-    return f"…{text[len(text) - width + 1 :]}" if tail else f"{text[: width - 1]}…"
+    more = len(totals) - _LINES
+    if more > 0:
+        rest = bytes_text(sum(list(totals.values())[_LINES:]))
+        notes = [f"and {more} more line{'s' * (more > 1)}, {rest}"]
+    return Table(("line", "operations", "count", "total"), rows, "<<>>", notes).text()

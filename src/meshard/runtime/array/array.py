@@ -85,56 +85,6 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     # what it is
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape."""
-        return self._type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
-        return self._type.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return self._type.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._type.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array, replicas not counted."""
-        return self._type.nbytes
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self._type.dtype.itemsize
-
-    @property
-    def sharding(self) -> Sharding:
-        """How the array lies on devices."""
-        return self._type.sharding
-
-    @property
-    def committed(self) -> bool:
-        """Whether it was placed by the user, so that operations must follow it."""
-        return self._type.committed
-
-    @property
-    def aval(self) -> ArrayType:
-        """All that is known of the array but its data."""
-        return self._type
-
-    @property
-    def weak_type(self) -> bool:
-        """False, since only Python scalars are weak."""
-        return False
-
-    @property
     def device(self) -> Device | Sharding:
         """The device of an array that lives on one; the sharding of another."""
         order = self._type.sharding.device_order
@@ -242,15 +192,8 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         """Return an equal array with the same sharding, which outlives this one's deletion."""
         return Array(self._type, self._live())
 
-    def __copy__(self) -> Array:
-        return self.copy()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Array:
-        return self.copy()
-
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
-        self._live()
-        self._check_complete("pickling")
+        self._held("pickling")
         return _unpickled, (to_numpy(self),)
 
     # to NumPy and Python
@@ -325,8 +268,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             args: nothing, for an array of size one; the element's number in the flat array; or
                 its position along each dim.
         """
-        blocks = self._live()
-        self._check_complete("item")
+        blocks = self._held("item")
         place = element_place(self.shape, args)
         return picked(self._type, blocks, [(i,) for i in place]).item()
 
@@ -341,33 +283,6 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
                 f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
             )
         return _read(self).tobytes(order)  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise ArgumentError("len: an array without dims has no length.")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
-        self._live()
-        self._check_complete("iteration")
-        return (self[i] for i in range(self.shape[0]))
-
-    def __reversed__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
-        self._live()
-        self._check_complete("reversed")
-        return (self[i] for i in range(self.shape[0] - 1, -1, -1))
-
-    def __contains__(self, value: Any) -> bool:
-        if value is None or isinstance(value, (str, bytes)):
-            raise ArgumentError(
-                f"in: an array holds numbers only, so {value!r} cannot be one of its elements."
-            )
-        found = self == value
-        return found if isinstance(found, bool) else bool(found.any())
 
     def unsafe_buffer_pointer(self) -> int:
         """Return the address of the data of an array with one shard.
@@ -391,9 +306,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         layout, size = self._type.layout, self.itemsize
         return sum(box.volume * len(layout.holders(i)) * size for i, box in enumerate(layout.boxes))
 
-    def _check_complete(self, what: str) -> None:
+    def _held(self, what: str) -> Blocks:
+        blocks = self._live()
         if not self._type.complete:
             raise NotAddressableError(f"{what}: {spans_processes(self._type)}")
+        return blocks
 
     def _scalar(self, kind: str) -> Any:
         if self.ndim:

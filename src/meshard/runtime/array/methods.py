@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from meshard.algebra.arguments import array_text, shown
@@ -9,6 +10,7 @@ from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import call, namespace
+from meshard.runtime.types import ArrayType, Typed
 
 Axis = int | tuple[int, ...] | None
 _API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
@@ -93,7 +95,7 @@ INSTEAD |= {
 }
 
 
-class ArrayMethods(ArrayOperators):
+class ArrayMethods(Typed, ArrayOperators):
     """The methods that any array-like value of meshard has.
 
     They are those of NumPy's array, with the same arguments; each is the function of the same name
@@ -101,6 +103,54 @@ class ArrayMethods(ArrayOperators):
     """
 
     __slots__ = ()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._type.dtype.itemsize
+
+    @property
+    def aval(self) -> ArrayType:
+        """All that is known of the value but its data."""
+        return self._type
+
+    def _held(self, what: str) -> Any:
+        """Refuse to go through the elements where they cannot be had; ``what`` is who does."""
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError("len: an array without dims has no length.")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(self._rows("iteration")))
+
+    def __reversed__(self) -> Iterator[Any]:
+        return map(self.__getitem__, reversed(range(self._rows("reversed"))))
+
+    def _rows(self, what: str) -> int:
+        if not self.shape:
+            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
+        self._held(what)
+        return self.shape[0]
+
+    def __contains__(self, value: Any) -> bool:
+        if value is None or isinstance(value, (str, bytes)):
+            raise ArgumentError(
+                f"in: an array holds numbers only, so {value!r} cannot be one of its elements."
+            )
+        found = self == value
+        return found if isinstance(found, bool) else bool(found.any())
+
+    def copy(self) -> Any:
+        """Return an equal array with the same sharding."""
+        return self  # a value inside a transformation is immutable, and is never deleted
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.copy()
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in INSTEAD]

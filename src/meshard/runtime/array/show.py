@@ -54,11 +54,11 @@ def array_str(kind: ArrayType, blocks: Blocks | None) -> str:
 
 
 def array_html(kind: ArrayType, blocks: Blocks | None) -> str:
-    """Return an array's text, and a picture of how it lies."""
+    """Return an array's text, and a picture of how it is laid out."""
     text = f"<pre>{escape(array_repr(kind, blocks))}</pre>"
     if blocks is None:
         return text
-    from meshard.plan.show.svg import drawing_svg
+    from meshard.plan.show.layout_svg import drawing_svg
 
     return text + str(drawing_svg(kind.layout, title=f"{kind.str_short()}  {kind.sharding!r}"))
 

@@ -6,16 +6,15 @@ a type, and only its maker knows whether there is data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.attributes import no_attribute
-from meshard.errors import ArgumentError, ConcretizationError
+from meshard.errors import ConcretizationError
 from meshard.runtime.array.methods import INSTEAD, ArrayMethods
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.types import Block
 
 _PLACED = frozenset(
     {
@@ -38,57 +37,6 @@ class Traced(ArrayMethods):
 
     __slots__ = ("_type",)
     per_device = False
-    _type: ArrayType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that the code under transformation sees."""
-        return self._type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
-        return self._type.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return self._type.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._type.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self._type.nbytes
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self._type.dtype.itemsize
-
-    @property
-    def aval(self) -> Any:
-        """All that is known of the value but its data."""
-        return self._type
-
-    @property
-    def sharding(self) -> Sharding:
-        """How each device's value lies."""
-        return self._type.sharding
-
-    @property
-    def committed(self) -> bool:
-        """Whether operations must follow its place."""
-        return self._type.committed
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
-        return False
 
     def _concrete(self, what: str) -> Block:
         """Return the one value that this stands for.
@@ -139,16 +87,6 @@ class Traced(ArrayMethods):
         """Return the value itself."""
         return self
 
-    def copy(self) -> Any:
-        """Return the value itself; it is immutable."""
-        return self
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
         value = self._concrete("A NumPy function")
         return np.array(value, dtype) if copy else np.asarray(value, dtype)
@@ -160,16 +98,6 @@ class Traced(ArrayMethods):
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python scalars."""
         return self._concrete("tolist()").tolist()
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise ArgumentError("len: an array without dims has no length.")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise ArgumentError("iteration: an array without dims cannot be iterated over.")
-        return (self[i] for i in range(self.shape[0]))
 
     def __bool__(self) -> bool:
         return bool(self._concrete("A Python if, while, and, or, not or bool()"))

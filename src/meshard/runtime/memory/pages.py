@@ -28,12 +28,10 @@ from meshard.runtime.memory.arena import Arena, size_class
 from meshard.runtime.memory.forks import renew_in_children
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block, dtype_name
+from meshard.tuning import CARVED_BYTES, POOLED_BYTES
 
-_SMALLEST = 256 * 1024
 HUGE = 2 * 1024 * 1024
 """Bytes of a huge page."""
-_CARVED = 8 * HUGE
-"""Bytes of a region that smaller chunks are carved out of."""
 _UNNEEDED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 _ON_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 _ON_SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)
@@ -168,7 +166,7 @@ class Pages(Memory):
     ) -> Block:
         """Return an uninitialised C-ordered array; a large one comes from the pool."""
         size = dtype.itemsize * math.prod(shape)
-        if size < _SMALLEST:
+        if size < POOLED_BYTES:
             return np.empty(shape, dtype)
         try:
             lease = self._leased(size_class(size), filled_in)
@@ -182,7 +180,7 @@ class Pages(Memory):
     def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
         """Return an uninitialised C-ordered array; a large one where neighbours can write to it."""
         size = dtype.itemsize * math.prod(shape)
-        if size < _SMALLEST:
+        if size < POOLED_BYTES:
             return np.empty(shape, dtype)
         lease = None if self.arena is None else self.arena.lease(size)
         if lease is None:
@@ -247,7 +245,7 @@ class Pages(Memory):
         with self._growing:
             at = None if self._carving is None else self._carving.carve(size)
             if self._carving is None or at is None:
-                self._carving = _Region(_CARVED)
+                self._carving = _Region(CARVED_BYTES)
                 at = self._carving.carve(size)
                 assert at is not None
             return self._carving, at

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, final
 
 from meshard.algebra.layout import Cuts, Layout
-from meshard.plan.figures.schedule import SLAB, Sweep
+from meshard.plan.figures.schedule import Sweep
 from meshard.plan.move.part import Copy, Part
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import Memory, held_alone, memory_of
@@ -28,9 +28,7 @@ from meshard.runtime.moving.execute import (
 )
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-
-_MOST_CUTS = 200_000
-"""Boxes that are cut out of copies, over all steps; with more there are fewer and larger steps."""
+from meshard.tuning import MOST_SWEPT_BOXES, SLAB
 
 Located = tuple[Copy, tuple[int, ...]]
 """A copy, and where in the array it begins."""
@@ -78,7 +76,7 @@ class Gradual:
         world: whose memory, workers and transport are used.
         part: what this process does; it has nothing to fill in, and no layers.
         x: the array.
-        kind: what it becomes.
+        type_: what it becomes.
         window: the most bytes that are on their way from and to this process at once.
 
     Raises:
@@ -86,38 +84,38 @@ class Gradual:
     """
 
     def __init__(
-        self, world: RuntimeWorld, part: Part, x: Array, kind: ArrayType, window: int | None
+        self, world: RuntimeWorld, part: Part, x: Array, type_: ArrayType, window: int | None
     ) -> None:
         source = x._type.layout
-        self.world, self._dtype, self._window = world, kind.dtype, window
-        self._part, self._replicas = with_replicas(world, part, kind.dtype)
+        self.world, self._dtype, self._window = world, type_.dtype, window
+        self._part, self._replicas = with_replicas(world, part, type_.dtype)
         kept = {r.alias.origin for r in self._part.recipes if r is not None and r.alias is not None}
         self._leaving = _leaving(x, source, kept)
         self._blocks = x._live()
-        self.sweep = self._planned(source, kind, window)
+        self.sweep = self._planned(source, type_, window)
         self._results = self._begun()
         self._copies = _located(
-            [c for r in self._part.recipes if r is not None for c in r.copies], kind.layout
+            [c for r in self._part.recipes if r is not None for c in r.copies], type_.layout
         )
-        self._sends = [(m.peer, _located(m.copies, kind.layout)) for m in self._part.sends]
-        self._receives = [(m.peer, _located(m.copies, kind.layout)) for m in self._part.receives]
+        self._sends = [(m.peer, _located(m.copies, type_.layout)) for m in self._part.sends]
+        self._receives = [(m.peer, _located(m.copies, type_.layout)) for m in self._part.receives]
         self._new = 0
 
-    def _planned(self, source: Layout, kind: ArrayType, window: int | None) -> Sweep:
+    def _planned(self, source: Layout, type_: ArrayType, window: int | None) -> Sweep:
         slab = (SLAB if window is None else max(1, min(window, SLAB))) * self.world.process_count
         jobs = sum(len(r.copies) for r in self._part.recipes if r is not None) + 1
-        steps = min(-(-kind.nbytes // slab), max(4, _MOST_CUTS // jobs))
+        steps = min(-(-type_.nbytes // slab), max(4, MOST_SWEPT_BOXES // jobs))
         if self.world.process_count == 1:  # one memory: from one end to the other
-            cuts: tuple[Cuts, ...] = tuple([(0, n) for n in kind.shape])
+            cuts: tuple[Cuts, ...] = tuple([(0, n) for n in type_.shape])
         else:
-            steps = -(-kind.nbytes // slab)
+            steps = -(-type_.nbytes // slab)
             cuts = tuple(
                 [
                     tuple(sorted({*a, *b}))
-                    for a, b in zip(source.cuts, kind.layout.cuts, strict=True)
+                    for a, b in zip(source.cuts, type_.layout.cuts, strict=True)
                 ]
             )
-        return Sweep.of(kind.shape, cuts, steps)
+        return Sweep.of(type_.shape, cuts, steps)
 
     def _begun(self) -> list[Block | None]:
         """Return the pieces, those to be filled uninitialised."""

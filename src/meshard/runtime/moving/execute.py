@@ -13,15 +13,13 @@ import numpy as np
 
 from meshard.algebra.box import Index
 from meshard.plan.figures.window import quota
-from meshard.plan.move.part import Copy, Part, Replicas
+from meshard.plan.move.part import Copy, Part, Recipe, Replicas
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
-
-_DEAR = 1 << 16
+from meshard.tuning import LARGE, MIN_PINNED_BYTES
 
 
 def run_part(
@@ -55,14 +53,18 @@ def _run_part(
 ) -> Blocks:
     tasks: list[Callable[[], None]] = []
     part, replicas = with_replicas(world, part, dtype)
-    results, views = _begun(world, part, operands, dtype, fill, tasks, replicas)
+    pieces = _Pieces(part, operands, dtype, fill, replicas)
+    pieces.begin(world, tasks)
     world.workers.run(tasks)
-    _without_dear_views(world, part, results, views, dtype)
-    if part.sends or part.receives:  # after the copies: what is received lies over them
-        world.transport.exchange(*_messages(part, operands, results))
+    pieces.give_up_views(world)
+    if part.sends or part.receives:  # after the copies: what is received is written over them
+        sends: dict[int, list[Block]] = {}
+        receives: dict[int, list[Block]] = {}
+        pieces.add_messages(sends, receives)
+        world.transport.exchange(list(sends.items()), list(receives.items()))
     if replicas is not None:
-        share(world, [(replicas, results, dtype)])
-    return tuple(results)
+        share(world, [(replicas, pieces.results, dtype)])
+    return tuple(pieces.results)
 
 
 def with_replicas(
@@ -103,60 +105,124 @@ def run_parts(
 ) -> list[Blocks]:
     """Do what a part without messages says once for each set of operands, side by side."""
     tasks: list[Callable[[], None]] = []
-    begun = [_begun(world, part, operands, dtype, fill, tasks) for operands in operand_sets]
+    sets = [_Pieces(part, operands, dtype, fill) for operands in operand_sets]
+    for pieces in sets:
+        pieces.begin(world, tasks)
     world.workers.run(tasks)
-    for results, views in begun:
-        _without_dear_views(world, part, results, views, dtype)
-    return [tuple(results) for results, _ in begun]
+    for pieces in sets:
+        pieces.give_up_views(world)
+    return [tuple(pieces.results) for pieces in sets]
 
 
-def _begun(
-    world: RuntimeWorld,
-    part: Part,
-    operands: Sequence[Blocks],
-    dtype: np.dtype[Any],
-    fill: object,
-    tasks: list[Callable[[], None]],
-    replicas: Replicas | None = None,
-) -> tuple[list[Block | None], dict[int, Block]]:
-    """Return the pieces, to be filled by the tasks that are added, and those that are views."""
-    memory = world.memory
-    allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block] = memory.allocate
-    if part.receives or (replicas is not None and replicas.lent):
-        allocate = memory.reachable
-    results: list[Block | None] = []
-    small = part.elements * dtype.itemsize < LARGE
-    views: dict[int, Block] = {}
-    for recipe in part.recipes:
-        if recipe is None:
-            results.append(None)
-            continue
-        if recipe.alias is not None:
-            block, view = aliased(recipe.alias, operands)
-            if view is not block:
-                views[len(results)] = view
-            results.append(_spread(view, recipe.shape))
-            continue
-        target = allocate(recipe.shape, dtype)
-        results.append(target)
-        if not recipe.covered:
-            target[...] = fill
-        if small:
-            for copy in recipe.copies:
-                origin = operands[copy.operand][copy.origin]
-                box = target if copy.within is None else _within(target, copy.within)
-                box[copy.target] = origin[copy.region]  # type: ignore[index]
-            continue
+@final
+class _Pieces:
+    """The local pieces of one destination, while they are built.
+
+    Args:
+        part: what to do.
+        operands: each source's blocks.
+        dtype: the dtype of all blocks.
+        fill: the value of elements that no source gives.
+        replicas: what is shared with neighbours; None if nothing is.
+
+    Attributes:
+        results: the pieces; None for those that are not held here.
+    """
+
+    __slots__ = ("_dtype", "_fill", "_operands", "_part", "_replicas", "_views", "results")
+
+    def __init__(
+        self,
+        part: Part,
+        operands: Sequence[Blocks],
+        dtype: np.dtype[Any],
+        fill: object = None,
+        replicas: Replicas | None = None,
+    ) -> None:
+        self._part = part
+        self._operands = operands
+        self._dtype = dtype
+        self._fill = fill
+        self._replicas = replicas
+        self._views: dict[int, Block] = {}
+        self.results: list[Block | None] = []
+
+    def begin(self, world: RuntimeWorld, tasks: list[Callable[[], None]]) -> None:
+        """Make the pieces, to be filled by the tasks that are added; little is copied at once."""
+        part, operands, dtype, results = self._part, self._operands, self._dtype, self.results
+        memory = world.memory
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block] = memory.allocate
+        if part.receives or (self._replicas is not None and self._replicas.lent):
+            allocate = memory.reachable
+        small = part.elements * dtype.itemsize < LARGE
+        for recipe in part.recipes:
+            if recipe is None:
+                results.append(None)
+                continue
+            if recipe.alias is not None:
+                block, view = aliased(recipe.alias, operands)
+                if view is not block:
+                    self._views[len(results)] = view
+                results.append(_spread(view, recipe.shape))
+                continue
+            target = allocate(recipe.shape, dtype)
+            results.append(target)
+            if not recipe.covered:
+                target[...] = self._fill
+            if small:
+                for copy in recipe.copies:
+                    origin = operands[copy.operand][copy.origin]
+                    box = target if copy.within is None else _within(target, copy.within)
+                    box[copy.target] = origin[copy.region]  # type: ignore[index]
+            else:
+                tasks += self._copies(memory, recipe, target)
+
+    def _copies(self, memory: Memory, recipe: Recipe, target: Block) -> list[Callable[[], None]]:
+        """Return the tasks that fill a piece: one where copies lie over each other."""
         copies = []
         for copy in recipe.copies:
-            origin = operands[copy.operand][copy.origin]
+            origin = self._operands[copy.operand][copy.origin]
             assert origin is not None
             copies.append((_target(target, copy), origin[copy.region]))
         if recipe.layered:
-            tasks.append(partial(_in_order, memory, copies))
-        else:
-            tasks += [partial(memory.copy, *c) for c in copies]
-    return results, views
+            return [partial(_in_order, memory, copies)]
+        return [partial(memory.copy, *c) for c in copies]
+
+    def give_up_views(self, world: RuntimeWorld) -> None:
+        """Copy the pieces that would keep a large buffer alive for little of it."""
+        for number in pins_too_much(self._views):
+            recipe, view = self._part.recipes[number], self._views[number]
+            assert recipe is not None
+            own = world.memory.allocate(view.shape, self._dtype)
+            world.memory.copy(own, view)
+            self.results[number] = _spread(own, recipe.shape)
+
+    def add_messages(self, sends: dict[int, list[Block]], receives: dict[int, list[Block]]) -> None:
+        """Add the boxes to send to each peer, and those to be received into."""
+        for message in self._part.sends:
+            boxes = sends.get(message.peer)
+            if boxes is None:
+                boxes = sends[message.peer] = []
+            for copy in message.copies:
+                origin = self._operands[copy.operand][copy.origin]
+                assert origin is not None
+                box = origin[copy.region]
+                boxes.append(box if box.shape == copy.shape else np.broadcast_to(box, copy.shape))
+        for message in self._part.receives:
+            boxes = receives.get(message.peer)
+            if boxes is None:
+                boxes = receives[message.peer] = []
+            for copy in message.copies:
+                target = self.results[copy.piece]
+                assert target is not None
+                plain = copy.within is None and copy.target  # NumPy gives a scalar for 0-d
+                boxes.append(target[copy.target] if plain else _target(target, copy))
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the pieces, without what is still to be received."""
+        arriving = sum(math.prod(c.shape) for m in self._part.receives for c in m.copies)
+        held = sum(b.nbytes for b in self.results if b is not None)
+        return held - arriving * self._dtype.itemsize
 
 
 def aliased(alias: Copy, operands: Sequence[Blocks]) -> tuple[Block, Block]:
@@ -165,20 +231,6 @@ def aliased(alias: Copy, operands: Sequence[Blocks]) -> tuple[Block, Block]:
     assert block is not None
     view = view_of(block, alias.region)
     return block, block if view.shape == block.shape else view
-
-
-def _without_dear_views(
-    world: RuntimeWorld,
-    part: Part,
-    results: list[Block | None],
-    views: Mapping[int, Block],
-    dtype: np.dtype[Any],
-) -> None:
-    for number in _too_dear(views):
-        recipe, own = part.recipes[number], world.memory.allocate(views[number].shape, dtype)
-        assert recipe is not None
-        world.memory.copy(own, views[number])
-        results[number] = _spread(own, recipe.shape)
 
 
 def _within(block: Block, place: tuple[int, tuple[int, ...]]) -> Block:
@@ -204,7 +256,7 @@ def _spread(view: Block, shape: tuple[int, ...]) -> Block:
     return view if view.shape == shape else np.broadcast_to(view, shape)
 
 
-def _too_dear(views: Mapping[int, Block]) -> list[int]:
+def pins_too_much(views: Mapping[int, Block]) -> list[int]:
     """Return which views to give up: those that keep a large buffer alive for little of it.
 
     The plan sees to it that the source's blocks are not kept so, but a block may be a view itself.
@@ -217,7 +269,9 @@ def _too_dear(views: Mapping[int, Block]) -> list[int]:
             buffer = buffer.base
         buffers[number] = buffer
         seen[id(buffer)] = seen.get(id(buffer), 0) + view.nbytes
-    return [n for n, b in buffers.items() if b.nbytes >= _DEAR and 3 * seen[id(b)] < b.nbytes]
+    return [
+        n for n, b in buffers.items() if b.nbytes >= MIN_PINNED_BYTES and 3 * seen[id(b)] < b.nbytes
+    ]
 
 
 def _in_order(memory: Memory, copies: Sequence[tuple[Block, Block]]) -> None:
@@ -225,47 +279,9 @@ def _in_order(memory: Memory, copies: Sequence[tuple[Block, Block]]) -> None:
         memory.copy(target, origin)
 
 
-def _messages(
-    part: Part, operands: Sequence[Blocks], results: Sequence[Block | None]
-) -> tuple[list[tuple[int, list[Block]]], list[tuple[int, list[Block]]]]:
-    """Return the boxes to send to each peer, and those to be received into."""
-    sends: dict[int, list[Block]] = {}
-    receives: dict[int, list[Block]] = {}
-    _add_messages(part, operands, results, sends, receives)
-    return list(sends.items()), list(receives.items())
-
-
-def _add_messages(
-    part: Part,
-    operands: Sequence[Blocks],
-    results: Sequence[Block | None],
-    sends: dict[int, list[Block]],
-    receives: dict[int, list[Block]],
-) -> None:
-    """Add the boxes to send to each peer, and those to be received into."""
-    for message in part.sends:
-        boxes = sends.get(message.peer)
-        if boxes is None:
-            boxes = sends[message.peer] = []
-        for copy in message.copies:
-            origin = operands[copy.operand][copy.origin]
-            assert origin is not None
-            box = origin[copy.region]
-            boxes.append(box if box.shape == copy.shape else np.broadcast_to(box, copy.shape))
-    for message in part.receives:
-        boxes = receives.get(message.peer)
-        if boxes is None:
-            boxes = receives[message.peer] = []
-        for copy in message.copies:
-            target = results[copy.piece]
-            assert target is not None
-            plain = copy.within is None and copy.target  # NumPy gives a scalar for 0-d
-            boxes.append(target[copy.target] if plain else _target(target, copy))
-
-
 @final
 @dataclass(frozen=True)
-class Move:
+class ArrayMove:
     """One array's way to another layout: what to do, its blocks, and their dtype."""
 
     part: Part
@@ -275,7 +291,7 @@ class Move:
 
 def run_moves(
     world: RuntimeWorld,
-    moves: Sequence[Move],
+    moves: Sequence[ArrayMove],
     window: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Blocks]:
@@ -288,33 +304,29 @@ def run_moves(
         progress: called with the bytes that have arrived since the last call.
     """
     tasks: list[Callable[[], None]] = []
-    ways = [with_replicas(world, m.part, m.dtype) for m in moves]
-    begun = [
-        _begun(world, part, (m.blocks,), m.dtype, None, tasks, replicas)
-        for m, (part, replicas) in zip(moves, ways, strict=True)
-    ]
+    ways = [(m, *with_replicas(world, m.part, m.dtype)) for m in moves]
+    begun = [_Pieces(part, (m.blocks,), m.dtype, replicas=replicas) for m, part, replicas in ways]
+    for pieces in begun:
+        pieces.begin(world, tasks)
     world.workers.run(tasks)
-    for move, (part, _), (results, views) in zip(moves, ways, begun, strict=True):
-        _without_dear_views(world, part, results, views, move.dtype)
-        if progress is not None:
-            arriving = sum(_nbytes(c, move.dtype) for m in part.receives for c in m.copies)
-            held = sum(b.nbytes for b in results if b is not None)
-            progress(held - arriving)
     sends: dict[int, list[Block]] = {}
     receives: dict[int, list[Block]] = {}
-    for move, (part, _), (results, _) in zip(moves, ways, begun, strict=True):
-        _add_messages(part, (move.blocks,), results, sends, receives)
+    for pieces in begun:
+        pieces.give_up_views(world)
+        if progress is not None:
+            progress(pieces.held_bytes())
+        pieces.add_messages(sends, receives)
     exchange_in_rounds(world, sends, receives, window, progress)
     shared = [
-        (replicas, results, move.dtype)
-        for move, (_, replicas), (results, _) in zip(moves, ways, begun, strict=True)
+        (replicas, pieces.results, m.dtype)
+        for (m, _, replicas), pieces in zip(ways, begun, strict=True)
         if replicas is not None
     ]
     if shared:
         share(world, shared)
         if progress is not None:
             progress(sum(math.prod(t[2]) * d.itemsize for r, _, d in shared for t in r.taken))
-    return [tuple(results) for results, _ in begun]
+    return [tuple(pieces.results) for pieces in begun]
 
 
 def exchange_in_rounds(
@@ -333,10 +345,6 @@ def exchange_in_rounds(
         world.transport.exchange(going, coming)
         if progress is not None:
             progress(sum(b.nbytes for _, boxes in coming for b in boxes))
-
-
-def _nbytes(copy: Copy, dtype: np.dtype[Any]) -> int:
-    return math.prod(copy.shape) * dtype.itemsize
 
 
 def _rounds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,7 +46,7 @@ def device_put(
         device: a Sharding, a Device, or a spec where a mesh is set, for all leaves; or a tree of
             them that is a prefix of ``x``. None leaves arrays where they are and puts values on
             the default device.
-        src: accepted as in JAX; where an array lies is known.
+        src: accepted as in JAX; where an array is, is known.
         donate: whether to delete the arrays given, once all have been placed; or a tree of such.
         may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
             never with the memory of a NumPy array.
@@ -55,10 +55,10 @@ def device_put(
         The tree with each leaf an `Array`, committed where a device was given.
 
     Raises:
-        ShardingError: if a leaf's shape cannot lie as asked, or a device does not exist. Nothing
-            has been deleted then.
-        UnequalError: if a value is to lie on devices of several processes, which give different
-            ones: each must give the whole array.
+        ShardingError: if a leaf's shape cannot be laid out as asked, or a device does not exist.
+            Nothing has been deleted then.
+        UnequalError: if a value is to be laid out on devices of several processes, which give
+            different ones: each must give the whole array.
         TreeError: if ``device`` is not a prefix of ``x``.
         ArgumentError: if a leaf is both to be donated and to be aliased.
 
@@ -74,17 +74,7 @@ def device_put(
         return placed(x, target)
     leaves, structure = flatten_with_none(x)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
-    given_up = prefix_leaves(donate, x, what, "donate")
-    given_up = [flag_of(gone, what, "donate") for gone in given_up]
-    aliased = prefix_leaves(may_alias, x, what, "may_alias")
-    for gone, shared in zip(
-        given_up, (a is not None and flag_of(a, what, "may_alias") for a in aliased), strict=True
-    ):
-        if gone and shared:
-            raise ArgumentError(
-                f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
-                "nothing can share its memory. Choose one."
-            )
+    given_up = _given_up(donate, may_alias, x, what)
     check_same_values(x, leaves, targets, what)
     results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
     leaving: list[tuple[Any, Sharding | None]] = []
@@ -95,7 +85,7 @@ def device_put(
             results[id(leaf), target] = placed(leaf, target)
     if leaving:
         from meshard.runtime.moving.moved import (
-            moved_away,  # what it needs is not loaded for those who keep arrays
+            moved_away,  # not loaded where arrays are kept
         )
 
         for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
@@ -104,11 +94,24 @@ def device_put(
     return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
 
 
+def _given_up(donate: Any, may_alias: Any, x: Any, what: str) -> list[bool]:
+    """Return for each leaf of a tree whether it is donated, which then may not be aliased."""
+    found = [flag_of(gone, what, "donate") for gone in prefix_leaves(donate, x, what, "donate")]
+    for gone, aliased in zip(found, prefix_leaves(may_alias, x, what, "may_alias"), strict=True):
+        shared = aliased is not None and flag_of(aliased, what, "may_alias")
+        if gone and shared:
+            raise ArgumentError(
+                f"{what}: donate and may_alias are both True; a donated array is deleted, so that "
+                "nothing can share its memory. Choose one."
+            )
+    return found
+
+
 def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> list[Any]:
     """Return for each leaf of ``tree``, None included, the leaf of ``prefix`` above it.
 
     Raises:
-        TreeError: if it is no prefix.
+        TreeError: if it is not a prefix.
     """
     try:
         return broadcast_leaves(prefix, tree, none_is_leaf=True)
@@ -230,14 +233,14 @@ def make_array_from_callback(
             raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
         first.append(as_host(data_callback(indices[probe]), what))
         wanted = first[0].dtype
-    kind = world.type_of(whole, wanted, place, True)
-    return made_of(world, kind, value, what)
+    type_ = world.type_of(whole, wanted, place, True)
+    return made_of(world, type_, value, what)
 
 
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Any, arrays: Sequence[Array], *, dtype: Any = None
 ) -> Array:
-    """Make one array of arrays that lie on single devices, without copying.
+    """Make one array of arrays that are on single devices, without copying.
 
     Args:
         shape: the global shape.
@@ -259,6 +262,34 @@ def make_array_from_single_device_arrays(
     what = "make_array_from_single_device_arrays"
     whole, place, world = shape_of(shape, what), needed_sharding(sharding, what), here()
     needed = [d for d in place.device_order if d.process_index == world.process_index]
+    given = _by_device(arrays, what)
+    _check_devices(given, needed, what)
+    if not needed and dtype is None:
+        raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
+    wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
+    type_ = world.type_of(whole, wanted, place, True)
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
+    for device in needed:
+        x = given[device]
+        piece = type_.layout.piece_of[device.id]
+        box = type_.layout.box(piece)
+        if x.shape != box.shape:
+            raise ShardingError(
+                f"{what}: expected shard shape {box.shape} on {device!r} (index {box}), but its "
+                f"array has shape {x.shape}. The result is {type_.str_short()} with {place!r}."
+            )
+        if x.dtype != wanted:
+            raise ShardingError(
+                f"{what}: all arrays must have one dtype; {device!r} has {x.dtype}, where "
+                f"{wanted} is expected."
+            )
+        if blocks[piece] is None:
+            blocks[piece] = x._live()[0]
+    return Array(type_, tuple(blocks))
+
+
+def _by_device(arrays: Any, what: str) -> dict[Device, Array]:
+    """Return arrays by the devices that they are on, one on each."""
     if not isinstance(arrays, (list, tuple)):
         raise ArgumentError(
             f"{what}: arrays is a {type(arrays).__name__}; give a list or tuple of Arrays."
@@ -280,38 +311,21 @@ def make_array_from_single_device_arrays(
             )
         x._live()
         given[x.device] = x
-    if len(arrays) != len(needed):
+    return given
+
+
+def _check_devices(given: Mapping[Device, Array], needed: Sequence[Device], what: str) -> None:
+    """Refuse arrays that are not one for each device of this process."""
+    if len(given) != len(needed):
         raise ShardingError(
             f"{what}: expected {len(needed)} per-device arrays (this is how many devices are "
-            f"addressable by the sharding), but got {len(arrays)}."
+            f"addressable by the sharding), but got {len(given)}."
         )
     for device in needed:
         if device not in given:
-            foreign = [d for d in given if d.process_index != world.process_index]
+            foreign = [d for d in given if d.process_index != device.process_index]
             whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
             raise ShardingError(
                 f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
                 "Each process gives one array for each of its own devices."
             )
-    if not needed and dtype is None:
-        raise ArgumentError(f"{what}: a process without devices of the sharding needs dtype=.")
-    wanted = dtype_of(dtype, what) if dtype is not None else arrays[0].dtype
-    kind = world.type_of(whole, wanted, place, True)
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
-    for device in needed:
-        x = given[device]
-        piece = kind.layout.piece_of[device.id]
-        box = kind.layout.box(piece)
-        if x.shape != box.shape:
-            raise ShardingError(
-                f"{what}: expected shard shape {box.shape} on {device!r} (index {box}), but its "
-                f"array has shape {x.shape}. The result is {kind.str_short()} with {place!r}."
-            )
-        if x.dtype != wanted:
-            raise ShardingError(
-                f"{what}: all arrays must have one dtype; {device!r} has {x.dtype}, where "
-                f"{wanted} is expected."
-            )
-        if blocks[piece] is None:
-            blocks[piece] = x._live()[0]
-    return Array(kind, tuple(blocks))

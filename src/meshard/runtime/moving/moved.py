@@ -28,7 +28,7 @@ from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
 from meshard.runtime.moving.donate import Gradual, run_gradually
-from meshard.runtime.moving.execute import Move, run_moves
+from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import (
     check_devices_exist,
     part_between,
@@ -40,27 +40,38 @@ from meshard.runtime.types import ArrayType, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.tuning import KEPT_IDLE
 
 Progress = bool | Callable[[int, int], None] | None
 _NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
-_KEPT_IDLE = 8 << 20
-"""Bytes that a pool may keep while donated arrays are freed, for the next ones to use."""
 
 
 @final
 class Tree:
-    """The leaves that move, and how they become a tree again.
+    """The leaves that move, where they go, and how they become a tree again.
 
     Args:
         leaves: the leaves.
+        targets: for each leaf where it is to be; None leaves it where it is.
         structure: of the tree; None for a list.
+        routes: for each leaf the way that a plan has chosen; None where none has.
 
     Attributes:
         leaves: the leaves.
+        targets: where they go.
+        routes: their ways; None for one that nobody has chosen.
     """
 
-    def __init__(self, leaves: Sequence[Any], structure: Any = None) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        targets: Sequence[Sharding | None],
+        structure: Any = None,
+        routes: Sequence[Route] | None = None,
+    ) -> None:
         self.leaves = leaves
+        self.targets = targets
+        self.routes: Sequence[Route | None] = routes or [None] * len(leaves)
         self._structure = structure
 
     @cached_property
@@ -131,8 +142,6 @@ class _Way:
 
 def moved(
     tree: Tree,
-    targets: Sequence[Sharding | None],
-    routes: Sequence[Route | None],
     donate: bool,
     max_bytes: int | None,
     progress: Progress = None,
@@ -141,9 +150,7 @@ def moved(
     """Return the leaves of a tree, each moved to its target, by its route where one is given.
 
     Args:
-        tree: the leaves.
-        targets: for each leaf where it is to be; None leaves it where it is.
-        routes: for each leaf the way that a plan has chosen.
+        tree: the leaves, and where they go.
         donate: whether the sources are given up.
         max_bytes: the most bytes on their way from and to this process at once.
         progress: see `reshard`.
@@ -152,16 +159,16 @@ def moved(
     world = here()
     move = _Mover(world, tree, donate, max_bytes, what)
     if not world.profiles:
-        return move.run(targets, routes, progress)
+        return move.run(progress)
     with timed(world, what, "move") as ran_on:
-        ran_on([t for t in targets if t is not None])
-        return move.run(targets, routes, progress)
+        ran_on([t for t in tree.targets if t is not None])
+        return move.run(progress)
 
 
 def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
     """Return arrays that are given up, each moved to its target."""
-    tree = Tree([x for x, _ in leaves])
-    return moved(tree, [t for _, t in leaves], [None] * len(leaves), True, None, what=what)
+    tree = Tree([x for x, _ in leaves], [t for _, t in leaves])
+    return moved(tree, True, None, what=what)
 
 
 @final
@@ -211,30 +218,18 @@ class _Mover:
         self._arrived: set[int] = set()
         self._lost: list[str] = []
 
-    def run(
-        self,
-        targets: Sequence[Sharding | None],
-        routes: Sequence[Route | None],
-        progress: Progress,
-    ) -> list[Any]:
-        world, leaves = self._world, self._tree.leaves
+    def run(self, progress: Progress) -> list[Any]:
+        world, leaves, targets = self._world, self._tree.leaves, self._tree.targets
         types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
+        every: list[ArrayType] = []
         for leaf, type_ in zip(leaves, types, strict=True):
             if type_ is not None:
                 leaf._live()
-        self._place(targets, types)
-        every = [
-            t for x, type_ in zip(leaves, types, strict=True) if type_ for t in (x._type, type_)
-        ]
+                every += (leaf._type, type_)
+        self._place(types)
         agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
-        ways = self._ways(types, routes)
-        if self._max_bytes is not None:
-            for way in ways:
-                text, size = way.array._type.str_short(), way.itemsize
-                check_window(self._max_bytes, world.process_count, size, text, self._what)
-        if world.ledgers:
-            pairs = [(w.array._type, w.type_) for w in ways]
-            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
+        ways = self._ways(types)
+        self._announce(ways)
         total = sum([w.local_bytes for w in ways]) if progress else 0
         with progress_bar(total) if progress is True else _NO_BAR as bar:
             teller = _Teller(progress if callable(progress) else bar, total)
@@ -251,9 +246,21 @@ class _Mover:
             raise teller.failure
         return self._results
 
-    def _place(self, targets: Sequence[Any], types: Sequence[ArrayType | None]) -> None:
-        """Settle the leaves that do not move: those placed anew, and those that are there."""
+    def _announce(self, ways: Sequence[_Way]) -> None:
+        """Refuse what the window or a budget does not allow, before anything has moved."""
+        world = self._world
+        if self._max_bytes is not None:
+            for way in ways:
+                text, size = way.array._type.str_short(), way.itemsize
+                check_window(self._max_bytes, world.process_count, size, text, self._what)
+        if world.ledgers:
+            pairs = [(w.array._type, w.type_) for w in ways]
+            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
+
+    def _place(self, types: Sequence[ArrayType | None]) -> None:
+        """Settle the leaves that do not move: those that are placed, and those that are there."""
         known: dict[tuple[int, Any], Any] = {}
+        targets = self._tree.targets
         for number, leaf in enumerate(self._tree.leaves):
             type_ = types[number]
             if leaf is None:
@@ -269,10 +276,9 @@ class _Mover:
                 continue
             self._results[number] = known[key]
 
-    def _ways(
-        self, types: Sequence[ArrayType | None], routes: Sequence[Route | None]
-    ) -> list[_Way]:
+    def _ways(self, types: Sequence[ArrayType | None]) -> list[_Way]:
         """Return each distinct way of an array to a layout, once."""
+        routes = self._tree.routes
         found: dict[tuple[int, ArrayType], _Way] = {}
         for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
             if type_ is None or leaf._type.layout == type_.layout:
@@ -289,19 +295,19 @@ class _Mover:
         order = batches(ways, donate=donate)
         if donate:
             self._mark_last(ways, order)
-            world.memory.trim(_KEPT_IDLE)
+            world.memory.trim(KEPT_IDLE)
         for numbers in order:
             batch = [ways[i] for i in numbers]
             self._move_batch(batch, teller)
             if donate:
                 self._give_up([way.array for way in batch if way.last])
-                world.memory.trim(_KEPT_IDLE)
+                world.memory.trim(KEPT_IDLE)
             # Others take part in what is left, and would wait for this process.
             if teller.failure is not None and world.process_count == 1:
                 raise teller.failure
 
     def _mark_last(self, ways: Sequence[_Way], order: Sequence[Sequence[int]]) -> None:
-        """Find the last way of each array; one that is wanted as it is has none."""
+        """Find the last way of each array; one that stays in the tree has none."""
         staying = {id(x) for i, x in enumerate(self._tree.leaves) if self._results[i] is not None}
         seen = set(staying)
         for i in [i for numbers in reversed(order) for i in reversed(numbers)]:
@@ -322,7 +328,7 @@ class _Mover:
                 together.append(way)
         if not together:
             return
-        moves = [Move(w.part, w.array._live(), w.type_.dtype) for w in together]
+        moves = [ArrayMove(w.part, w.array._live(), w.type_.dtype) for w in together]
         try:
             told = teller.told if teller.wanted else None
             found = run_moves(self._world, moves, self._max_bytes, told)
@@ -368,7 +374,7 @@ class _Mover:
         for before, after in pairwise(route.layouts):
             owners = {i: known[i] for i in before.device_ids | after.device_ids}
             part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-            (blocks,) = run_moves(world, [Move(part, blocks, way.type_.dtype)], window)
+            (blocks,) = run_moves(world, [ArrayMove(part, blocks, way.type_.dtype)], window)
         return blocks
 
     def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:

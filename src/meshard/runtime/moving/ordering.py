@@ -20,8 +20,8 @@ from meshard.runtime.trees import leaves as tree_leaves
 def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     """Return a sharding with its mesh's devices in the order in which the most bytes stay put.
 
-    Which device gets which shard is chosen anew, as a linear assignment; what each shard is stays.
-    Never is less kept than with the order given.
+    Which device gets which shard is chosen as a linear assignment; the shards themselves stay. The
+    order found never keeps less than the order given.
 
     Args:
         x: an array, a ShapeDtypeStruct that carries a sharding, or a tree of such; of a tree the
@@ -32,7 +32,7 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
         A sharding over the same devices, axes and spec.
 
     Raises:
-        ArgumentError: if ``sharding`` is no NamedSharding, or nothing of ``x`` has a sharding.
+        ArgumentError: if ``sharding`` is not a NamedSharding, or nothing of ``x`` has a sharding.
 
     >>> import meshard
     >>> mesh = meshard.make_mesh((1,), ("i",))

@@ -46,16 +46,14 @@ from meshard.runtime.types import KEY, ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.tuning import LARGE
+from meshard.tuning import COPY_CHUNK, LARGE, MOST_SHARDINGS
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
-_CHUNK = 4 << 20
 GLOBAL = (
     "In a program of several processes values are global arrays, not the local part of each: make "
     "one from local data with meshard.make_array_from_process_local_data."
 )
 """What is said where a host-local array may have been passed as a global one."""
-_MOST_KNOWN = 4096
 
 
 def default_device(device: Device | str | None) -> AbstractContextManager[None]:
@@ -146,17 +144,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         ShapeError: if nested lists differ in length.
     """
     typed = isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")
-    try:
-        value = np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
-    except MeshardError:
-        raise
-    except OverflowError as error:
-        raise OutOfRangeError(
-            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
-        ) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
-        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
+    value = _as_numpy(x, what, dtype)
     plain = not typed and dtype is None
     if plain and value.dtype.kind in "fc" and DEFAULT_FLOAT.value == "float32":
         value = value.astype(np.float32 if value.dtype.kind == "f" else np.complex64)
@@ -170,6 +158,21 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
         )
     wanted = checked_dtype(value.dtype, what)
     return value if wanted == value.dtype and value.dtype.isnative else value.astype(wanted)
+
+
+def _as_numpy(x: Any, what: str, dtype: Any) -> Block:
+    """Return any array-like as NumPy makes an array of it; what it cannot is refused."""
+    try:
+        return np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
+    except MeshardError:
+        raise
+    except OverflowError as error:
+        raise OutOfRangeError(
+            f"{what}: {described(x)} cannot become an array of {dtype or 'integers'}: {error}."
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        refusal = ShapeError if "inhomogeneous" in str(error) else DtypeError
+        raise refusal(f"{what}: {described(x)} cannot become an array: {error}") from error
 
 
 def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
@@ -206,7 +209,7 @@ def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
     tasks = []
     for target, value in copies:
         rows = target.shape[0] if target.ndim else 1
-        parts = min(rows, max(1, target.nbytes // _CHUNK))
+        parts = min(rows, max(1, target.nbytes // COPY_CHUNK))
         for i in range(parts):
             if parts == 1:
                 tasks.append(partial(bring, target, value))
@@ -220,7 +223,7 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     """Return the sharding that a placement argument means; None for None.
 
     Raises:
-        ArgumentError: if it is no device, sharding or spec.
+        ArgumentError: if it is not a device, sharding or spec.
         ShardingError: if it is a spec and no mesh is set.
     """
     if given is None or isinstance(given, Sharding):
@@ -256,7 +259,7 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
             f"{len(world.devices)} devices. A plan can be made for devices that do not exist, an "
             "array cannot."
         )
-    if len(world.known_shardings) > _MOST_KNOWN:
+    if len(world.known_shardings) > MOST_SHARDINGS:
         world.known_shardings.clear()
     world.known_shardings.add(sharding)
 
@@ -267,7 +270,7 @@ def placed(
     """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
 
     Raises:
-        ShardingError: if the shape cannot lie so, or a device does not exist.
+        ShardingError: if the shape cannot be laid out so, or a device does not exist.
         DeletedArrayError: if the array was deleted.
         BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
         ConcretizationError: if it is inside a transformation.
@@ -288,30 +291,30 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
     # An uncommitted array is every process's own copy of one value, and nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
     if type(x) is Array and (x.committed or not spans(world, sharding)):
-        kind = world.type_of(x.shape, x.dtype, sharding, True)
-        result = resharded(world, x, kind, what)
+        type_ = world.type_of(x.shape, x.dtype, sharding, True)
+        result = resharded(world, x, type_, what)
         if donate:
             x._discard("donated to device_put")
         return result
     value = as_host(x, what)
     try:
-        kind = world.type_of(value.shape, value.dtype, sharding, True)
+        type_ = world.type_of(value.shape, value.dtype, sharding, True)
     except IndivisibleError as error:
         if not spans(world, sharding):
             raise
         raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
-    agree(world, what, (), (kind,))
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    agree(world, what, (), (type_,))
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
     copies = []
-    for piece in kind.local:
-        box = kind.layout.box(piece)
-        block = world.memory.allocate(box.shape, kind.dtype)
+    for piece in type_.local:
+        box = type_.layout.box(piece)
+        block = world.memory.allocate(box.shape, type_.dtype)
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
     if donate and type(x) is Array:
         x._discard("donated to device_put")
-    return Array(kind, tuple(blocks))
+    return Array(type_, tuple(blocks))
 
 
 def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
@@ -320,51 +323,53 @@ def spans(world: RuntimeWorld, sharding: Sharding) -> bool:
     return any(d.process_index != me for d in sharding.device_order)
 
 
-def resharded(world: RuntimeWorld, x: Array, kind: ArrayType, what: str = "device_put") -> Array:
+def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "device_put") -> Array:
     """Return an array in the layout of another type of the same shape and dtype.
 
     Raises:
         BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
     """
     source, blocks = x._type, x._live()
-    agree(world, what, (), (source, kind))
-    if source.layout == kind.layout:
-        return Array(kind, blocks)
+    agree(world, what, (), (source, type_))
+    if source.layout == type_.layout:
+        return Array(type_, blocks)
     if world.ledgers:
-        wired(world, what, wires_between(world, source, kind))
-    part = part_between(world, source, kind)
-    return Array(kind, run_part(world, part, (blocks,), kind.dtype))
+        wired(world, what, wires_between(world, source, type_))
+    part = part_between(world, source, type_)
+    return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 
 
 @memoized(most=1 << 13)
-def part_between(world: RuntimeWorld, source: ArrayType, kind: ArrayType) -> Part:
+def part_between(world: RuntimeWorld, source: ArrayType, type_: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
-    processes = world.process_map(kind.sharding)
+    processes = world.process_map(type_.sharding)
     if processes is not None:
         processes = {**processes, **(world.process_map(source.sharding) or {})}
     sources, me = [Source(source.layout)], world.process_index
-    return assemble(kind.layout, sources, processes, me, world.sharing)
+    return assemble(type_.layout, sources, processes, me, world.sharing)
 
 
 @memoized(most=1 << 13)
 def wires_between(
-    world: RuntimeWorld, source: ArrayType, kind: ArrayType
+    world: RuntimeWorld, source: ArrayType, type_: ArrayType
 ) -> tuple[()] | tuple[Wire]:
-    """Return what an array moves to lie as another type says: one communication or none."""
-    if source.guest or source.layout == kind.layout:
+    """Return what an array moves to be laid out as another type says: one communication or none."""
+    if source.guest or source.layout == type_.layout:
         return ()
-    from_ = (source.sharding,), kind.layout, (Source(source.layout),)
-    move = Move(kind.sharding, *from_, kind.dtype.itemsize)
+    from_ = (source.sharding,), type_.layout, (Source(source.layout),)
+    move = Move(type_.sharding, *from_, type_.dtype.itemsize)
     return (move_wire(source.str_short(), move),)
 
 
-def filled(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+def filled(world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], what: str) -> Array:
     """Agree to make an array, and return it; see `made_of`."""
-    agree(world, what, (), (kind,))
-    return made_of(world, kind, values, what)
+    agree(world, what, (), (type_,))
+    return made_of(world, type_, values, what)
 
 
-def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], what: str) -> Array:
+def made_of(
+    world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], what: str
+) -> Array:
     """Return an array whose local pieces are what ``values(piece)`` gives.
 
     The processes have agreed to make it.
@@ -372,25 +377,25 @@ def made_of(world: RuntimeWorld, kind: ArrayType, values: Callable[[int], Any], 
     Raises:
         ShardingError: if a value has another shape or dtype than its piece; the index is named.
     """
-    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
     copies = []
-    for piece in kind.local:
+    for piece in type_.local:
         value = values(piece)
-        box = kind.layout.box(piece)
+        box = type_.layout.box(piece)
         if value.shape != box.shape:
             raise ShardingError(
                 f"{what}: expected shard shape {box.shape} for index {box}, but got "
-                f"{value.shape}. The array is {kind.str_short()} with sharding {kind.sharding!r}."
+                f"{value.shape}. The array is {type_.str_short()} with sharding {type_.sharding!r}."
             )
-        if value.dtype != kind.dtype:
+        if value.dtype != type_.dtype:
             raise ShardingError(
-                f"{what}: expected dtype {kind.dtype} for index {box}, but got {value.dtype}. "
+                f"{what}: expected dtype {type_.dtype} for index {box}, but got {value.dtype}. "
                 "All pieces of an array have one dtype; pass dtype= to convert them."
             )
         if not handed_over(value):
-            block = world.memory.allocate(box.shape, kind.dtype)
+            block = world.memory.allocate(box.shape, type_.dtype)
             copies.append((block, value))
             value = block
         blocks[piece] = value
     _run_copies(world, copies)
-    return Array(kind, tuple(blocks))
+    return Array(type_, tuple(blocks))

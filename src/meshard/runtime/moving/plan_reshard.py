@@ -19,8 +19,8 @@ from meshard.plan.figures.choice import Leaf
 from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import check_window
 from meshard.plan.plan import Plan, install_runner
-from meshard.plan.planner import PlanCache, make_plan
-from meshard.plan.show.plan_table import array_text, layout_text
+from meshard.plan.planner import PlanCache, PlanOptions, make_plan
+from meshard.plan.show.plan_text import array_text, layout_text
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, leaf_names, moved
@@ -92,15 +92,10 @@ def plan_reshard(
         _planned(leaves[at[0]], targets[at[0]], [accessors[i] for i in at])
         for at in places.values()
     ]
-    plan = make_plan(
-        found,
-        cache=plan_cache(),
-        max_bytes=max_bytes,
-        donate=donate,
-        alive=_ids(alive),
-        topology=topology,
-        split=split,
+    options = PlanOptions(
+        max_bytes=max_bytes, donate=donate, alive=_ids(alive), topology=topology, split=split
     )
+    plan = make_plan(found, options, cache=plan_cache())
     processes = _process_count(plan) if plan.max_bytes is not None else 1
     for leaf in plan.leaves:
         if leaf.source != leaf.destination:
@@ -177,8 +172,8 @@ def _run(plan: Plan, x: Any) -> Any:
     by_id = {d.id: d for d in world.devices}
     targets = [_target(plan.leaves[number], by_id) for number in order]
     routes = [plan.routes[plan.choice_of[number]] for number in order]
-    tree = Tree(leaves, structure)
-    return tree.rebuilt(moved(tree, targets, routes, plan.donate, plan.max_bytes))
+    tree = Tree(leaves, targets, structure, routes)
+    return tree.rebuilt(moved(tree, plan.donate, plan.max_bytes))
 
 
 def _order(plan: Plan, paths: Sequence[str]) -> list[int]:

@@ -25,7 +25,7 @@ from meshard.runtime.world import here
 
 _WHAT = "make_array_from_process_local_data"
 Shape = tuple[int, ...]
-Spans = list[tuple[int, int]]
+Intervals = list[tuple[int, int]]
 
 
 def make_array_from_process_local_data(
@@ -34,7 +34,7 @@ def make_array_from_process_local_data(
     """Make global arrays of what each process holds.
 
     Args:
-        sharding: how the global array lies; or a tree of shardings that is a prefix of
+        sharding: how the global array is laid out; or a tree of shardings that is a prefix of
             ``local_data``.
         local_data: this process's part, or a tree of such. Along each dim it is either the whole
             dim, or the shards that this process's devices hold, joined in order.
@@ -47,7 +47,7 @@ def make_array_from_process_local_data(
     Raises:
         CoverageError: if the data does not fill this process's shards exactly, or no global shape
             follows from the parts.
-        TreeError: if a tree is no prefix of ``local_data``.
+        TreeError: if a tree is not a prefix of ``local_data``.
 
     >>> import meshard
     >>> x = make_array_from_process_local_data(meshard.devices()[0], np.arange(3))
@@ -72,7 +72,7 @@ def _is_shape(given: object) -> bool:
 
 
 def _leaf(shape: Any) -> Any:
-    """Return a shape as what is no container, so that it is a leaf of its tree."""
+    """Return a shape as something that is not a container, so that it is a leaf of its tree."""
     return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 
@@ -89,14 +89,14 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
                 f"{_WHAT}: the data of process {me} has shape {value.shape}, of rank {value.ndim}, "
                 f"and the global shape {shape} has rank {len(shape)}."
             )
-    kind = world.type_of(shape, value.dtype, sharding, True)
+    type_ = world.type_of(shape, value.dtype, sharding, True)
     starts: list[Mapping[int, int] | None] = []
-    for dim, spans in enumerate(_held(kind.layout, process_of, me)):
+    for dim, spans in enumerate(_held(type_.layout, process_of, me)):
         if value.shape[dim] == shape[dim]:
             starts.append(None)
             continue
         own = _length(spans)
-        if kind.local and value.shape[dim] != own:
+        if type_.local and value.shape[dim] != own:
             raise CoverageError(
                 f"{_WHAT}: the data of process {me} has shape {value.shape}. Along dim {dim} it "
                 f"must have all {shape[dim]} elements of the global shape {shape}, or the {own} "
@@ -106,16 +106,16 @@ def _made(sharding: Sharding, value: Block, global_shape: Any) -> Array:
 
     def part(piece: int) -> Block:
         index: list[Any] = []
-        for a, b, known in zip(*kind.layout.box(piece), starts, strict=True):
+        for a, b, known in zip(*type_.layout.box(piece), starts, strict=True):
             at = a if known is None else known[a]
             index.append(slice(at, at + b - a))
         cut: Block = value[(*index, ...)]
         return cut
 
-    return filled(world, kind, part, _WHAT)
+    return filled(world, type_, part, _WHAT)
 
 
-def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[Spans]:
+def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[Intervals]:
     """Return for each dim the spans that a process's devices hold, in order."""
     boxes = [
         box
@@ -125,16 +125,16 @@ def _held(layout: Layout, process_of: Mapping[int, int], process: int) -> list[S
     return [sorted({(b.starts[dim], b.stops[dim]) for b in boxes}) for dim in range(layout.ndim)]
 
 
-def _length(spans: Spans) -> int:
+def _length(spans: Intervals) -> int:
     return sum(b - a for a, b in spans)
 
 
-def _text(spans: Spans) -> str:
+def _text(spans: Intervals) -> str:
     shown = ", ".join(f"{a}:{b}" for a, b in spans[:8])
-    return f"{shown}, ..." if len(spans) > 8 else shown or "of which there are none"
+    return f"{shown}, ..." if len(spans) > 8 else shown or "none"
 
 
-def _starts(spans: Spans, dim: int) -> dict[int, int]:
+def _starts(spans: Intervals, dim: int) -> dict[int, int]:
     """Return where each span begins in the data that joins them."""
     at, end, known = 0, 0, {}
     for a, b in spans:

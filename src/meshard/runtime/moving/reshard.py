@@ -49,12 +49,12 @@ def reshard(
         weights are, is moved once, and the result is in both places.
 
     Raises:
-        ShardingError: if a leaf's shape cannot lie as asked.
-        UnequalError: if a leaf that is no array is to lie on devices of several processes, which
-            give different ones.
+        ShardingError: if a leaf's shape cannot be laid out as asked.
+        UnequalError: if a leaf that is not an array is to be laid out on devices of several
+            processes, which give different ones.
         ArgumentError: if ``max_bytes`` is not a positive integer, or does not hold one element to
             and from each other process.
-        TreeError: if ``sharding`` is no prefix of ``x``.
+        TreeError: if ``sharding`` is not a prefix of ``x``.
         DeletedArrayError: if an array was deleted.
         AllocationError: if the system has no memory for a result.
 
@@ -80,9 +80,8 @@ def reshard(
             "nothing can share its memory. Choose one."
         )
     leaves, structure = flatten_with_none(x)
-    tree = Tree(leaves, structure)
     given = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in given]
     check_same_values(x, leaves, targets, "reshard")
-    routes = [None] * len(leaves)
-    return tree.rebuilt(moved(tree, targets, routes, donate, max_bytes, progress))
+    tree = Tree(leaves, targets, structure)
+    return tree.rebuilt(moved(tree, donate, max_bytes, progress))

@@ -21,26 +21,26 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_host, check_devices_exist
 from meshard.runtime.trees import flatten_with_path
 from meshard.runtime.types import Block, dtype_name
-from meshard.runtime.world import here
+from meshard.runtime.world import RuntimeWorld, here
 
 _WORDS = 4096
 """The width of the grid of 8-byte words whose row and column sums stand for a large block."""
 
 _PADDED = (np.longdouble, np.clongdouble)
-Told = tuple[tuple[str, bytes], ...]
+Digests = tuple[tuple[str, bytes], ...]
 
 
 def check_same_values(
     tree: Any, leaves: Sequence[Any], targets: Sequence[Sharding | None], what: str
 ) -> None:
-    """Refuse values that are to lie on devices of several processes and differ between these.
+    """Refuse values that are to be laid out over several processes and differ between these.
 
-    Arrays that lie somewhere already are known to all and not compared.
+    Arrays that have been placed already are known to all and are not compared.
 
     Args:
         tree: what the user gave, in which the message names the leaf.
         leaves: its leaves, None included.
-        targets: where each shall lie.
+        targets: the sharding that each shall have.
         what: the function that was called.
 
     Raises:
@@ -51,16 +51,7 @@ def check_same_values(
     world = here()
     if world.process_count == 1:
         return
-    together: dict[tuple[int, ...], list[int]] = {}
-    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
-        known = leaf is None or isinstance(leaf, Traced)
-        if known or target is None or (type(leaf) is Array and leaf.committed):
-            continue
-        check_devices_exist(world, target, what)
-        peers = tuple(sorted({d.process_index for d in target.device_order}))
-        if len(peers) > 1 and world.process_index in peers:
-            together.setdefault(peers, []).append(number)
-    for peers, numbers in together.items():
+    for peers, numbers in _together(world, leaves, targets, what).items():
         mine = tuple(_told(leaves[i], what) for i in numbers)
         meet(world, peers, f"`{what}`")
         told: list[Any] = world.transport.all_gather(mine, peers)
@@ -69,6 +60,22 @@ def check_same_values(
             given = [i for i, leaf in enumerate(leaves) if leaf is not None]
             names = [paths[given.index(i)] or "the value" for i in numbers]
             raise UnequalError(_refusal(what, names, peers, told))
+
+
+def _together(
+    world: RuntimeWorld, leaves: Sequence[Any], targets: Sequence[Sharding | None], what: str
+) -> dict[tuple[int, ...], list[int]]:
+    """Return the numbers of the values that this process and others give, by those processes."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
+        known = leaf is None or isinstance(leaf, Traced)
+        if known or target is None or (type(leaf) is Array and leaf.committed):
+            continue
+        check_devices_exist(world, target, what)
+        peers = tuple(sorted({d.process_index for d in target.device_order}))
+        if len(peers) > 1 and world.process_index in peers:
+            found.setdefault(peers, []).append(number)
+    return found
 
 
 def _told(leaf: Any, what: str) -> tuple[str, bytes]:
@@ -99,7 +106,7 @@ def digest(value: Block) -> bytes:
     return found.digest()
 
 
-def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Told]) -> str:
+def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Digests]) -> str:
     """Say which value differs first, and between whom."""
     start = f"{what}: the processes give different "
     end = (

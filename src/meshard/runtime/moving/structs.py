@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
-
-import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shape_of, shown
@@ -15,12 +12,12 @@ from meshard.errors import ArgumentError, DtypeError, SpecError
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
-from meshard.runtime.types import ArrayType, dtype_name
+from meshard.runtime.types import ArrayType, Shaped, dtype_name
 from meshard.runtime.world import here
 
 
 @final
-class ShapeDtypeStruct:
+class ShapeDtypeStruct(Shaped):
     """Shape, dtype and, if wanted, sharding of an array that need not exist.
 
     Args:
@@ -30,7 +27,7 @@ class ShapeDtypeStruct:
         weak_type: accepted as in JAX; only Python scalars are weak here.
 
     Raises:
-        ShapeError: if ``shape`` is no shape.
+        ShapeError: if ``shape`` is not a shape.
         DtypeError: if arrays cannot have the dtype.
         ShardingError: if ``sharding`` is not a sharding.
         SpecError: if its spec is longer than the rank.
@@ -43,8 +40,6 @@ class ShapeDtypeStruct:
     """
 
     __slots__ = ("dtype", "shape", "sharding")
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     sharding: Sharding | None
 
     def __init__(
@@ -83,28 +78,8 @@ class ShapeDtypeStruct:
     @classmethod
     def like(cls, x: Any) -> ShapeDtypeStruct:
         """Return the struct of an array, with its sharding if it is committed to one."""
-        kind = typeof(x)
-        return cls(kind.shape, kind.dtype, sharding=kind.sharding if kind.committed else None)
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
-        return False
+        type_ = typeof(x)
+        return cls(type_.shape, type_.dtype, sharding=type_.sharding if type_.committed else None)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -121,8 +96,10 @@ class ShapeDtypeStruct:
         return hash((self.shape, self.dtype, self.sharding))
 
     def __repr__(self) -> str:
-        lies = f", sharding={self.sharding!r}" if self.sharding is not None else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype_name(self.dtype)}{lies})"
+        shown_sharding = f", sharding={self.sharding!r}" if self.sharding is not None else ""
+        return (
+            f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype_name(self.dtype)}{shown_sharding})"
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _struct, (self.shape, self.dtype, self.sharding)
@@ -136,7 +113,7 @@ def typeof(x: Any) -> Any:
     """Return all that is known of an array, or of a value that would become one, but its data.
 
     Raises:
-        DtypeError: if it is no array, number or ShapeDtypeStruct; a list is a tree of such.
+        DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of such.
 
     >>> typeof(np.ones((2, 3)))
     float64[2,3]
@@ -145,11 +122,11 @@ def typeof(x: Any) -> Any:
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
         world = here()
-        lies = x.sharding is not None
-        return world.type_of(x.shape, x.dtype, x.sharding or home(world), lies)
+        committed = x.sharding is not None
+        return world.type_of(x.shape, x.dtype, x.sharding or home(world), committed)
     if not (isinstance(x, (int, float, complex)) or hasattr(x, "__array__")):
         raise DtypeError(
             f"typeof: {shown(x)} of type {type(x).__name__} is not an array or a number."
         )
-    kind: ArrayType = as_array(x)._type
-    return kind
+    type_: ArrayType = as_array(x)._type
+    return type_

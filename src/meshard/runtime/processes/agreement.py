@@ -2,7 +2,7 @@
 
 In: the operations on arrays that span processes, as tokens. Out: one running hash per set of
 processes, which stamps every message, and an account of the recent steps, which tells who diverged
-when messages do not meet (`verdict`). What a process does with arrays of its own enters nothing.
+when messages do not meet (`divergence`). What a process does with arrays of its own enters nothing.
 
 A stamp also says where among the steps of its set a message belongs, so that a process can tell a
 message of a step that it has left, which is dropped, from one of a step that it has yet to reach.
@@ -29,6 +29,8 @@ KEPT = 1024
 """How many recent steps a process remembers."""
 _BRIEF = 32
 """How many of them it tells while nothing is known to be wrong."""
+# An odd factor that spreads bits (Knuth's, of his 64-bit generator): multiplying by it loses
+# nothing, so that two hashes that have become different stay so while the same operations follow.
 _MULTIPLIER = 0x5851F42D4C957F2D
 _MASK = (1 << 64) - 1
 
@@ -39,11 +41,14 @@ Stamp = tuple[int, int, int]
 """What marks a message: the set of processes, the number of its step, and the hash up to it."""
 NOWHERE: Stamp = (0, 0, 0)
 """The stamp of what is sent before any step."""
+# Step 3 of epoch 2 is 2 << 40 | 3. So every step of a later epoch is ahead of all steps of an
+# earlier one, and what compares steps (`arrival`, `is_within`) need not know of epochs. A million
+# operations a second fill 40 bits in twelve days; a set of processes is not known to do so many.
 _EPOCH = 40
 """Bits of a step's number below its epoch."""
 
 
-class Place(Enum):
+class Arrival(Enum):
     """Where a message belongs, as seen by the process that it has come to."""
 
     NOW = "the step that this process is in"
@@ -53,7 +58,7 @@ class Place(Enum):
 
 
 @final
-class Running:
+class RunningSteps:
     """The steps of one set of processes, as one of them counts them.
 
     Attributes:
@@ -94,7 +99,7 @@ class Token:
 
     __slots__ = ("number", "running", "text")
 
-    def __init__(self, running: Running, number: int, text: str) -> None:
+    def __init__(self, running: RunningSteps, number: int, text: str) -> None:
         self.running = running
         self.number = number
         self.text = text
@@ -102,7 +107,7 @@ class Token:
 
 @final
 @dataclass(frozen=True)
-class Entry:
+class StepReport:
     """One step, as it is told to others.
 
     Attributes:
@@ -139,14 +144,14 @@ class Account:
 
     index: int
     mode: str
-    entries: tuple[Entry, ...]
+    entries: tuple[StepReport, ...]
     before: int
     steps: Mapping[Members, int]
     waits: tuple[int, ...]
     ended: str | None = None
 
     @property
-    def last(self) -> Entry | None:
+    def last(self) -> StepReport | None:
         """The step that it is in, or that it ran last."""
         return self.entries[-1] if self.entries else None
 
@@ -155,8 +160,8 @@ Remembered = tuple[Token, int, int, CodeType | str, int]
 
 
 @final
-class Step(NamedTuple):
-    """One step, as it is remembered: what it costs least to take down.
+class RememberedStep(NamedTuple):
+    """One step, as it is remembered, in the form that costs least to write down.
 
     Attributes:
         token: the operation.
@@ -172,12 +177,14 @@ class Step(NamedTuple):
     code: CodeType | str
     place: int
 
-    def entry(self) -> Entry:
+    def report(self) -> StepReport:
         """Return the step as it is told to others."""
         token, line = self.token, self.code
         if not isinstance(line, str):
             line = f"{line.co_filename}:{line_of(line, self.place)}"
-        return Entry(token.running.members, self.step, self.hash, token.number, token.text, line)
+        return StepReport(
+            token.running.members, self.step, self.hash, token.number, token.text, line
+        )
 
 
 @final
@@ -194,10 +201,10 @@ class Agreement:
         self.index = index
         self.count = count
         self._meet = meet
-        self._sets: dict[Members, Running] = {}
-        self._keys: dict[int, Running] = {}
+        self._sets: dict[Members, RunningSteps] = {}
+        self._keys: dict[int, RunningSteps] = {}
         self._turn = 0
-        self._with: list[tuple[Running, ...]] = [()] * count
+        self._with: list[tuple[RunningSteps, ...]] = [()] * count
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
         self._ours: dict[str, bool] = {}
         self._born = depth()
@@ -226,11 +233,11 @@ class Agreement:
         number = digest(canon)
         return Token(self._running(ordered), number, shortened(canon if text is None else text))
 
-    def _running(self, members: Members) -> Running:
+    def _running(self, members: Members) -> RunningSteps:
         """Return the steps of a set of processes that this one belongs to."""
         running = self._sets.get(members)
         if running is None:
-            running = self._sets[members] = Running(members)
+            running = self._sets[members] = RunningSteps(members)
             self._keys[running.key] = running
             for p in members:
                 self._with[p] = (*self._with[p], running)
@@ -248,6 +255,8 @@ class Agreement:
         running.step = step = running.step + 1
         running.turn = self._turn = self._turn + 1
         running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK
+        # The user's line is the first frame outside of this package; which files are ours is asked
+        # once. The frame's code and place are kept instead of a line, which takes long to find.
         frame, ours = sys._getframe(1), self._ours
         stated = stated_line()
         while stated is None:
@@ -264,7 +273,7 @@ class Agreement:
 
     @property
     def latest(self) -> Remembered | None:
-        """The step that this process is in, or ran last: what makes a `Step`."""
+        """The step that this process is in, or ran last: what makes a `RememberedStep`."""
         return self._ring[-1] if self._ring else None
 
     def stamp(self, peer: int) -> Stamp:
@@ -278,16 +287,18 @@ class Agreement:
         last = shared[0] if len(shared) == 1 else max(shared, key=_turn)
         return (last.key, last.step, last.hash) if last.turn else NOWHERE
 
-    def place(self, peer: int, stamp: Stamp) -> Place:
+    def arrival(self, peer: int, stamp: Stamp) -> Arrival:
         """Return where a message of another process belongs."""
         now = self.stamp(peer)
         if stamp == now:
-            return Place.NOW
+            return Arrival.NOW
+        # An unknown set, or one whose first step is still to come, is ahead like a later step. The
+        # same step with another hash is the proof that the two have diverged.
         key, step, found = stamp
         running = self._keys.get(key)
         if running is None or step > running.step or not running.turn:
-            return Place.AHEAD
-        return Place.APART if step == running.step and found != running.hash else Place.OVER
+            return Arrival.AHEAD
+        return Arrival.APART if step == running.step and found != running.hash else Arrival.OVER
 
     def is_within(self, steps: Mapping[Members, int], stamp: Stamp) -> bool:
         """Whether a message belongs to one of some steps, or to an earlier one."""
@@ -314,6 +325,7 @@ class Agreement:
             running = self._running(members)
             if running.epoch < epoch:
                 running.begin(epoch)
+                # Steps of other sets stay, since those have not diverged.
                 kept = [item for item in self._ring if item[0].running is not running]
                 self._ring = deque(kept, maxlen=KEPT)
 
@@ -328,7 +340,7 @@ class Agreement:
             ended: how its program has ended.
         """
         ring = list(self._ring)[0 if whole else -_BRIEF :]
-        entries = tuple([Step(*item).entry() for item in ring])
+        entries = tuple([RememberedStep(*item).report() for item in ring])
         steps = {r.members: r.step for r in self._sets.values()}
         before = self._count() - len(entries)
         return Account(self.index, self.mode, entries, before, steps, tuple(waits), ended)
@@ -352,7 +364,7 @@ class Agreement:
         return {m: (steps.get(m, 0) >> _EPOCH) + 1 for m in _contradicted(mine, ring, other, there)}
 
 
-def _turn(running: Running) -> int:
+def _turn(running: RunningSteps) -> int:
     return running.turn
 
 
@@ -394,6 +406,7 @@ def _contradicted(
         other: another.
         theirs: its entries.
     """
+    # Two kinds of proof: each is further than the other in some set, or hashes of one step differ.
     ahead, behind = _ahead(one, other)
     found = {*ahead, *behind} if ahead and behind else set()
     shared = _comparable(one, other)
@@ -420,7 +433,7 @@ def _comparable(one: Account, other: Account) -> set[Members]:
     }
 
 
-def parted(one: Account, other: Account) -> tuple[Entry, Entry] | None:
+def parted(one: Account, other: Account) -> tuple[StepReport, StepReport] | None:
     """Return the first step that differs, of those that two processes should both run; else None.
 
     One process may be further than the other, and remember less; what both know of is in one order.
@@ -440,6 +453,9 @@ def _parting(
     mine: Sequence[Key], theirs: Sequence[Key], from_start: bool
 ) -> tuple[int, int] | None:
     """Return where two sequences of steps differ first; None if they do not, as far as is known."""
+    # Both have forgotten their oldest steps, but not as many: begin at the oldest that both
+    # remember. From there on each runs the shared sets' steps in the same order, or they have
+    # diverged.
     i, j = 0, 0
     if not from_start:
         places = {(members, step): at for at, (members, step, _) in enumerate(theirs)}

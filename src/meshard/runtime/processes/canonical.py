@@ -6,7 +6,7 @@ addresses differ between processes, and enter nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from typing import Any
@@ -30,14 +30,8 @@ def canonical(value: Any) -> str:
     """Return a text of a parameter that is the same in all processes that mean the same."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
-    if isinstance(value, (tuple, list)):
-        inner = [canonical(v) for v in value]
-        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(canonical, value)))}}}"
-    if isinstance(value, Mapping):
-        items = sorted(f"{canonical(k)}: {canonical(v)}" for k, v in value.items())
-        return f"{{{', '.join(items)}}}"
+    if isinstance(value, (tuple, list, set, frozenset, Mapping)):
+        return _container(value)
     if isinstance(value, slice):
         return f"slice{canonical((value.start, value.stop, value.step))}"
     if isinstance(value, np.dtype):
@@ -53,6 +47,11 @@ def canonical(value: Any) -> str:
         return _lies(value, exact=True)
     if isinstance(value, Layout):
         return _layout(value)
+    return _by_fields_or_name(value)
+
+
+def _by_fields_or_name(value: Any) -> str:
+    """Return the text of a value of a class that is not known here; never its address."""
     if is_dataclass(value) and not isinstance(value, type):
         held = [canonical(getattr(value, f.name)) for f in fields(value)]
         return f"{type(value).__qualname__}({', '.join(held)})"
@@ -63,12 +62,23 @@ def canonical(value: Any) -> str:
     return repr(value)
 
 
-def described(kind: ArrayType, *, exact: bool = False) -> str:
+def _container(value: Collection[Any]) -> str:
+    """Return the text of a container; of one without an order in the order of its texts."""
+    if isinstance(value, Mapping):
+        items = sorted(f"{canonical(k)}: {canonical(v)}" for k, v in value.items())
+        return f"{{{', '.join(items)}}}"
+    inner = [canonical(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(inner))}}}"
+    return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
+
+
+def described(type_: ArrayType, *, exact: bool = False) -> str:
     """Return dtype, shape and sharding of an array; exactly, or as messages say it."""
-    told = kind.str_short()
-    if kind.guest:  # every process has one of its own
+    told = type_.str_short()
+    if type_.guest:  # every process has one of its own
         return told
-    return f"{told} {_lies(kind.sharding, exact=False)}" + (_layout(kind.layout) if exact else "")
+    return f"{told} {_lies(type_.sharding, exact=False)}" + (_layout(type_.layout) if exact else "")
 
 
 def laid_out(

@@ -1,7 +1,7 @@
 """Who has diverged, in which operation, at which line: from accounts to sentences.
 
-In: what some processes told of their recent steps. Out: one sentence, the same wherever the same
-accounts have come; None where the accounts agree.
+In: what some processes told of their recent steps. Out: one sentence, the same for all that have
+the same accounts; None where the accounts agree.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from meshard.runtime.processes.agreement import Account, Entry, Members, counted, crossed, parted
+from meshard.runtime.processes.agreement import (
+    Account,
+    Members,
+    StepReport,
+    counted,
+    crossed,
+    parted,
+)
 
 _LAW = (
     "All processes must run the same operations, in the same order, on arrays that they share; "
     "what a process does with arrays of its own is its own affair."
 )
-Steps = Mapping[int, Mapping[int, Entry]]
+Steps = Mapping[int, Mapping[int, StepReport]]
 
 
-def verdict(accounts: Mapping[int, Account]) -> str | None:
+def divergence(accounts: Mapping[int, Account]) -> str | None:
     """Return who has diverged and how; None if nothing shows that anybody has."""
     return _first_difference(accounts) or _parted(accounts)
 
 
 def _first_difference(accounts: Mapping[int, Account]) -> str | None:
-    sets: dict[Members, dict[int, dict[int, Entry]]] = {}
+    sets: dict[Members, dict[int, dict[int, StepReport]]] = {}
     for process, account in sorted(accounts.items()):
         for entry in account.entries:
             sets.setdefault(entry.members, {}).setdefault(process, {})[entry.step] = entry
@@ -41,7 +48,7 @@ def _first_difference(accounts: Mapping[int, Account]) -> str | None:
     return _difference(members, step, sets[members])
 
 
-def _place(account: Account, entry: Entry) -> int:
+def _place(account: Account, entry: StepReport) -> int:
     """Return how long ago a process ran a step, the longer the less."""
     return account.entries.index(entry) - len(account.entries)
 
@@ -94,7 +101,7 @@ def _hint(steps: Steps, step: int, wrong: Sequence[int], most: Sequence[int]) ->
     return ""
 
 
-def _ran(at: Mapping[int, Entry], group: Sequence[int]) -> str:
+def _ran(at: Mapping[int, StepReport], group: Sequence[int]) -> str:
     """Return an operation and the lines where a group ran it."""
     lines = _grouped([(p, at[p].line) for p in group])
     return f"{at[group[0]].text} at {lines}"
@@ -114,7 +121,7 @@ def _parted(accounts: Mapping[int, Account]) -> str | None:
     """Return which two processes have run different operations, or with different others."""
     for p, q in combinations(sorted(accounts), 2):
         one, other = accounts[p], accounts[q]
-        found: tuple[Entry | None, Entry | None] | None = parted(one, other)
+        found: tuple[StepReport | None, StepReport | None] | None = parted(one, other)
         if found is None and crossed(one, other) is not None:
             found = one.last, other.last
         if found is None:
@@ -133,7 +140,7 @@ def _parted(accounts: Mapping[int, Account]) -> str | None:
     return None
 
 
-def _support(accounts: Mapping[int, Account], entry: Entry | None, besides: int) -> int:
+def _support(accounts: Mapping[int, Account], entry: StepReport | None, besides: int) -> int:
     """Return how many others have run a step too."""
     if entry is None:
         return 0
@@ -156,7 +163,7 @@ def modes(accounts: Mapping[int, Account]) -> str | None:
     )
 
 
-def doing(entry: Entry | None) -> str:
+def doing(entry: StepReport | None) -> str:
     """Return a step, as messages say it."""
     if entry is None:
         return "no step yet"

@@ -13,12 +13,12 @@ from meshard.runtime.types import Block
 
 @final
 class LocalTransport:
-    """Nobody to talk to: any message is an error of ours."""
+    """There are no other processes: any message is an error of ours."""
 
     index = 0
     count = 1
     hosts: tuple[int, ...] | None = None
-    lookout = None
+    watchdog = None
 
     def __init__(self) -> None:
         self.table = Table()

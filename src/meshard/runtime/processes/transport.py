@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshard.runtime.processes.watchdog import Lookout
+from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
@@ -36,7 +36,7 @@ class Transport(Protocol):
     hosts: tuple[int, ...] | None
 
     @property
-    def lookout(self) -> Lookout | None:
+    def watchdog(self) -> Watchdog | None:
         """What this process knows of the others while it waits; None if it is alone."""
 
     def exchange(

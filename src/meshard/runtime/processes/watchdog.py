@@ -19,13 +19,13 @@ from meshard.errors import AgreementError, TransportError
 from meshard.runtime.processes.agreement import (
     Account,
     Agreement,
+    Arrival,
     Members,
-    Place,
     Remembered,
+    RememberedStep,
     Stamp,
-    Step,
 )
-from meshard.runtime.processes.divergence import doing, modes, numbered, verdict
+from meshard.runtime.processes.divergence import divergence, doing, modes, numbered
 
 _PATIENCE = 0.4
 """Seconds of a wait after which a process asks those that it waits for."""
@@ -43,7 +43,7 @@ ENDED = "has ended its program"
 """What a process says of itself that has come to the end of its program."""
 
 
-class Letters(Protocol):
+class SideChannel(Protocol):
     """The side channel: small objects, sent and received without waiting."""
 
     def post(self, peer: int, letter: object) -> None:
@@ -81,20 +81,20 @@ class Departure:
 
 
 @final
-class Lookout:
+class Watchdog:
     """What one process knows of the others while it waits.
 
     Args:
         agreement: what it keeps of its own steps.
-        letters: how to ask.
+        channel: how to ask.
         deadline: seconds that it waits.
     """
 
-    def __init__(self, agreement: Agreement, letters: Letters, deadline: float) -> None:
+    def __init__(self, agreement: Agreement, channel: SideChannel, deadline: float) -> None:
         self.agreement = agreement
         self.deadline = deadline
         self.stamp = agreement.stamp
-        self._letters = letters
+        self._channel = channel
         self._heard: dict[int, Account] = {}
         self._whole: dict[int, Account] = {}
         self._ended: dict[int, float] = {}
@@ -182,14 +182,27 @@ class Lookout:
         if late:
             law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
             self._give_up(f"has waited {self.deadline:g} s", law=law)
+        self._judge(now, asks=asks)
+        return True
+
+    def _judge(self, now: float, *, asks: bool) -> None:
+        """Give up where one of those that have not come never will; tell the user of a long wait.
+
+        Args:
+            now: the time.
+            asks: whether it is time to ask the system too, which takes longer than a look at what
+                was heard.
+
+        Raises:
+            TransportError: if one that has not come has ended or died.
+        """
         if any(self._is_lost(p, now) for p in self._missing) or (
             asks and any(map(self._is_gone, self._missing))
         ):
             self._give_up("waits")
         if now >= self._next_notice or (asks and not self._noticed and self._is_odd()):
             self._next_notice, self._noticed = now + self.deadline, True
-            self._letters.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
-        return True
+            self._channel.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
 
     def saw(self, peer: int, stamp: Stamp) -> None:
         """Note the stamp of a message that does not belong to this step, while one is waited for.
@@ -197,10 +210,10 @@ class Lookout:
         Raises:
             AgreementError: if the process has run another operation in its place.
         """
-        place = self.agreement.place(peer, stamp)
-        if place is Place.APART:
+        arrival = self.agreement.arrival(peer, stamp)
+        if arrival is Arrival.APART:
             self.suspect((peer,), stamp)
-        elif place is Place.AHEAD and peer not in self._gone_on:
+        elif arrival is Arrival.AHEAD and peer not in self._gone_on:
             self._gone_on[peer] = time.monotonic() + _GRACE
             self._ask((peer,))
 
@@ -271,7 +284,7 @@ class Lookout:
         left = self._left.get(self.agreement.index)
         if self._unsure or (left is not None and self.agreement.is_within(left.steps, stamp)):
             return True
-        return self.agreement.place(peer, stamp) is Place.OVER
+        return self.agreement.arrival(peer, stamp) is Arrival.OVER
 
     def goodbye(self, account: Account | None = None) -> None:
         """Tell all others that this process has ended its program, and its last steps."""
@@ -335,38 +348,38 @@ class Lookout:
     def _tell_all(self, letter: object) -> None:
         for peer in range(self.agreement.count):
             if peer != self.agreement.index:
-                self._letters.post(peer, letter)
+                self._channel.post(peer, letter)
 
     def _ask(self, peers: Iterable[int]) -> None:
         told = self.agreement.account(self._missing)
         for peer in peers:
             if peer not in self._ended:
-                self._letters.post(peer, ("ask", told))
+                self._channel.post(peer, ("ask", told))
 
     def _hear(self) -> None:
         now = time.monotonic()
-        for kind, letter in self._letters.collect():
-            if kind in ("claims", "reported"):
-                (self._claiming if kind == "claims" else self._reported).add(letter)
+        for topic, letter in self._channel.collect():
+            if topic in ("claims", "reported"):
+                (self._claiming if topic == "claims" else self._reported).add(letter)
                 continue
-            if kind == "left":
+            if topic == "left":
                 account = letter.account
                 self._left[account.index] = letter
-            elif kind == "alarm":
+            elif topic == "alarm":
                 account, epochs = letter
                 if self.agreement.is_news(epochs):
                     self._raise_alarm(epochs)
                 elif not self._epochs:  # it waits for what this process knows
                     mine = self.agreement.account(self._missing, whole=True)
-                    self._letters.post(account.index, ("told", mine))
+                    self._channel.post(account.index, ("told", mine))
             else:
                 account = letter
-            if kind == "ask" and account.index not in self._ended:
+            if topic == "ask" and account.index not in self._ended:
                 mine = self.agreement.account(self._missing, ended=self._end)
-                self._letters.post(account.index, ("answer", mine))
-            elif kind in ("alarm", "told", "bye"):
+                self._channel.post(account.index, ("answer", mine))
+            elif topic in ("alarm", "told", "bye"):
                 self._whole[account.index] = account
-            if kind == "bye":
+            if topic == "bye":
                 self._ended[account.index] = now
             self._heard[account.index] = account
             self._compare(account.index, now)
@@ -409,7 +422,7 @@ class Lookout:
             if all(map(self._is_gone, silent)) or time.monotonic() > until:
                 break
             time.sleep(1e-3)
-        told = verdict(self._whole) or (
+        told = divergence(self._whole) or (
             f"{numbered(sorted({p for m in self._epochs for p in m}), capital=True)} have run "
             "different operations, further back than they remember."
         )
@@ -421,7 +434,7 @@ class Lookout:
     # those who do not come
 
     def _is_gone(self, peer: int) -> bool:
-        fate = self._letters.fate(peer)
+        fate = self._channel.fate(peer)
         return fate is not None and fate[1]
 
     def _is_lost(self, peer: int, now: float) -> bool:
@@ -432,7 +445,7 @@ class Lookout:
 
     def _is_odd(self) -> bool:
         """Whether something can be seen to be the matter with one that has not come."""
-        return any(self._letters.fate(p) is not None for p in self._missing)
+        return any(self._channel.fate(p) is not None for p in self._missing)
 
     def _give_up(self, waited: str, why: str = "", law: str = "") -> NoReturn:
         """Stop waiting.
@@ -469,7 +482,7 @@ class Lookout:
 
     def _known(self, peer: int) -> str:
         """Return what is known of a process."""
-        account, fate, met = self._heard.get(peer), self._letters.fate(peer), self._met.get(peer)
+        account, fate, met = self._heard.get(peer), self._channel.fate(peer), self._met.get(peer)
         left = self._left.get(peer)
         if left is not None and self._has_left(left):
             return f"Process {peer} has left this step: it {left.why}."
@@ -486,5 +499,7 @@ class Lookout:
         if account is not None and account.last is not None:
             return f"Process {peer} {told}; it was last heard of in {doing(account.last)}."
         if met is not None:
-            return f"Process {peer} {told}; it came as far as {doing(Step(*met).entry())}."
+            return (
+                f"Process {peer} {told}; it came as far as {doing(RememberedStep(*met).report())}."
+            )
         return f"Process {peer} {told}."

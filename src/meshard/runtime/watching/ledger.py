@@ -17,6 +17,7 @@ from typing import final
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, BudgetError
+from meshard.plan.file.json_values import fields
 from meshard.plan.move.wires import Wire
 from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.runtime.callers import user_line
@@ -27,6 +28,8 @@ _UNITS = {
     for base, suffix in ((1000, "b"), (1024, "ib"))
     for power, unit in enumerate(("k", "m", "g", "t"), 1)
 } | {"b": 1, "": 1}
+_TOTALS = ("total_bytes", "bytes_per_device", "received")
+_FIELDS = ("what", "kind", "axes", "array", "line", *_TOTALS)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -72,25 +75,8 @@ class Ledger:
         record has ``what``, ``kind``, ``axes``, ``array``, ``line``, ``total_bytes``,
         ``bytes_per_device`` and ``received``.
         """
-        value = {
-            "total_bytes": self.total_bytes,
-            "bytes_per_device": self.bytes_per_device,
-            "received": _by_device(self._received),
-            "records": [
-                {
-                    "what": r.what,
-                    "kind": r.kind,
-                    "axes": list(r.axes),
-                    "array": r.array,
-                    "line": r.line,
-                    "total_bytes": r.total_bytes,
-                    "bytes_per_device": r.bytes_per_device,
-                    "received": _by_device(r.received),
-                }
-                for r in self.records
-            ],
-        }
-        return json.dumps(value)
+        records = [fields(record, *_FIELDS) for record in self.records]
+        return json.dumps({**fields(self, *_TOTALS), "records": records})
 
     def __len__(self) -> int:
         return len(self.records)
@@ -159,10 +145,6 @@ class Ledger:
         self._total += record.total_bytes
         for device, count in record.received.items():
             self._received[device] = self._received.get(device, 0) + count
-
-
-def _by_device(received: Mapping[int, int]) -> dict[str, int]:
-    return {str(device): received[device] for device in sorted(received)}
 
 
 @contextlib.contextmanager

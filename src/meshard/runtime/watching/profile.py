@@ -18,7 +18,8 @@ from typing import Any, final
 from meshard.algebra.arguments import path_of
 from meshard.plan.figures.simulate import time_text
 from meshard.plan.file.files import write_text
-from meshard.plan.show.record import Record, aligned, labels
+from meshard.plan.show.record import Record, labels
+from meshard.plan.show.report import Table
 from meshard.runtime.callers import user_line
 from meshard.runtime.watching.trace_file import Event, trace_text
 from meshard.runtime.world import RuntimeWorld, here
@@ -69,13 +70,15 @@ class Profile:
         What runs at other lines inside it is theirs, and what kernels take is part of the line that
         waits for them.
         """
-        found: dict[str, float] = {}
-        for event in self._timed():
-            found[event.line] = found.get(event.line, 0.0) + event.own_seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return {line: _seconds(events) for line, events in self._lines()}
 
-    def _timed(self) -> Iterator[Event]:
-        return (e for e in self._events if e.category != "kernel")
+    def _lines(self) -> list[tuple[str, list[Event]]]:
+        """Return the lines of the program, the most expensive first, and what ran at each."""
+        found: dict[str, list[Event]] = {}
+        for event in self._events:
+            if event.category != "kernel":
+                found.setdefault(event.line, []).append(event)
+        return sorted(found.items(), key=lambda item: -_seconds(item[1]))
 
     def to_json(self) -> str:
         """Return all events in Chrome's trace format, as the text of a JSON object.
@@ -105,40 +108,34 @@ class Profile:
     _several = False
 
     def __str__(self) -> str:
-        times = self.by_line()
-        if not times:
+        lines = self._lines()
+        if not lines:
             return f"nothing ran in {time_text(self.seconds)}"
-        names: dict[str, dict[str, float]] = {}
-        counts: dict[str, int] = {}
-        moved: dict[str, int] = {}
-        for event in self._timed():
-            own = names.setdefault(event.line, {})
-            own[event.name] = own.get(event.name, 0.0) + event.own_seconds
-            counts[event.line] = counts.get(event.line, 0) + 1
-            moved[event.line] = moved.get(event.line, 0) + event.total_bytes
-        told = labels([line for line in times if line])
-        rows = [("line", "what", "count", "time", "share", "bytes")]
-        for line in list(times)[:_LINES]:
+        told, rows = labels([line for line, _ in lines if line]), []
+        for line, events in lines[:_LINES]:
+            seconds, names = _seconds(events), dict.fromkeys(e.name for e in events)
+            own = {name: _seconds([e for e in events if e.name == name]) for name in names}
             rows.append(
                 (
                     told.get(line, "-"),
-                    ", ".join(sorted(names[line], key=lambda n: -names[line][n])),
-                    f"{counts[line]:,}",
-                    time_text(times[line]),
-                    f"{100 * times[line] / max(self.seconds, 1e-9):.1f} %",
-                    f"{moved[line]:,}",
+                    ", ".join(sorted(own, key=own.__getitem__, reverse=True)),
+                    f"{len(events):,}",
+                    time_text(seconds),
+                    f"{100 * seconds / max(self.seconds, 1e-9):.1f} %",
+                    f"{_moved(events):,}",
                 )
             )
-        text = aligned(rows, 2)
-        rest = list(times)[_LINES:]
-        if rest:
-            more = sum(times[line] for line in rest)
-            text += f"\nand {len(rest):,} more lines, {time_text(more)}"
+        notes = []
+        if rest := lines[_LINES:]:
+            more = sum(_seconds(events) for _, events in rest)
+            notes.append(f"and {len(rest):,} more lines, {time_text(more)}")
         count = len(self._events)
-        return (
-            f"{text}\n{count:,} event{'s' * (count != 1)} in {time_text(self.seconds)}, "
-            f"{sum(moved.values()):,} bytes between devices"
+        notes.append(
+            f"{count:,} event{'s' * (count != 1)} in {time_text(self.seconds)}, "
+            f"{sum(_moved(events) for _, events in lines):,} bytes between devices"
         )
+        head = ("line", "what", "count", "time", "share", "bytes")
+        return Table(head, rows, "<<>>>>", notes).text()
 
     def __repr__(self) -> str:
         return f"Profile({len(self._events)} events, {time_text(self.seconds)})"
@@ -197,6 +194,14 @@ class Profile:
         event = Event(record.what, "move", record.line, self._thread(), self._now())
         event.records.append(record)
         self._events.append(event)
+
+
+def _seconds(events: Iterable[Event]) -> float:
+    return sum(event.own_seconds for event in events)
+
+
+def _moved(events: Iterable[Event]) -> int:
+    return sum(event.total_bytes for event in events)
 
 
 def _task_name(task: Any) -> str:
@@ -260,10 +265,10 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
             found.save(target)
 
 
-_Watch = Callable[[Callable[[], None]], Callable[[], None]]
+_TaskWatch = Callable[[Callable[[], None]], Callable[[], None]]
 
 
-def _both(outer: _Watch, inner: _Watch) -> _Watch:
+def _both(outer: _TaskWatch, inner: _TaskWatch) -> _TaskWatch:
     return lambda task: outer(inner(task))
 
 

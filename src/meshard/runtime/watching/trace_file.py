@@ -14,8 +14,10 @@ from meshard.algebra.arguments import items_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.simulate import time_text
 from meshard.plan.file.files import write_text
+from meshard.plan.file.json_values import fields
 from meshard.plan.show.record import Record
 
+_FIELDS = ("what", "kind", "axes", "array", "total_bytes", "bytes_per_device")
 _DEVICES = 1000
 """From which number on the lanes of devices are counted, behind those of threads."""
 
@@ -118,14 +120,7 @@ def _shown(process: int, devices: Mapping[int, str], event: Event) -> Iterator[d
     if event.records:
         more["total bytes"] = event.total_bytes
         more["communications"] = [
-            {
-                "what": r.what,
-                "kind": r.kind,
-                "axes": list(r.axes),
-                "array": r.array,
-                "total bytes": r.total_bytes,
-                "bytes per device": r.bytes_per_device,
-            }
+            {key.replace("_", " "): value for key, value in fields(r, *_FIELDS).items()}
             for r in event.records
         ]
     yield _complete(event, process, event.thread, more)

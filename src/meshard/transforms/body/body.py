@@ -23,7 +23,7 @@ from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, inferred
+from meshard.ops.engine.infer import Ghost, inferred, weak_of
 from meshard.ops.engine.run import FastPath, as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -167,7 +167,7 @@ class Body(Interpreter):
 
     def _typed_constant(self, x: Any) -> Grid:
         found = entered(self, [None], PartitionSpec(), like=x._type)
-        weak = getattr(x, "weak", None)
+        weak = weak_of(x)
         if weak is not None:
             kind = found.kind
             kind = self.scope.kind(kind.type, kind.extent, kind.varies, weak)

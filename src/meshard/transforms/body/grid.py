@@ -37,7 +37,7 @@ class Grid(Traced):
     per_device = True
 
     def __init__(self, body: Running, kind: GridKind, cells: Cells | Pending) -> None:
-        self._type = kind.type
+        self._type = kind._type
         self.body = body
         self.kind = kind
         self._cells = cells
@@ -57,7 +57,7 @@ class Grid(Traced):
         return found if type(found) is Pending else None
 
     @property
-    def aval(self) -> GridKind:
+    def aval(self) -> GridKind:  # type: ignore[override]  # not of one array, but of each cell
         """Local shape, dtype, and the axes over which the value varies (``vma``)."""
         return self.kind
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
+from meshard.ops.engine.infer import Weak
 from meshard.runtime.memo import memoized
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Typed
 from meshard.runtime.world import RuntimeWorld
 
 Extent = tuple[str, ...]
@@ -25,84 +25,48 @@ Extent = tuple[str, ...]
 
 
 @final
-class GridKind:
+class GridKind(Typed):
     """All that is known of a value in a body but its cells; interned per scope.
 
     Attributes:
-        type: the type of one cell, on one device.
         extent: the axes along which cells differ.
         varies: the axes over which the value may differ.
         weak: the type of Python number that it stands for where a loop is typed, not run.
     """
 
-    __slots__ = ("extent", "type", "varies", "weak")
+    __slots__ = ("_type", "extent", "varies", "weak")
 
     def __init__(
         self,
         type: ArrayType,
         extent: Extent,
         varies: frozenset[str],
-        weak: type[Any] | None = None,
+        weak: Weak = None,
     ) -> None:
-        self.type = type
+        self._type = type
         self.extent = extent
         self.varies = varies
         self.weak = weak
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The local shape."""
-        return self.type.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype."""
-        return self.type.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return self.type.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements of one cell."""
-        return self.type.size
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one cell."""
-        return self.type.nbytes
-
-    @property
-    def sharding(self) -> Sharding:
-        """How one cell lies."""
-        return self.type.sharding
+    def type(self) -> ArrayType:
+        """The type of one cell, on one device."""
+        return self._type
 
     @property
     def layout(self) -> Layout:
         """The layout of one cell."""
-        return self.type.layout
+        return self._type.layout
 
     @property
     def local(self) -> tuple[int, ...]:
         """The pieces of one cell that this process holds."""
-        return self.type.local
-
-    @property
-    def committed(self) -> bool:
-        """Whether operations must follow the place of a cell."""
-        return self.type.committed
+        return self._type.local
 
     @property
     def guest(self) -> bool:
         """Whether a cell counts as being on every device."""
-        return self.type.guest
-
-    @property
-    def weak_type(self) -> bool:
-        """Always False: only Python scalars are weak."""
-        return False
+        return self._type.guest
 
     @property
     def vma(self) -> frozenset[str]:
@@ -117,7 +81,7 @@ class GridKind:
         """Return dtype and local shape, and the axes over which the value varies."""
         axes = ",".join(sorted(self.varies))
         told = f"({axes})" if len(self.varies) > 1 else axes
-        return self.type.str_short() + (f"{{V:{told}}}" if axes else "")
+        return self._type.str_short() + (f"{{V:{told}}}" if axes else "")
 
     def __repr__(self) -> str:
         return self.str_short()

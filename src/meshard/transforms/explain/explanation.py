@@ -17,16 +17,23 @@ from meshard.algebra.arguments import path_of
 from meshard.plan.captions import amount_text, size_text
 from meshard.plan.figures.simulate import time_text
 from meshard.plan.file.files import write_text
-from meshard.plan.show.record import aligned
-from meshard.transforms.explain.explanation_html import Bar, page, timeline_html
+from meshard.plan.file.json_values import fields
+from meshard.plan.show.page import Markup, element, fragment, whole_page, wide
+from meshard.plan.show.report import Table
 from meshard.transforms.explain.reasons import Notice
+from meshard.transforms.explain.timeline import Bar, timeline
 from meshard.transforms.program.program import short_line
 
 _WIDTH = 120
-_INDENT = "\u2003"
-_ROWS = 80
+_ROWS, _PAGE_ROWS = 80, 500
 _NAMES = 3
 _WARNINGS = 20
+
+_FIELDS = (
+    *("name", "topology", "devices", "total_bytes", "bytes_per_device", "received", "seconds"),
+    *("exact", "argument_bytes", "peak_bytes"),
+)
+_MOVES = ("kind", "axes", "array", "received", "exact", "total_bytes", "bytes_per_device")
 
 
 @final
@@ -39,7 +46,7 @@ class Communication:
         axes: the mesh axes that it goes along.
         array: what moves, as in ``"float64[4,8]"``.
         received: for each device id the bytes that it receives from others.
-        exact: whether it is so much, and not at most so much, as values will say.
+        exact: whether that many bytes move; else at most that many do, and values decide.
     """
 
     kind: str
@@ -74,8 +81,8 @@ class ExplainedStep:
         counted: how often it counts in totals. Where values decide, a loop's step counts once, and
             of the branches of a condition the one that moves most.
         local: what one device has of the result, as in ``"float64[2,8]"``.
-        before: how each operand that is an array lies.
-        after: how each result lies.
+        before: how each operand that is an array is laid out.
+        after: how each result is laid out.
         communications: what it moves each time.
         seconds: how long that takes on the topology, each time.
         live_bytes: the memory in use while it runs, on the device that uses most.
@@ -196,26 +203,11 @@ class Explanation:
         ``received``, ``seconds``, ``exact``, ``argument_bytes``, ``peak_bytes``, ``steps`` and
         ``warnings``; steps and warnings have the keys of `ExplainedStep` and `Notice`.
         """
-        value = {
-            "name": self.name,
-            "topology": self.topology,
-            "devices": list(self.devices),
-            "total_bytes": self.total_bytes,
-            "bytes_per_device": self.bytes_per_device,
-            "received": _by_text(self.received),
-            "seconds": self.seconds,
-            "exact": self.exact,
-            "argument_bytes": self.argument_bytes,
-            "peak_bytes": self.peak_bytes,
-            "steps": [_step_value(s) for s in self.steps],
-            "warnings": [
-                {
-                    "text": str(w),
-                    **{k: _plain(getattr(w, k)) for k in Notice.__dataclass_fields__},
-                }
-                for w in self.warnings
-            ],
-        }
+        value = fields(self, *_FIELDS)
+        value["steps"] = [_step_value(s) for s in self.steps]
+        value["warnings"] = [
+            {"text": str(w), **fields(w, *Notice.__dataclass_fields__)} for w in self.warnings
+        ]
         return json.dumps(value)
 
     def to_html(self, path: str | Path | None = None) -> str:
@@ -225,36 +217,26 @@ class Explanation:
             path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
         """
         target = None if path is None else path_of(path, "Explanation.to_html")
-        text = page(self._headline, self._repr_html_())
+        text = whole_page(self._headline, self._repr_html_())
         if target is not None:
             write_text(target, text, "Explanation.to_html")
         return text
 
-    def _repr_html_(self) -> str:
-        told = [*map(_sentence, self.warnings)]
-        return timeline_html(
-            self._headline,
-            self._totals(),
-            told,
-            self.devices,
-            list(self._bars()),
-            _head(self._loops),
-            [[c.replace("  ", _INDENT) for c in _cells(s, self._loops)] for s in self.steps],
-            self._texts,
-        )
+    def _repr_html_(self) -> Markup:
+        return fragment(self._headline, *self._parts())
 
-    def _bars(self) -> Iterator[Bar]:
-        for s in self.steps:
-            kinds = ", ".join(dict.fromkeys(c.kind for c in s.communications))
-            axes = ", ".join(dict.fromkeys(a for c in s.communications for a in c.axes))
-            yield Bar(
-                s.number,
-                f"{s.name} at {short_line(s.line)}",
-                f"{kinds} over {axes}" if axes else kinds,
-                s.counted,
-                s.counted * s.seconds,
-                {d: n * s.counted for d, n in s.received.items()},
-            )
+    def _parts(self) -> Iterator[Markup]:
+        yield self._totals().html()
+        if self.warnings:
+            yield element("h3", "What becomes whole, or is split otherwise")
+            yield element("ul", *[element("li", _sentence(w)) for w in self.warnings])
+        if any(s.communications for s in self.steps):
+            yield element("h3", "Communication of each device")
+            yield wide(timeline(self.devices, [_bar(s) for s in self.steps if s.counted]))
+        yield element("h3", "Steps")
+        rest = len(self.steps) - _PAGE_ROWS
+        notes = [f"and {rest:,} more steps"] if rest > 0 else []
+        yield self._table(self.steps[:_PAGE_ROWS], notes=notes).html()
 
     # text
 
@@ -266,57 +248,52 @@ class Explanation:
             f"device{'s' * (len(self.devices) != 1)}"
         )
 
-    @property
-    def _loops(self) -> bool:
-        return any(s.turns != 1 for s in self.steps)
-
-    @property
-    def _texts(self) -> int:
-        return 5
-
-    def _totals(self) -> list[tuple[str, str]]:
+    def _totals(self) -> Table:
         most = "" if all(s.exact for s in self.steps) else "≤ "
         decided = any(s.turns is None for s in self.steps)
         more = " (values decide; loops and branches are counted once)" * decided
-        return [
+        memory = f"{size_text(self.peak_bytes)}, of which {size_text(self.argument_bytes)}"
+        rows = [
             ("bytes moved", f"{most}{amount_text(self.total_bytes)}{more}"),
             ("most received by a device", amount_text(self.bytes_per_device)),
             ("time of communication", f"{time_text(self.seconds)} on {self.topology!r}"),
-            (
-                "peak memory of a device",
-                f"{size_text(self.peak_bytes)}, of which {size_text(self.argument_bytes)} are "
-                "arguments",
-            ),
+            ("peak memory of a device", f"{memory} are arguments"),
         ]
+        return Table((), rows, "<<")
+
+    def _table(
+        self, steps: Sequence[ExplainedStep], *, brief: bool = False, notes: Sequence[str] = ()
+    ) -> Table:
+        """Return the table of steps; the brief one has sizes for bytes, and no memory."""
+        loops = any(s.turns != 1 for s in self.steps)
+        numbers = [*["turns"] * loops, "per device", "total", "time", *["memory"] * (not brief)]
+        amount = size_text if brief else amount_text
+        rows = [
+            (*_words(s), *[_turns(s)] * loops, *_amounts(s, amount), size_text(s.live_bytes))
+            for s in steps
+        ]
+        head = ("line", "step", "on one device", "lies", "moves", *numbers)
+        return Table(head, [r[: len(head)] for r in rows], "<<<<<" + ">" * len(numbers), notes)
 
     def __str__(self) -> str:
-        head = _head(self._loops)
-        rows = [_cells(s, self._loops) for s in self._shown]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        if sum(widths) + 2 * (len(widths) - 1) > _WIDTH:  # pages and JSON have all of it
-            head = head[:-1]
-            rows = [_cells(s, self._loops, size_text)[:-1] for s in self._shown]
-        lines = [self._headline]
-        if rows:
-            table = aligned([head, *rows], self._texts, _WIDTH)
-            lines += [line.rstrip() for line in table.split("\n")]
-        rest = len(self.steps) - len(rows)
-        if rest:
-            lines.append(f"and {rest:,} more steps, which move nothing")
-        wide = max(len(name) for name, _ in self._totals())
-        lines += ["", *(f"{name:<{wide}}  {value}" for name, value in self._totals())]
+        shown = self.steps
+        if len(shown) > _ROWS:
+            shown = tuple([s for s in shown if s.communications])
+        rest = len(self.steps) - len(shown)
+        notes = [f"and {rest:,} more steps, which move nothing"] * bool(rest)
+        lines = [self._headline, *notes]
+        if shown:
+            table = self._table(shown, notes=notes)
+            if table.width > _WIDTH:  # pages and JSON have all of it
+                table = self._table(shown, brief=True, notes=notes)
+            lines = [self._headline, table.text(_WIDTH)]
+        lines += ["", self._totals().text(None)]
         if self.warnings:
             told = map(_sentence, self.warnings[:_WARNINGS])
             lines += ["", *(textwrap.fill(t, _WIDTH, subsequent_indent="  ") for t in told)]
         if len(self.warnings) > _WARNINGS:
             lines.append(f"and {len(self.warnings) - _WARNINGS:,} more")
         return "\n".join(lines)
-
-    @property
-    def _shown(self) -> Sequence[ExplainedStep]:
-        if len(self.steps) <= _ROWS:
-            return self.steps
-        return [s for s in self.steps if s.communications]
 
     def __repr__(self) -> str:
         return (
@@ -329,76 +306,50 @@ def _sentence(notice: Notice) -> str:
     return f"{'note' if notice.asked else 'warning'}: {notice}"
 
 
-def _head(loops: bool) -> tuple[str, ...]:
-    first = ("line", "step", "on one device", "lies", "moves")
-    return (*first, *["turns"] * loops, "per device", "total", "time", "memory")
-
-
-def _cells(
-    s: ExplainedStep, loops: bool, amount: Callable[[int], str] = amount_text
-) -> tuple[str, ...]:
-    most = "" if s.exact else "≤ "
-    turns = "?" if s.turns is None else f"{s.turns:,}"
-    kinds = list(dict.fromkeys((c.kind, c.axes) for c in s.communications))
-    moves = ", ".join(f"{kind} {','.join(axes)}".rstrip() for kind, axes in kinds)
-    amounts = ("", "", "")
-    if s.communications:
-        amounts = (
-            f"{most}{amount(s.bytes_per_device)}",
-            f"{most}{amount(s.total_bytes)}",
-            time_text(s.seconds),
-        )
-    before, after = ", ".join(dict.fromkeys(s.before)), ", ".join(dict.fromkeys(s.after))
-    lies = _brief(after if before in (after, "") else f"{before} -> {after}")
+def _words(s: ExplainedStep) -> tuple[str, ...]:
+    """Return where a step is written, what it is, how values are laid out, and what moves."""
+    names, before, after = s.name.split("+"), *map(_layouts, (s.before, s.after))
+    name = s.name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
+    kinds = dict.fromkeys((c.kind, c.axes) for c in s.communications)
     return (
         short_line(s.line) or "-",
-        f"{s.number} {'  ' * s.depth}{_short(s.name)}",
+        f"{s.number} {'  ' * s.depth}{name}",
         s.local,
-        lies,
-        moves or "-",
-        *[turns] * loops,
-        *amounts,
-        size_text(s.live_bytes),
+        after if before in (after, "") else f"{before} -> {after}",
+        ", ".join(f"{kind} {','.join(axes)}".rstrip() for kind, axes in kinds) or "-",
     )
 
 
-def _short(name: str) -> str:
-    """Return the name of a step, of many operations the first and the last."""
-    names = name.split("+")
-    return name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
+def _layouts(values: Sequence[str]) -> str:
+    """Return how values are laid out without quotes, as in ``P(i, -)``."""
+    return ", ".join(dict.fromkeys(values)).replace("'", "").replace("None", "-")
 
 
-def _brief(lies: str) -> str:
-    """Return how values lie without quotes, as in ``P(i, -)``."""
-    return lies.replace("'", "").replace("None", "-")
+def _turns(s: ExplainedStep) -> str:
+    return "?" if s.turns is None else f"{s.turns:,}"
 
 
-def _by_text(received: dict[int, int]) -> dict[str, int]:
-    return {str(d): n for d, n in received.items()}
+def _amounts(s: ExplainedStep, amount: Callable[[int], str]) -> tuple[str, str, str]:
+    if not s.communications:
+        return "", "", ""
+    most = "" if s.exact else "≤ "
+    own, total = f"{most}{amount(s.bytes_per_device)}", f"{most}{amount(s.total_bytes)}"
+    return own, total, time_text(s.seconds)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _bar(s: ExplainedStep) -> Bar:
+    kinds = ", ".join(dict.fromkeys(c.kind for c in s.communications))
+    axes = ", ".join(dict.fromkeys(a for c in s.communications for a in c.axes))
+    return Bar(
+        s.number,
+        f"{s.name} at {short_line(s.line)}",
+        f"{kinds} over {axes}" if axes else kinds,
+        s.counted * s.seconds,
+        {d: n * s.counted for d, n in s.received.items()},
+    )
 
 
-def _step_value(s: ExplainedStep) -> dict[str, Any]:
-    found = {k: _plain(getattr(s, k)) for k in ExplainedStep.__dataclass_fields__}
-    found |= {
-        "total_bytes": s.total_bytes,
-        "bytes_per_device": s.bytes_per_device,
-        "received": _by_text(s.received),
-        "exact": s.exact,
-        "communications": [
-            {
-                "kind": c.kind,
-                "axes": list(c.axes),
-                "array": c.array,
-                "received": _by_text(c.received),
-                "exact": c.exact,
-                "total_bytes": c.total_bytes,
-                "bytes_per_device": c.bytes_per_device,
-            }
-            for c in s.communications
-        ],
-    }
-    return found
+def _step_value(s: ExplainedStep) -> dict[str, object]:
+    found = fields(s, *ExplainedStep.__dataclass_fields__)
+    found |= fields(s, "total_bytes", "bytes_per_device", "received", "exact")
+    return found | {"communications": [fields(c, *_MOVES) for c in s.communications]}

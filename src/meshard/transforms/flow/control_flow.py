@@ -19,6 +19,7 @@ from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.infer import Ghost
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
@@ -324,7 +325,7 @@ def _condition(value: Any) -> Any:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if not hasattr(value, "dtype") or value.dtype != np.bool_ or value.shape:
-        told = value.aval if hasattr(value, "aval") else value
+        told = value.aval if isinstance(value, Array) else value
         raise ArgumentError(f"while_loop: cond_fun must return a boolean scalar, but got {told!r}.")
     return value
 

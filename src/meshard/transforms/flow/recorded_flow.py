@@ -24,7 +24,7 @@ from meshard.transforms.body.branches import ghost, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
 from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
-from meshard.transforms.program.program import Call, Program, evaluate
+from meshard.transforms.program.program import Atom, Call, Program, Var, evaluate
 from meshard.transforms.tracing.abstract import types_only
 from meshard.transforms.tracing.recorder import Recorder
 from meshard.transforms.tracing.tracing import anywhere, recording, sub_program
@@ -107,9 +107,9 @@ def recorded_while(
         carry.leaves,
     )
     varies = frozenset[str]()
-    aval = getattr(cond.outputs[0], "aval", None)
-    if carry.body is not None and aval is not None:
-        varies = aval.vma
+    (chosen,) = cond.outputs
+    if carry.body is not None and isinstance(chosen, Var):
+        varies = chosen.aval.vma
     body, second = sub_program("body", _turn(carry, body_fun), carry.leaves, varies)
     call = WhileCall(loop, cond, body)
     found = _written(recorder, call, [*first, *second, *carry.leaves], carry.leaves)
@@ -215,6 +215,11 @@ def _stacked(atom: Any, count: int, body: Body | None) -> Any:
     return Ghost(world.type_of(shape, aval.dtype, aval.sharding, False))
 
 
+def _is_array(atom: Atom, dtype: np.dtype[Any]) -> bool:
+    """Whether an atom is an array of a dtype, not a number."""
+    return isinstance(atom, Var) and atom.weak is None and atom.aval.dtype == dtype
+
+
 def recorded_switch(
     what: str,
     index: Any,
@@ -282,10 +287,7 @@ def recorded_switch(
 
     def alike_again(number: int) -> tuple[Program, list[Any]]:
         own, captured = parts[number]
-        if all(
-            getattr(a, "weak", int) is None and a.aval.dtype == d  # type: ignore[union-attr]
-            for a, d in zip(own.outputs, dtypes, strict=True)
-        ):
+        if all(map(_is_array, own.outputs, dtypes)):
             return own, captured
 
         def convert(*values: Any) -> list[Any]:

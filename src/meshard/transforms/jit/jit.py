@@ -29,10 +29,11 @@ from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import Entry, Lowered, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.arguments import Arguments
 from meshard.transforms.tracing.signature import (
+    ArrayHolder,
     Trace,
     accepted,
     results_of,
@@ -150,7 +151,21 @@ class Jitted:
             self._in = tuple(self._in)
         self._out = out_shardings
         self._keep_unused = keep_unused
+        self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
+
+    def wrap_results(self, choose: ChooseWrapper) -> Jitted:
+        """Say what callers get for results, which are Arrays by default; return this function.
+
+        A floor above that has another kind of array says so here, before the first call.
+
+        Args:
+            choose: asked for each program that is lowered what makes of each of its results the
+                value that callers get; None: nothing. Inside another transformation, where results
+                are values of that one, it is not asked.
+        """
+        self._choose_wrapper = choose
+        return self
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -188,7 +203,12 @@ class Jitted:
             kinds = key[5:]
             entry = programs.entry(
                 signature,
-                lambda: Entry(world, self._trace(world, args, kwargs, statics, tree, kinds), kinds),
+                lambda: Entry(
+                    world,
+                    self._trace(world, args, kwargs, statics, tree, kinds),
+                    kinds,
+                    self._choose_wrapper(),
+                ),
             )
         return entry(world, leaves)
 
@@ -227,6 +247,9 @@ class Jitted:
         if self._in is not None:
             rest = self._constrained(rest, self._in, "in_shardings")
         leaves, tree = trees.flatten((rest, named))
+        if any(isinstance(x, ArrayHolder) for x in leaves):
+            leaves = [x.to_array() if isinstance(x, ArrayHolder) else x for x in leaves]
+            rest, named = trees.unflatten(tree, leaves)
         if is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
@@ -281,7 +304,8 @@ class Jitted:
             else:
                 made = accepted(self._arguments, statics, tree, number, x, self._what)
                 kinds.append(made._type)
-        return Traced(world, self._trace(world, rest, named, statics, tree, kinds), kinds)
+        trace = self._trace(world, rest, named, statics, tree, kinds)
+        return Traced(world, trace, kinds, self._choose_wrapper)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Return the program for such arguments, lowered onto how they lie."""

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any, final
 
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import Ghost, weak_of
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -25,6 +25,7 @@ from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
+from meshard.transforms.body.grid import Grid
 from meshard.transforms.jit.programs import Programs
 from meshard.transforms.program.program import Literal, Program
 from meshard.transforms.tracing.abstract import is_abstract
@@ -180,11 +181,10 @@ def _types(program: Program, values: Sequence[Any]) -> list[Any]:
 
 def _kind(x: Any) -> Hashable:
     """Return what a trace depends on of an argument."""
-    kind = getattr(x, "kind", None)
-    if kind is not None:
-        return kind  # type: ignore[no-any-return]
-    weak: type | None = getattr(x, "weak", None)
-    return (x.shape, x.dtype) if weak is None else weak
+    if isinstance(x, Grid):
+        return x.kind
+    weak: Any = weak_of(x)
+    return weak or (x.shape, x.dtype)
 
 
 def _variables(given: Sequence[Any], inside: Body | None) -> list[Any]:
@@ -208,7 +208,7 @@ def _traced(
         elif type(x) in WEAK:
             like.append(Ghost(anywhere(world, as_array(x)), type(x)))
         else:
-            like.append(Ghost(anywhere(world, x), getattr(x, "weak", None)))
+            like.append(Ghost(anywhere(world, x), weak_of(x)))
 
     def called(*values: Any) -> list[Any]:
         own = iter(values)

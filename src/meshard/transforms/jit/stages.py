@@ -6,7 +6,7 @@ In: a `Trace`, and how the arguments lie. Out: programs to read, to cost, and to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -21,12 +21,11 @@ from meshard.runtime import trees
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
-from meshard.runtime.doors import function, interpreting
+from meshard.runtime.doors import interpreting
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.settings import config
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
@@ -34,27 +33,44 @@ from meshard.transforms.jit.devices import captured_beside, check_devices, repli
 from meshard.transforms.jit.sharing import program
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
-from meshard.transforms.program.program import Kind, listing
+from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
 from meshard.transforms.tracing.tracing import anywhere
+
+ResultWrapper = Callable[[Array], Any]
+"""Makes of one result of a jitted function what its caller gets."""
+
+ChooseWrapper = Callable[[], ResultWrapper | None]
+"""Says, each time that a program is lowered, what wraps its results; None where nothing does."""
 
 
 @final
 class Entry:
     """What a jitted function does for arguments of some types.
 
+    Args:
+        world: this process's world.
+        trace: the traced function.
+        kinds: the arguments' types, or Python's types of numbers.
+        wrapper: what wraps each result; None if callers get Arrays.
+
     Attributes:
         executable: the program.
         given: how each argument lies when the program reads it.
     """
 
-    def __init__(self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind]) -> None:
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        trace: Trace,
+        kinds: Sequence[Kind],
+        wrapper: ResultWrapper | None,
+    ) -> None:
         self.trace = trace
         self.given: list[Kind] = []
         place = check_devices(trace, kinds)
         self.captured = captured_beside(trace.captured, place)
-        wraps = config.read("parallel_functions_output_gda")
-        self._wrap = function("global_device_array") if wraps else None
+        self._wrapper = wrapper
         self._moves: list[tuple[int, Sharding]] = []
         for number, (kind, told, wanted) in enumerate(
             zip(kinds, trace.told, trace.in_shardings, strict=True)
@@ -74,9 +90,7 @@ class Entry:
         results: list[Kind | Sharding | None] = []
         for number, wanted in enumerate(trace.out_shardings):
             if wanted is not None:
-                aval: Any = getattr(outputs[number], "aval", None)
-                if not isinstance(aval, ArrayType):
-                    aval = as_array(outputs[number].value)._type  # type: ignore[union-attr]
+                aval = _type_of(outputs[number])
                 path = trace.out_tree.paths()[number]
                 told = f"result{''.join(f'[{k!r}]' for k in path)}"
                 placed_kind(world, trace.what, told, aval, wanted, False)
@@ -117,8 +131,8 @@ class Entry:
         for number, x in enumerate(found):
             if type(x) is not Array:
                 found[number] = as_array(x)
-        if self._wrap is not None:
-            found = list(map(self._wrap, found))
+        if self._wrapper is not None:
+            found = list(map(self._wrapper, found))
         for x in donated:
             x._discard(f"donated to {self.trace.what}")
         return optree.tree_unflatten(self.trace.out_tree, found)
@@ -209,9 +223,7 @@ class _Stage:
         """For each result its shape and dtype."""
         found = []
         for atom in self._trace.program.outputs:
-            aval: Any = getattr(atom, "aval", None)
-            if aval is None:
-                aval = as_array(atom.value)._type  # type: ignore[union-attr]
+            aval = _type_of(atom)
             found.append(ShapeDtypeStruct(aval.shape, aval.dtype))
         return trees.unflatten(self._trace.out_tree, found)
 
@@ -224,6 +236,16 @@ class _Stage:
 @final
 class Traced(_Stage):
     """A function as a program that knows nothing yet of where its arguments lie."""
+
+    def __init__(
+        self,
+        world: RuntimeWorld,
+        trace: Trace,
+        kinds: Sequence[Kind],
+        choose_wrapper: ChooseWrapper,
+    ) -> None:
+        super().__init__(world, trace, kinds)
+        self._choose_wrapper = choose_wrapper
 
     @property
     def program(self) -> Any:
@@ -240,7 +262,7 @@ class Traced(_Stage):
             IndivisibleError: if a dim does not divide into the shards that are asked for.
             IncompatibleDevicesError: if arguments are committed to different devices.
         """
-        entry = Entry(self._world, self._trace, self._kinds)
+        entry = Entry(self._world, self._trace, self._kinds, self._choose_wrapper())
         return Lowered(self._world, self._trace, self._kinds, entry)
 
 
@@ -371,3 +393,8 @@ class Compiled(_Placed):
         if own.committed or kind.committed:
             return placed(found, kind.sharding)
         return found
+
+
+def _type_of(atom: Atom) -> Any:
+    """Return the type of what a program outside of bodies returns; a number is an array there."""
+    return as_array(atom.value)._type if isinstance(atom, Literal) else atom.aval

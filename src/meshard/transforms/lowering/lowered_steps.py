@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -23,12 +24,12 @@ def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequ
 def bring(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
     """Return the operand as it is to lie; ``what`` is how ledgers call the move."""
     x = operands[0]
-    return brought(world, as_array(x) if not hasattr(x, "_type") else x, kind, what)
+    return brought(world, x if type(x) is Array else as_array(x), kind, what)
 
 
 def create(call: MakeCall, kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
     """Make an array."""
-    return call.make(kind, *[x if hasattr(x, "_type") else as_array(x) for x in operands])
+    return call.make(kind, *[x if type(x) is Array else as_array(x) for x in operands])
 
 
 def as_number_array(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:

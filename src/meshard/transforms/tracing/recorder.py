@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost, Weak
+from meshard.ops.engine.infer import Ghost, Weak, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import Params
@@ -103,7 +103,7 @@ class Recorder:
 
     def input(self, value: Any) -> None:
         """Make a value without data an argument."""
-        var = Var(_aval(value), getattr(value, "weak", None))
+        var = Var(_aval(value), weak_of(value))
         self._inputs.append(var)
         self._vars[id(value)] = value, var
 
@@ -130,7 +130,7 @@ class Recorder:
             return self.atom(self._origins[id(value)][1])
         if type(value) is Tracer and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
-        var = Var(_aval(value), getattr(value, "weak", None))
+        var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var
         return var
 
@@ -155,7 +155,7 @@ class Recorder:
         inputs = tuple(map(self.atom, operands))
         outputs = []
         for value in results:
-            var = Var(_aval(value), getattr(value, "weak", None))
+            var = Var(_aval(value), weak_of(value))
             self._vars[id(value)] = value, var
             outputs.append(var)
         self._eqns.append(Eqn(name, params, inputs, tuple(outputs), user_line(), call))

@@ -6,6 +6,7 @@ for every way in which such arguments lie.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -67,10 +68,22 @@ class Trace:
     used: frozenset[int]
 
 
+class ArrayHolder(ABC):
+    """A value that is not an `Array` and holds one: what jit takes as an argument besides arrays.
+
+    Kinds of arrays of the floors above derive from it.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def to_array(self) -> Array:
+        """Return the array that it holds."""
+
+
 def array_of(x: Any, dtype: Any = None) -> Array:
-    """Return a value as an array; other kinds of arrays say themselves which one they are."""
-    own = getattr(x, "__meshard_array__", None)
-    found: Array = as_array(x, dtype) if own is None else own()
+    """Return a value as an array."""
+    found: Array = x.to_array() if isinstance(x, ArrayHolder) else as_array(x, dtype)
     return found
 
 
@@ -85,8 +98,8 @@ def accepted(
     """
     if isinstance(x, TracedValue):
         raise ConcretizationError(f"{what}: {x._stray()}")
-    if hasattr(x, "__meshard_array__"):
-        return array_of(x)
+    if isinstance(x, ArrayHolder):
+        return x.to_array()
     try:
         found: Array = as_array(x)
         return found

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
+from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
@@ -61,7 +61,7 @@ class Tracing(Interpreter):
                 types.append((int, int))
             else:
                 x = as_array(x)
-                types.append((self._kind(world, x), getattr(x, "weak", None)))
+                types.append((self._kind(world, x), weak_of(x)))
             values.append(x)
         if not any(isinstance(t, ArrayType) for t, _ in types):
             values[0] = as_array(values[0])
@@ -195,7 +195,7 @@ def sub_program(
             recorder.input(value)
         else:
             origin = origins[number] if origins else f"operand {number}"
-            value = recorder.argument(x._type, getattr(x, "weak", None), origin)
+            value = recorder.argument(x._type, weak_of(x), origin)
         given.append(value)
     try:
         with _written(recorder, varies):

@@ -1,7 +1,7 @@
 """`GlobalDeviceArray`: one logical array as the shards of its devices, as JAX had it before Array.
 
-A view of the same blocks that an `Array` holds: `to_array` and `from_array` go between the two
-without copying. Nothing here communicates.
+In: buffers, callbacks or an `Array`. Out: a view of the same blocks that an `Array` holds;
+`to_array` and `from_array` go between the two without copying. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ from typing import Any, NoReturn, final
 import numpy as np
 
 from meshard.algebra.arguments import function_of, integer_of, shown
-from meshard.algebra.box import Index
+from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
-from meshard.compat.shard_buffers import checked_buffers, listed, put_shards
-from meshard.compat.shard_places import (
-    MeshAxes,
-    Places,
-    index_key,
-    kept_axes,
-    places_of,
-    real_places,
-)
+from meshard.algebra.spec import PartitionSpec
+from meshard.compat.gda.buffers import checked_buffers, listed, made_buffers
+from meshard.compat.gda.places import MeshAxes, Places, places_of
 from meshard.errors import ArgumentError, IndexingError, ShardingError
 from meshard.runtime.array.array import Array, Shard
 from meshard.runtime.moving.make import make_array_from_single_device_arrays
+from meshard.runtime.moving.place import check_devices_exist
 from meshard.runtime.types import dtype_name
+from meshard.runtime.world import here
+from meshard.transforms.tracing.signature import ArrayHolder
 
 
 @final
-class GlobalDeviceArray:
+class GlobalDeviceArray(ArrayHolder):
     """A logical array as its shards: one buffer for each device of a mesh.
 
     Each process holds the buffers of its own devices. New programs need no such type: an `Array`
@@ -51,9 +48,10 @@ class GlobalDeviceArray:
         dtype: the buffers' dtype; needed by a process that has no device of the mesh.
 
     Raises:
-        ShardingError: if there are too few or too many buffers, one lies on another device than
+        ShardingError: if there are too few or too many buffers, one is on another device than
             its place in the order, or their dtypes differ; if a device does not exist.
-        ShapeError: if a buffer has another shape than its shard, or ``global_shape`` is none.
+        ShapeError: if a buffer has another shape than its shard, or ``global_shape`` is not a
+            shape.
         SpecError: if an axis is unknown or repeated, or there are more entries than dims.
         IndivisibleError: if a dim does not divide by its axes.
         ArgumentError: if an argument is of another kind, or ``dtype`` is needed and not given.
@@ -77,13 +75,6 @@ class GlobalDeviceArray:
         "_places",
         "_sharding",
     )
-    _buffers: tuple[Array, ...]
-    _dtype: np.dtype[Any]
-    _global_shards: tuple[Shard, ...] | None
-    _local_shards: tuple[Shard, ...] | None
-    _mesh_axes: MeshAxes
-    _places: Places
-    _sharding: NamedSharding
 
     def __init__(
         self,
@@ -95,7 +86,7 @@ class GlobalDeviceArray:
         dtype: Any = None,
     ) -> None:
         what = "GlobalDeviceArray"
-        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        places = _real_places(what, global_shape, global_mesh, mesh_axes)
         if not isinstance(device_buffers, (list, tuple)):
             raise ArgumentError(
                 f"{what}: device_buffers is a {type(device_buffers).__name__}; give a list or "
@@ -114,24 +105,24 @@ class GlobalDeviceArray:
         )
         known = dict(zip(places.local_devices, device_buffers, strict=True))
         found = checked_buffers(what, "device_buffers[{}]", places, known, dtype, order)
-        self._fill(places, mesh_axes, tuple(device_buffers), found)
+        self._fill(places, mesh_axes, device_buffers, found)
 
     def _fill(
         self,
         places: Places,
         mesh_axes: MeshAxes,
-        buffers: tuple[Array, ...],
+        buffers: Sequence[Array],
         dtype: np.dtype[Any],
         sharding: NamedSharding | None = None,
     ) -> GlobalDeviceArray:
         """Take what has been checked; ``sharding`` is another that lays out alike."""
         self._places = places
         self._sharding = sharding or places.sharding
-        self._mesh_axes = kept_axes(mesh_axes)
-        self._buffers = buffers
+        self._mesh_axes = _kept(mesh_axes)
+        self._buffers = tuple(buffers)
         self._dtype = dtype
-        self._local_shards = None
-        self._global_shards = None
+        self._local_shards: tuple[Shard, ...] | None = None
+        self._global_shards: tuple[Shard, ...] | None = None
         return self
 
     # what it is
@@ -164,7 +155,7 @@ class GlobalDeviceArray:
     @property
     def mesh_axes(self) -> MeshAxes:
         """The entries that say which axes split each dim, as they were given."""
-        return kept_axes(self._mesh_axes)
+        return _kept(self._mesh_axes)
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -271,11 +262,10 @@ class GlobalDeviceArray:
                [2., 3.]], dtype=float64)
         """
         what = "GlobalDeviceArray.from_callback"
-        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        places = _real_places(what, global_shape, global_mesh, mesh_axes)
         function_of(data_callback, what, "data_callback")
-        shards = [partial(data_callback, index) for index in places.local_indices]
-        buffers, found = put_shards(what, places, shards, dtype)
-        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+        shards = [partial(data_callback, places.indices[d]) for d in places.local_devices]
+        return cls.__new__(cls)._fill(places, mesh_axes, *made_buffers(what, places, shards, dtype))
 
     @classmethod
     def from_batched_callback(
@@ -312,17 +302,18 @@ class GlobalDeviceArray:
         Array([1, 2], dtype=int64)
         """
         what = "GlobalDeviceArray.from_batched_callback"
-        places = real_places(what, global_shape, global_mesh, mesh_axes)
-        count = len(places.local_devices)
+        places = _real_places(what, global_shape, global_mesh, mesh_axes)
+        indices = [places.indices[d] for d in places.local_devices]
+        count = len(indices)
         function_of(data_callback, what, "data_callback")
-        values = listed(what, data_callback(list(places.local_indices)))
+        values = listed(what, data_callback(indices))
         if len(values) != count:
             raise ShardingError(
                 f"{what}: data_callback returned {len(values)} arrays for {count} indices. It must "
                 "return one for each index that it is given, in the same order."
             )
-        buffers, found = put_shards(what, places, [partial(values.pop, 0)] * count, dtype)
-        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+        shards = [partial(values.pop, 0)] * count
+        return cls.__new__(cls)._fill(places, mesh_axes, *made_buffers(what, places, shards, dtype))
 
     @classmethod
     def from_batched_callback_with_devices(
@@ -347,7 +338,7 @@ class GlobalDeviceArray:
             dtype: the arrays' dtype; needed by a process that has no device of the mesh.
 
         Raises:
-            ShardingError: if there are too few or too many arrays, one lies on another device than
+            ShardingError: if there are too few or too many arrays, one is on another device than
                 its place in the order, or their dtypes differ.
             ShapeError: if an array has another shape than its shard; the index is named.
             ArgumentError, SpecError, IndivisibleError: as the class itself.
@@ -361,13 +352,14 @@ class GlobalDeviceArray:
         True
         """
         what = "GlobalDeviceArray.from_batched_callback_with_devices"
-        places = real_places(what, global_shape, global_mesh, mesh_axes)
+        places = _real_places(what, global_shape, global_mesh, mesh_axes)
         function_of(data_callback, what, "data_callback")
-        groups: dict[object, tuple[Index, list[Device]]] = {}
-        for device, index in zip(places.local_devices, places.local_indices, strict=True):
-            groups.setdefault(index_key(index), (index, []))[1].append(device)
-        given = listed(what, data_callback([(i, tuple(group)) for i, group in groups.values()]))
-        order = [device for _, group in groups.values() for device in group]
+        groups: dict[Box, list[Device]] = {}
+        for device in places.local_devices:
+            groups.setdefault(places.box(device), []).append(device)
+        asked = [(places.indices[group[0]], tuple(group)) for group in groups.values()]
+        given = listed(what, data_callback(asked))
+        order = [device for group in groups.values() for device in group]
         if len(given) != len(order):
             raise ShardingError(
                 f"{what}: data_callback returned {len(given)} arrays for {len(order)} devices, "
@@ -378,8 +370,9 @@ class GlobalDeviceArray:
         known = dict(zip(order, given, strict=True))
         who = "array {} of what data_callback returned"
         found = checked_buffers(what, who, places, known, dtype, law)
-        buffers = tuple(known[device] for device in places.local_devices)
-        return cls.__new__(cls)._fill(places, mesh_axes, buffers, found)
+        return cls.__new__(cls)._fill(
+            places, mesh_axes, [known[d] for d in places.local_devices], found
+        )
 
     # to and from Array
 
@@ -401,10 +394,6 @@ class GlobalDeviceArray:
             self.shape, self._sharding, self._buffers, dtype=self._dtype
         )
 
-    def __meshard_array__(self) -> Array:
-        # What jit asks arguments that are no Array for.
-        return self.to_array()
-
     @classmethod
     def from_array(cls, x: Array) -> GlobalDeviceArray:
         """Make one of the blocks of an Array; nothing is copied.
@@ -413,8 +402,8 @@ class GlobalDeviceArray:
             x: an array whose sharding is a `NamedSharding`, with shards of one shape.
 
         Raises:
-            ArgumentError: if ``x`` is no Array.
-            ShardingError: if it lies on no mesh, or its shards differ in shape.
+            ArgumentError: if ``x`` is not an Array.
+            ShardingError: if its sharding has no mesh, or its shards differ in shape.
             DeletedArrayError: if it was deleted.
 
         >>> import meshard
@@ -442,7 +431,7 @@ class GlobalDeviceArray:
                 f"{places.shard_shape}, but the array's sharding {sharding!r} cuts it unevenly. "
                 "Write meshard.device_put(x, NamedSharding(mesh, spec)) first."
             )
-        buffers = tuple(shard.data for shard in x.addressable_shards)
+        buffers = [shard.data for shard in x.addressable_shards]
         return cls.__new__(cls)._fill(places, sharding.spec, buffers, x.dtype, sharding)
 
     # what Python asks
@@ -476,7 +465,7 @@ class GlobalDeviceArray:
         )
 
     def __copy__(self) -> GlobalDeviceArray:
-        buffers = tuple(buffer.copy() for buffer in self._buffers)
+        buffers = [buffer.copy() for buffer in self._buffers]
         new = GlobalDeviceArray.__new__(GlobalDeviceArray)
         return new._fill(self._places, self._mesh_axes, buffers, self._dtype, self._sharding)
 
@@ -488,3 +477,20 @@ class GlobalDeviceArray:
             f"{self} cannot be pickled: its devices are this job's. Pickle x.to_array(), which is "
             "then one whole array, or the data of each of x.local_shards."
         )
+
+
+def _kept(mesh_axes: MeshAxes) -> MeshAxes:
+    """Return the entries as given, in containers that the caller cannot change later."""
+    if isinstance(mesh_axes, PartitionSpec):
+        return mesh_axes
+    entries = [tuple(e) if isinstance(e, list) else e for e in mesh_axes]
+    return entries if isinstance(mesh_axes, list) else tuple(entries)
+
+
+def _real_places(
+    what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
+) -> Places:
+    """Return where the shards are, on devices that exist."""
+    places = places_of(what, global_shape, global_mesh, mesh_axes)
+    check_devices_exist(here(), places.sharding, what)
+    return places

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.mpi.letters import ROOM, Letters, Stamps, mail_bytes, packed, unpack
+from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, packed, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
@@ -27,39 +27,36 @@ _NOWHERE = -1
 
 
 @final
-class Segments:
+class Neighbours:
     """The memory of this host's processes.
 
     Args:
         pages: this process's, with an open arena.
-        places: the number on this host of each process that runs here.
-        letters: the mail with each neighbour.
-        neighbours: the arena of each.
+        mailboxes: the mail with each neighbour.
+        arenas: the arena of each.
         table: the sizes that decide how something is moved.
     """
 
     def __init__(
         self,
         pages: Pages,
-        places: dict[int, int],
-        letters: dict[int, Letters],
-        neighbours: dict[int, Neighbour],
+        mailboxes: dict[int, Mailbox],
+        arenas: dict[int, Neighbour],
         table: Table,
     ) -> None:
         assert pages.arena is not None
         self._pages = pages
         self._arena = pages.arena
-        self._places = places
-        self._letters = letters
-        self._neighbours = neighbours
+        self._mailboxes = mailboxes
+        self._arenas = arenas
         self._table = table
 
     def __contains__(self, process: int) -> bool:
-        return process in self._letters
+        return process in self._mailboxes
 
     def refused(self, process: int) -> Stamp | None:
         """Return the stamp of a process's next letter, where it does not belong to this step."""
-        return self._letters[process].refused if process in self._letters else None
+        return self._mailboxes[process].refused if process in self._mailboxes else None
 
     def is_small(
         self,
@@ -67,10 +64,10 @@ class Segments:
         receives: Sequence[tuple[int, Sequence[Block]]],
     ) -> bool:
         """Return whether all that passes is between neighbours, and fits into letters."""
-        letters, least = self._letters, self._table.pushed
+        mailboxes, least = self._mailboxes, self._table.pushed
         for messages in (sends, receives):
             for peer, blocks in messages:
-                if peer not in letters:
+                if peer not in mailboxes:
                     return False
                 for block in blocks:
                     if block.nbytes >= least:
@@ -86,12 +83,12 @@ class Segments:
 
         What has arrived is taken out of ``missing``.
         """
-        letters = self._letters
+        mailboxes = self._mailboxes
         seen, letter = None, b""
         for peer, blocks in sends:
-            mail = letters[peer]
+            mailbox = mailboxes[peer]
             if sum([b.nbytes for b in blocks]) > ROOM:
-                yield from mail.put(blocks)
+                yield from mailbox.put(blocks)
                 continue
             if len(blocks) != 1:
                 seen, letter = None, packed(blocks)
@@ -99,13 +96,13 @@ class Segments:
                 seen = blocks[0]
                 letter = seen.tobytes()
             if letter:
-                while not mail.post(letter):
+                while not mailbox.post(letter):
                     yield
         missing[:] = [e for e in missing if any(b.nbytes for b in e[1])]
         while True:
             left = []
             for entry in missing:
-                found = letters[entry[0]].collect()
+                found = mailboxes[entry[0]].collect()
                 if found is None:
                     left.append(entry)
                 else:
@@ -139,15 +136,15 @@ class Segments:
         wanted: Sequence[Block],
         offers: Sequence[Block],
     ) -> Waiting:
-        letters = self._letters[peer]
+        mailbox = self._mailboxes[peer]
         if wanted:
-            yield from letters.put([self._offers(wanted)])
+            yield from mailbox.put([self._offers(wanted)])
         if small:
-            yield from letters.put(small)
+            yield from mailbox.put(small)
         if large:
             while not offers:
                 yield
-            yield from letters.put(self._written(peer, large, offers[0].view(np.int64)))
+            yield from mailbox.put(self._written(peer, large, offers[0].view(np.int64)))
 
     def _listen(
         self,
@@ -157,20 +154,20 @@ class Segments:
         arriving: Sequence[Block],
         wanted: Sequence[Block],
     ) -> Waiting:
-        letters = self._letters[peer]
+        mailbox = self._mailboxes[peer]
         written = False
         try:
             if offered:
-                offers.append((yield from letters.get()))
+                offers.append((yield from mailbox.get()))
             if arriving:
-                unpack((yield from letters.get()), arriving)
+                unpack((yield from mailbox.get()), arriving)
             if wanted:
                 rest = [b for b in wanted if self._arena.offset_of(b) is None]
-                unpack((yield from letters.get()), rest)
+                unpack((yield from mailbox.get()), rest)
             written = True
         finally:
             if not written:
-                letters.hold(wanted)
+                mailbox.hold(wanted)
 
     def _offers(self, boxes: Sequence[Block]) -> Block:
         """Return where in this process's arena each box is wanted, and its strides."""
@@ -189,14 +186,14 @@ class Segments:
             if offset == _NOWHERE:
                 left.append(box)
             else:
-                room = self._neighbours[peer].at(offset, box.shape, box.dtype, strides)
+                room = self._arenas[peer].at(offset, box.shape, box.dtype, strides)
                 self._pages.copy(room, box)
         return left
 
     def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
-        """Tell a neighbour where blocks lie that it may look at from now on.
+        """Tell a neighbour where the blocks are that it may look at from now on.
 
-        Those that do not lie in the arena must have been brought there (`within_reach`).
+        Those that are not in the arena must have been brought there (`within_reach`).
         """
         told: list[int] = []
         left: list[Block] = []
@@ -210,10 +207,10 @@ class Segments:
             else:
                 lent.append(chunk)
                 told += (chunk.offset, offset)
-        letters = self._letters[peer]
-        yield from letters.put([np.array(told, np.int64)], lent)
+        mailbox = self._mailboxes[peer]
+        yield from mailbox.put([np.array(told, np.int64)], lent)
         if left:
-            yield from letters.put(left)
+            yield from mailbox.put(left)
 
     def within_reach(self, block: Block) -> Block:
         """Return a block, or a copy, that neighbours can look at, C-ordered."""
@@ -226,30 +223,30 @@ class Segments:
     def take(
         self,
         peer: int,
-        kinds: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]],
+        shapes: Mapping[int, tuple[tuple[int, ...], np.dtype[Any]]],
         found: dict[int, Block],
     ) -> Waiting:
         """Put the blocks that a neighbour lends into ``found``, by their numbers, read-only."""
-        letters = self._letters[peer]
-        told = (yield from letters.get()).view(np.int64).tolist()
+        mailbox = self._mailboxes[peer]
+        told = (yield from mailbox.get()).view(np.int64).tolist()
         left: list[Block] = []
-        for at, (number, (shape, dtype)) in enumerate(kinds.items()):
+        for at, (number, (shape, dtype)) in enumerate(shapes.items()):
             chunk, start = told[2 * at : 2 * at + 2]
             if chunk == _NOWHERE:
                 found[number] = self._pages.allocate(shape, dtype)
                 left.append(found[number])
             else:
-                found[number] = self._neighbours[peer].borrowed(chunk, start, shape, dtype)
+                found[number] = self._arenas[peer].borrowed(chunk, start, shape, dtype)
         if left:
-            unpack((yield from letters.get()), left)
+            unpack((yield from mailbox.get()), left)
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes."""
-        return self._letters[peer].put([letter])
+        return self._mailboxes[peer].put([letter])
 
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
         """Receive what a neighbour tells, into ``found[peer]``."""
-        found[peer] = yield from self._letters[peer].get()
+        found[peer] = yield from self._mailboxes[peer].get()
 
 
 def _by_size(boxes: Sequence[Block], least: int) -> tuple[list[Block], list[Block]]:
@@ -257,14 +254,20 @@ def _by_size(boxes: Sequence[Block], least: int) -> tuple[list[Block], list[Bloc
     return small, [b for b in boxes if b.nbytes >= least] if len(small) < len(boxes) else []
 
 
-def open_segments(
+def _sharing(hosts: Sequence[int], reached: Sequence[bool]) -> tuple[int, ...]:
+    """Return each process's host, or a number of its own where one there has not reached all."""
+    apart = {host for host, there in zip(hosts, reached, strict=True) if not there}
+    return tuple([len(hosts) + p if host in apart else host for p, host in enumerate(hosts)])
+
+
+def open_neighbours(
     pages: Pages,
     hosts: Sequence[int],
     me: int,
     table: Table,
     all_gather: Callable[[object], list[Any]],
     stamps: Stamps,
-) -> tuple[Segments | None, tuple[int, ...] | None]:
+) -> tuple[Neighbours | None, tuple[int, ...] | None]:
     """Map the memory of all processes of this host, and let them map this process's.
 
     All processes of the job call it together.
@@ -284,33 +287,28 @@ def open_segments(
     """
     here = [p for p, host in enumerate(hosts) if host == hosts[me]]
     places = {p: i for i, p in enumerate(here)}
-    opened = _opened(pages, len(here)) if len(here) > 1 else None
+    opened = _opened(pages, places[me], len(here)) if len(here) > 1 else None
     told = all_gather(opened and opened.handle)
     found: dict[int, Neighbour] | None = None
     if opened is not None:
         found = _mapped({p: told[p] for p in here if p != me}, places[me], len(here))
-    reached = all_gather(found is not None)
-    together = {host: all(reached[p] for p, h in enumerate(hosts) if h == host) for host in hosts}
-    shared = tuple([host if together[host] else len(hosts) + p for p, host in enumerate(hosts)])
+    shared = _sharing(hosts, all_gather(found is not None))
     able = shared if len(set(shared)) < len(shared) else None
-    if opened is None or found is None or not together[hosts[me]]:
+    if opened is None or found is None or shared[me] != hosts[me]:
         pages.close_arena()
         return None, able
-    letters = {
-        p: Letters(
+    mailboxes = {
+        p: Mailbox(
             opened.arena,
             neighbour,
             opened.page,
-            neighbour.memory(told[p].page, mail_bytes(len(here))),
-            places[me],
-            places[p],
-            len(here),
+            MailPage(neighbour.memory(told[p].page, mail_bytes(len(here))), places[p], len(here)),
             p,
             stamps,
         )
         for p, neighbour in found.items()
     }
-    return Segments(pages, places, letters, found, table), able
+    return Neighbours(pages, mailboxes, found, table), able
 
 
 @final
@@ -329,11 +327,11 @@ class _Opened:
     """This process's arena and its mail page."""
 
     arena: Arena
-    page: memoryview
+    page: MailPage
     handle: _Handle
 
 
-def _opened(pages: Pages, places: int) -> _Opened | None:
+def _opened(pages: Pages, place: int, places: int) -> _Opened | None:
     """Open an arena with a mail page; None if the system has no such memory."""
     try:
         arena = pages.open_arena(places)
@@ -344,7 +342,7 @@ def _opened(pages: Pages, places: int) -> _Opened | None:
     lease = arena.lease(mail_bytes(places))
     assert lease is not None  # it is the first
     handle = _Handle(arena.handle, mark, lease.offset + arena.head)
-    return _Opened(arena, np.asarray(lease).data, handle)
+    return _Opened(arena, MailPage(np.asarray(lease).data, place, places), handle)
 
 
 def _mapped(handles: dict[int, Any], place: int, places: int) -> dict[int, Neighbour] | None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.mpi import letters as letters_module
-from meshard.mpi.letters import ROOM, packed
-from meshard.mpi.segments import Segments, open_segments
+from meshard.mpi import mailbox as mailbox_module
+from meshard.mpi.mailbox import ROOM, packed
+from meshard.mpi.neighbours import Neighbours, open_neighbours
 from meshard.runtime.memory.arena import Neighbour, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import NOWHERE, Stamp
@@ -37,7 +37,7 @@ class Stamped:
 
 
 class Host:
-    """The processes of one host, which open their segments in step."""
+    """The processes of one host, which open their memory in step."""
 
     def __init__(self, count: int = 3, table: Table | None = None, able: Sequence[int] = ()):
         self.count = count
@@ -56,7 +56,7 @@ class Host:
             thread.start()
         for thread in threads:
             thread.join()
-        self.segments: list[Segments] = [segments for segments, _ in self.found]
+        self.neighbours: list[Neighbours] = [near for near, _ in self.found]
 
     def _refused(self, places: int) -> Any:
         raise OSError("no memory files here")
@@ -70,7 +70,7 @@ class Host:
             self._gates[at].wait(10)
             return self._rounds[at]
 
-        self.found[me] = open_segments(
+        self.found[me] = open_neighbours(
             self.pages[me], [0] * self.count, me, table, all_gather, Stamped(self.stamps, me)
         )
 
@@ -98,14 +98,14 @@ def host() -> Host:
 @pytest.mark.parametrize("size", [0, 1, ROOM - 1, ROOM, ROOM + 1, 1 << 20])
 def test_letters_arrive_as_they_were_written(host, size):
     value = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
-    there, back = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    there, back = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
     _, found = host.play([there.put([value]), back.get()])
     assert found.tobytes() == value.tobytes()
 
 
 def test_letters_from_another_place_of_the_program_are_not_read():
     host = Host(2)
-    there, back = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    there, back = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
     host.stamps[0] = step = (7, 3, (1 << 64) - 1)
     assert there.post(b"one")
     assert back.collect() is None
@@ -118,7 +118,7 @@ def test_letters_from_another_place_of_the_program_are_not_read():
 @given(st.lists(st.integers(0, 3 * ROOM), max_size=12), st.integers(0, 99))
 def test_many_letters_arrive_in_order_both_ways(sizes, seed):
     host = Host(2)
-    first, second = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    first, second = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
     written = [np.full(n, i, np.uint8) for i, n in enumerate(sizes)]
 
     def write(mail):
@@ -141,7 +141,7 @@ def test_without_addresses_long_letters_go_slot_by_slot_both_ways():
     for pages in host.pages:
         pages.arena.lease = lambda nbytes: None  # type: ignore[method-assign]
     value = np.arange(5 * ROOM // 8 + 3.0)
-    first, second = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    first, second = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
     jobs = [first.put([value]), second.put([value[::-1]]), first.get(), second.get()]
     _, _, back, there = host.play(jobs)
     assert (there.view(F8) == value).all()
@@ -149,11 +149,11 @@ def test_without_addresses_long_letters_go_slot_by_slot_both_ways():
 
 
 def test_processors_that_reorder_writes_are_held_to_the_order(monkeypatch):
-    monkeypatch.setattr(letters_module, "_ORDERED", False)
+    monkeypatch.setattr(mailbox_module, "_ORDERED", False)
     host = Host(2)
     value = np.arange(9)
     _, found = host.play(
-        [host.segments[0]._letters[1].put([value]), host.segments[1]._letters[0].get()]
+        [host.neighbours[0]._mailboxes[1].put([value]), host.neighbours[1]._mailboxes[0].get()]
     )
     assert (found.view(np.int64) == value).all()
 
@@ -195,7 +195,7 @@ def test_boxes_of_all_kinds_arrive(there, back, seed):
         coming.append(targets)
         expected.append(going[me])
     for me in range(2):
-        jobs += host.segments[me].talk(1 - me, going[me], coming[1 - me])
+        jobs += host.neighbours[me].talk(1 - me, going[me], coming[1 - me])
     host.play(jobs, seed)
     for wanted, found in zip(expected, coming, strict=True):
         for a, b in zip(wanted, found, strict=True):
@@ -207,7 +207,7 @@ def test_what_is_wanted_in_the_arena_is_written_there_at_once(host):
     target = host.pages[1].reachable((LARGE,), F8)
     assert host.pages[1].arena.offset_of(target) is not None
     before = host.pages[0].idle_bytes, host.pages[0].arena.idle_bytes
-    jobs = [*host.segments[0].talk(1, [x], []), *host.segments[1].talk(0, [], [target])]
+    jobs = [*host.neighbours[0].talk(1, [x], []), *host.neighbours[1].talk(0, [], [target])]
     host.play(jobs)
     assert (target == x).all()
     after = host.pages[0].idle_bytes, host.pages[0].arena.idle_bytes
@@ -223,9 +223,9 @@ def test_small_boxes_are_swapped_and_nobody_is_missing_at_the_end(host, seed):
         others = [p for p in range(3) if p != me]
         sends = [(p, [values[me][p], values[me][p][:0]]) for p in others]
         missing = [(p, [targets[me][p], np.zeros(0)]) for p in others]
-        assert host.segments[me].is_small(sends, missing)
+        assert host.neighbours[me].is_small(sends, missing)
         lists.append(missing)
-        jobs.append(host.segments[me].swap(sends, missing))
+        jobs.append(host.neighbours[me].swap(sends, missing))
     host.play(jobs, seed)
     assert lists == [[], [], []]
     for a in range(3):
@@ -235,18 +235,18 @@ def test_small_boxes_are_swapped_and_nobody_is_missing_at_the_end(host, seed):
 
 def test_swapping_and_talking_are_one_protocol(host):
     x, y, target, other = np.arange(5.0), np.arange(700.0), np.zeros(700), np.zeros(5)
-    jobs = [host.segments[0].swap([(1, [x])], [(1, [target])])]
-    jobs += host.segments[1].talk(0, [y[:100]], [other])
+    jobs = [host.neighbours[0].swap([(1, [x])], [(1, [target])])]
+    jobs += host.neighbours[1].talk(0, [y[:100]], [other])
     target.resize(100, refcheck=False)
     host.play(jobs)
     assert (other == x).all()
     assert (target == y[:100]).all()
-    assert not host.segments[0].is_small([(1, [y])], [])
-    assert not host.segments[0].is_small([(5, [x])], [])
+    assert not host.neighbours[0].is_small([(1, [y])], [])
+    assert not host.neighbours[0].is_small([(5, [x])], [])
 
 
 def test_blocks_are_lent_and_seen_where_they_lie(host):
-    owner, taker = host.segments[0], host.segments[2]
+    owner, taker = host.neighbours[0], host.neighbours[2]
     inside = host.pages[0].reachable((LARGE,), F8)
     inside[:] = 3
     outside = np.arange(float(LARGE))
@@ -270,10 +270,10 @@ def test_blocks_are_lent_and_seen_where_they_lie(host):
 def test_what_cannot_be_lent_comes_by_letter():
     host = Host(2)
     outside = np.arange(10.0)
-    assert chunk_of(host.segments[0].within_reach(outside)) is None  # too small for a chunk
+    assert chunk_of(host.neighbours[0].within_reach(outside)) is None  # too small for a chunk
     found: dict[int, np.ndarray] = {}
     host.play(
-        [host.segments[0].lend([outside], 1), host.segments[1].take(0, {0: ((10,), F8)}, found)]
+        [host.neighbours[0].lend([outside], 1), host.neighbours[1].take(0, {0: ((10,), F8)}, found)]
     )
     assert (found[0] == outside).all()
 
@@ -281,7 +281,10 @@ def test_what_cannot_be_lent_comes_by_letter():
 def test_told_and_heard(host):
     found: dict[int, np.ndarray] = {}
     host.play(
-        [host.segments[0].tell(1, np.arange(9, dtype=np.uint8)), host.segments[1].hear(0, found)]
+        [
+            host.neighbours[0].tell(1, np.arange(9, dtype=np.uint8)),
+            host.neighbours[1].hear(0, found),
+        ]
     )
     assert found[0].tolist() == list(range(9))
 
@@ -311,14 +314,14 @@ def test_where_a_neighbour_cannot_be_reached_the_host_does_without(monkeypatch):
 
 def test_a_slot_is_waited_for():
     host = Host(2)
-    mail, other = host.segments[0]._letters[1], host.segments[1]._letters[0]
+    mail, other = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
     missing = [(0, [np.zeros(0)])]
     values = [np.full(3, float(i)) for i in range(4)]
-    jobs = [host.segments[0].swap([(1, [v])], []) for v in values]
+    jobs = [host.neighbours[0].swap([(1, [v])], []) for v in values]
     for job in jobs[:2]:
         assert next(job, "done") == "done"
     assert next(jobs[2], "done") is None
-    host.play([host.segments[1].swap([], missing)])  # an empty box is no letter
+    host.play([host.neighbours[1].swap([], missing)])  # an empty box is no letter
     assert not mail.post(b"x")
     found = [other.collect(), other.collect()]
     assert next(jobs[2], "done") == "done"

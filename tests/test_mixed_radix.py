@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.layout import layout_of_boxes
 from meshard.plan.hops.hop import Hop
-from meshard.plan.routes.mixed_radix import Digits, closed_form_moved, digits_of, prime_factors
+from meshard.plan.routes.mixed_radix import (
+    MixedRadix,
+    closed_form_moved,
+    mixed_radix_of,
+    prime_factors,
+)
 from tests.lays import calm
 from tests.routes import laid
 
@@ -20,7 +25,7 @@ def digits(draw, sizes, shape):
         dim = draw(st.integers(-1, len(shape) - 1))
         if dim >= 0:
             dims[dim].append(place)
-    return Digits(shape, sizes, tuple(map(tuple, dims)))
+    return MixedRadix(shape, sizes, tuple(map(tuple, dims)))
 
 
 def layout_of(form, ids):
@@ -45,7 +50,7 @@ def test_the_closed_form_is_what_a_hop_counts(pair):
     source, destination = layout_of(before, ids), layout_of(after, ids)
     moved = Hop(source, destination).moved
     assert closed_form_moved(before, after) == moved
-    forms = digits_of([source, destination])
+    forms = mixed_radix_of([source, destination])
     assert closed_form_moved(*forms) == moved
 
 
@@ -54,7 +59,7 @@ def test_the_closed_form_is_what_a_hop_counts(pair):
 def test_digits_are_found_where_there_are_any(pair):
     before, after, ids = pair
     layouts = [layout_of(before, ids), layout_of(after, ids)]
-    forms = digits_of(layouts)
+    forms = mixed_radix_of(layouts)
     if forms is None:  # 6 = 2 x 3 here and 3 x 2 there
         assert len(set(before.sizes)) > 1
         return
@@ -78,10 +83,10 @@ def test_digits_are_found_where_there_are_any(pair):
 
 def test_digits_by_hand():
     rows, columns = laid((6, 6), (6, 1), range(6)), laid((6, 6), (1, 3), range(6))
-    forms = digits_of([rows, columns])
+    forms = mixed_radix_of([rows, columns])
     assert [f.dims for f in forms] == [((0, 1), ()), ((), (0,))]
     assert forms[0].sizes == (3, 2)
-    (alone,) = digits_of([laid((), (), [7, 8])])
+    (alone,) = mixed_radix_of([laid((), (), [7, 8])])
     assert (alone.sizes, alone.dims, alone.grid, alone.replicas) == ((2,), (), (), 2)
 
 
@@ -98,15 +103,15 @@ def test_there_are_none_where_layouts_do_not_agree():
         laid((6,), (6,), [0, 1, 2, 3, 4, -1]),
         layout_of_boxes((6,), [(0, Box((0,), (4,))), (1, Box((3,), (6,)))]),
     ):
-        assert digits_of([row, other]) is None
-    assert digits_of([square, laid((6, 6), (2, 3), range(6))]) is None
-    assert digits_of([laid((0,), (1,), [0])]) is None
+        assert mixed_radix_of([row, other]) is None
+    assert mixed_radix_of([square, laid((6, 6), (2, 3), range(6))]) is None
+    assert mixed_radix_of([laid((0,), (1,), [0])]) is None
     six = laid((6,), (2,), range(6)), laid((6,), (3,), range(6))
-    assert digits_of(six) is None  # one dim cannot begin with 2 and with 3
+    assert mixed_radix_of(six) is None  # one dim cannot begin with 2 and with 3
     far = laid((6,), (6,), 1000 * np.arange(6)), laid((6,), (1,), 1000 * np.arange(6))
-    assert closed_form_moved(*digits_of(far)) == 30
+    assert closed_form_moved(*mixed_radix_of(far)) == 30
     gap = laid((6,), (1,), [0, 1000, 2000, 3000, 4001, 5000])
-    assert digits_of([far[0], gap]) is None
+    assert mixed_radix_of([far[0], gap]) is None
 
 
 def test_131072_devices():
@@ -114,13 +119,13 @@ def test_131072_devices():
     source = laid((2 * n, 2 * n), (512, 256), range(n))
     turned = np.arange(n).reshape(512, 256).T
     destination = laid((2 * n, 2 * n), (256, 512), turned)
-    forms = digits_of([source, destination])
+    forms = mixed_radix_of([source, destination])
     begin = time.perf_counter()
     for _ in range(10):
         moved = closed_form_moved(*forms)
     assert time.perf_counter() - begin < 0.1
     assert moved == Hop(source, destination).moved
     rows, columns = laid((262144,) * 2, (n, 1), range(n)), laid((262144,) * 2, (1, n), range(n))
-    assert closed_form_moved(*digits_of([rows, columns])) == 68718952448
+    assert closed_form_moved(*mixed_radix_of([rows, columns])) == 68718952448
     same = laid((262144,) * 2, (512, 256), range(n)), laid((262144,) * 2, (256, 512), turned)
-    assert closed_form_moved(*digits_of(same)) == Hop(*same).moved
+    assert closed_form_moved(*mixed_radix_of(same)) == Hop(*same).moved

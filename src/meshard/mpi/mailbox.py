@@ -2,7 +2,7 @@
 
 In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to its own mail page
 and reads the other's, so that no lock and no call of the system is needed; a letter that does not
-fit into a slot lies in a chunk of the sender's arena, lent until the reader has dropped it.
+fit into a slot is written to a chunk of the sender's arena, lent until the reader has dropped it.
 
 Each letter is stamped with the step that it belongs to. Letters come in program order, so that
 those of a step that the reader has left before its end stand first: it drops them, with what they
@@ -31,7 +31,7 @@ _WORD = 8
 _FACTS = Struct("QQQQQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
-"""The most bytes of a letter that lies in a slot."""
+"""The most bytes of a letter that is in a slot."""
 _LENGTH = Struct("Q")
 _BYTE = np.dtype(np.uint8)
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64")
@@ -39,8 +39,39 @@ _ORDERED = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def mail_bytes(places: int) -> int:
-    """Return the bytes of a process's mail page, for a host of so many processes."""
+    """Return the bytes of a process's mail page, for a host of that many processes."""
     return places * (_LINE + _SLOTS * _SLOT)
+
+
+@final
+class MailPage:
+    """What one process of a host writes for the others: letters, and how far it has read theirs.
+
+    A line for each process comes first, in which the owner counts the letters that it has read of
+    that process's. Slots follow, some for each process, each with the number of its letter before
+    it: a slot is free as soon as its reader has counted the letter.
+
+    Args:
+        memory: the page, of `mail_bytes`.
+        place: the owner's number on the host.
+        places: how many processes the host has.
+    """
+
+    def __init__(self, memory: memoryview, place: int, places: int) -> None:
+        self.place = place
+        self._memory = memory
+        self._places = places
+
+    def slots(self, reader: int) -> list[tuple[memoryview, memoryview]]:
+        """Return the slots for one process of the host, and their numbers."""
+        first = self._places * _LINE + reader * _SLOTS * _SLOT
+        starts = [first + i * _SLOT for i in range(_SLOTS)]
+        slots = [self._memory[start : start + _SLOT] for start in starts]
+        return [(slot, slot[:_WORD].cast("Q")) for slot in slots]
+
+    def read_of(self, writer: int) -> memoryview:
+        """Return where the owner counts the letters of one process that it has read."""
+        return self._memory[writer * _LINE : writer * _LINE + _WORD].cast("Q")
 
 
 def packed(blocks: Sequence[Block]) -> bytes:
@@ -70,7 +101,7 @@ class Stamps(Protocol):
 
 
 @final
-class Letters:
+class Mailbox:
     """What passes between this process and a neighbour, in both directions.
 
     Its methods are generators that yield while they wait. Letters arrive in the order in which they
@@ -81,9 +112,6 @@ class Letters:
         neighbour: the other process's arena.
         own: this process's mail page.
         other: the neighbour's mail page.
-        place: this process's number on the host.
-        peer: the neighbour's.
-        places: how many processes the host has.
         process: the neighbour's number in the job.
         stamps: says what marks letters at this place of the program; those of a neighbour that is
             elsewhere are not read.
@@ -96,23 +124,20 @@ class Letters:
         self,
         arena: Arena,
         neighbour: Neighbour,
-        own: memoryview,
-        other: memoryview,
-        place: int,
-        peer: int,
-        places: int,
+        own: MailPage,
+        other: MailPage,
         process: int,
         stamps: Stamps,
     ) -> None:
         self._arena = arena
         self._neighbour = neighbour
-        self._peer = peer
+        self._peer = other.place
         self._process = process
         self._stamps = stamps
-        self._put = _slots(own, peer, places)
-        self._get = _slots(other, place, places)
-        self._seen_there = other[place * _LINE : place * _LINE + 8].cast("Q")
-        self._seen_here = own[peer * _LINE : peer * _LINE + 8].cast("Q")
+        self._put = own.slots(other.place)
+        self._get = other.slots(own.place)
+        self._seen_there = other.read_of(own.place)
+        self._seen_here = own.read_of(other.place)
         self._sent = 0
         self._read = 0
         self._parts: list[bytes] = []
@@ -123,6 +148,8 @@ class Letters:
 
     def _keep_order(self) -> None:
         """Let nothing that comes later be seen before what came earlier."""
+        # Where a processor may reorder its writes (ARM), taking and giving back a lock is a barrier
+        # that Python has; x86 keeps the order of writes by itself.
         if not _ORDERED:
             self._fence.release()
             self._fence.acquire()
@@ -169,9 +196,11 @@ class Letters:
         Args:
             letter: the bytes, at most `ROOM`.
             more: how many bytes follow in other slots.
-            chunk: where the bytes lie instead; the letter then says how many.
+            chunk: where the bytes are instead; the letter then says how many.
             lent: whether the letter tells of chunks that are lent.
         """
+        # The slot of letter n is free when letter n - _SLOTS was read. The number is written last:
+        # whoever sees it sees all of the letter.
         number = self._sent + 1
         if number - self._seen_there[0] > _SLOTS:
             return False
@@ -194,7 +223,7 @@ class Letters:
         """Return the bytes of the next letter of this step if it has come.
 
         Those of a step that this process has left are dropped. One that belongs elsewhere is left
-        where it is: the lookout finds out why.
+        where it is: the watchdog finds out why.
         """
         while True:
             number = self._read + 1
@@ -246,10 +275,3 @@ class Letters:
     def _let_go(self, stamp: Stamp) -> None:
         if self._held:
             self._held = [one for one in self._held if one[0] == stamp]
-
-
-def _slots(page: memoryview, place: int, places: int) -> list[tuple[memoryview, memoryview]]:
-    """Return the slots of a mail page for one process of the host, and their numbers."""
-    first = places * _LINE + place * _SLOTS * _SLOT
-    slots = [page[first + i * _SLOT : first + (i + 1) * _SLOT] for i in range(_SLOTS)]
-    return [(slot, slot[:_WORD].cast("Q")) for slot in slots]

@@ -1,4 +1,7 @@
-"""The buffers of a `GlobalDeviceArray`: checked where they are given, made where a callback is."""
+"""The buffers of a `GlobalDeviceArray`: checked where they are given, made where a callback is.
+
+In: what a program gives for each of this process's devices. Out: an Array on each, of one dtype.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
-from meshard.compat.shard_places import Places
+from meshard.compat.gda.places import Places
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, filled, placed
@@ -27,10 +30,10 @@ def checked_buffers(
     Args:
         what: who asks, for the messages.
         who: how messages call a buffer, with ``{}`` for its number.
-        places: where the shards lie.
+        places: where the shards are.
         given: the buffer for each of this process's devices.
         dtype: the dtype that they must have; None for that of the first.
-        order: what messages say where a buffer lies on another device.
+        order: what messages say where a buffer is on another device.
     """
     wanted = _wanted_dtype(what, places, dtype)
     for i, (device, buffer) in enumerate(given.items()):
@@ -56,14 +59,14 @@ def checked_buffers(
     return wanted
 
 
-def put_shards(
+def made_buffers(
     what: str, places: Places, shards: Sequence[Callable[[], Any]], dtype: Any
-) -> tuple[tuple[Array, ...], Dtype]:
+) -> tuple[list[Array], Dtype]:
     """Return on each of this process's devices what is asked for there, and the dtype.
 
     Args:
         what: who asks, for the messages.
-        places: where the shards lie.
+        places: where the shards are.
         shards: for each local device, what to call for its shard.
         dtype: what to convert the shards to, within one kind of numbers; None for the first's.
     """
@@ -74,36 +77,32 @@ def put_shards(
         held = [shard()]
         if not (type(held[0]) is Array and held[0].is_fully_addressable):
             held[0] = as_host(held[0], what)
-        dtype_given = held[0].dtype
-        if target not in (None, dtype_given) and np.can_cast(dtype_given, target, "same_kind"):
+        own = held[0].dtype
+        if target not in (None, own) and np.can_cast(own, target, "same_kind"):
             held[0] = held[0].astype(target)
         wanted = _checked(what, "what data_callback returned", places, device, held[0], wanted)
         buffers.append(_put(what, held, device))
     assert wanted is not None
-    return tuple(buffers), wanted
+    return buffers, wanted
+
+
+def _put(what: str, held: list[Any], device: Device) -> Array:
+    """Return the one value of a list on a device, and take it out of the list."""
+    alone = SingleDeviceSharding(device)
+    if type(held[0]) is Array:
+        return placed(held.pop(), alone, what=what)
+    kind = here().type_of(held[0].shape, held[0].dtype, alone, True)
+    return filled(here(), kind, lambda _: held.pop(), what)
 
 
 def listed(what: str, given: Iterable[Any]) -> list[Any]:
     """Return what a callback returned as a list of arrays."""
-    if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
+    if isinstance(given, (str, bytes, dict)) or not isinstance(given, Iterable):
         raise ArgumentError(
             f"{what}: data_callback returned a {type(given).__name__}; it must return a list of "
             "arrays."
         )
     return list(given)
-
-
-def _put(what: str, held: list[Any], device: Device) -> Array:
-    alone = SingleDeviceSharding(device)
-    if type(held[0]) is Array:
-        return placed(held.pop(), alone, what=what)
-    kind = here().type_of(held[0].shape, held[0].dtype, alone, True)
-
-    def block(piece: int) -> Block:
-        found: Block = held.pop()
-        return found
-
-    return filled(here(), kind, block, what)
 
 
 def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:

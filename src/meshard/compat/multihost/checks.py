@@ -1,20 +1,27 @@
 """Do all processes have the same, and are they at the same place?
 
+In: a tree of values, or the name of a place. Out: nothing, or one refusal by all processes.
 Digests are compared, not values, so that what a check sends does not grow with the values.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from meshard.algebra.arguments import text_of
-from meshard.compat.survey import by_answer, listed
+from meshard.compat.multihost.survey import (
+    all_told,
+    by_answer,
+    check_calls,
+    check_same,
+    listed,
+    path_name,
+)
 from meshard.errors import UnequalError
-from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.place import as_host
 from meshard.runtime.moving.same_values import digest
@@ -27,6 +34,8 @@ Answer = tuple[str, tuple[tuple[int, str], ...]]
 _SHOWN = 160
 """How many characters of a value that differs are shown."""
 
+_NAN = "nan"
+
 
 def sync_global_devices(name: str) -> None:
     """Wait until all processes have come here.
@@ -36,20 +45,18 @@ def sync_global_devices(name: str) -> None:
 
     Raises:
         UnequalError: if the processes wait at places of different names.
-        ArgumentError: if the name is no string.
+        ArgumentError: if the name is not a string.
 
     >>> sync_global_devices("the data is loaded")
     """
-    text_of(name, "sync_global_devices", "name")
-    world = here()
-    told = _told(world, "sync_global_devices", ("sync_global_devices", name))
-    if len(set(told)) > 1:
-        peers = range(world.process_count)
-        places = [repr(one[1]) if one[0] == "sync_global_devices" else one[0] for one in told]
-        raise UnequalError(
-            f"sync_global_devices name mismatch ({name!r}): the processes wait at different "
-            f"places, {listed(peers, places)}."
-        )
+    what, world = "sync_global_devices", here()
+    text_of(name, what, "name")
+    peers = range(world.process_count)
+    told = all_told(world, what, (what, name), peers)
+    start = f"{what} name mismatch ({name!r}): the processes wait at different places,"
+    check_same(
+        peers, told, start, ".", UnequalError, lambda x: repr(x[1]) if x[0] == what else x[0]
+    )
 
 
 def assert_equal(in_tree: Any, fail_message: str = "") -> None:
@@ -73,16 +80,13 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     text_of(fail_message, what, "fail_message")
     peers = range(world.process_count)
     pairs, structure = flatten_with_path(in_tree)
-    names = [".".join(map(str, path)) or "the value" for path, _ in pairs]
+    names = tuple([path_name(path) for path, _ in pairs])
     mine = [_digests(world, leaf) for _, leaf in pairs]
-    told = _told(world, what, (what, (str(structure), tuple(names)), tuple(mine)))
+    told = all_told(world, what, (what, (str(structure), names), tuple(mine)), peers)
     start = f"{fail_message}. {what}" if fail_message else what
-    if len({one[0] for one in told}) > 1:
-        calls = listed(peers, [one[0] for one in told])
-        raise UnequalError(f"{start}: the processes call different functions: {calls}.")
-    if len({one[1] for one in told}) > 1:
-        trees = listed(peers, [f"{one[1][0]} with leaves {list(one[1][1])}" for one in told])
-        raise UnequalError(f"{start}: the trees differ: {trees}.")
+    check_calls(start, peers, [one[0] for one in told], UnequalError)
+    trees = [f"{one[1][0]} with leaves {list(one[1][1])}" for one in told]
+    check_same(peers, trees, f"{start}: the trees differ:", ".", UnequalError)
     for number, name in enumerate(names):
         answers = _answers([one[2][number] for one in told])
         wrong = _differing(peers, answers)
@@ -91,22 +95,14 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         shown = [kind for kind, _ in answers]
         if len(set(shown)) == 1:
             # All have heard the same digests, so that all come here for the same leaf.
-            shown = _told(world, what, _text(pairs[number][1]))
+            shown = all_told(world, what, _text(pairs[number][1]), peers)
         raise UnequalError(f"{start}: {name} {wrong}. It is {listed(peers, shown)}.")
-
-
-def _told(world: RuntimeWorld, what: str, value: Hashable) -> list[Any]:
-    """Return a small value of every process."""
-    if world.process_count == 1:
-        return [value]
-    meet(world, range(world.process_count), what)
-    return world.transport.all_gather(value, range(world.process_count))
 
 
 def _digests(world: RuntimeWorld, leaf: Any) -> tuple[Answer | None, Answer | None]:
     """Return what a leaf is as one array of all, and as this process's own value.
 
-    Each says what it is, and gives a digest of each piece that this process holds. What lies on
+    Each says what it is, and gives a digest of each piece that this process holds. What is on
     this process alone is either: the others' answers tell which.
     """
     whole, own = None, None
@@ -145,10 +141,10 @@ def _name(value: Block) -> str:
 
 
 def _digest(value: Block) -> str:
-    """Return a text that is the same for equal values; ``"nan"`` if there is one among them."""
+    """Return a text that is the same for equal values; `_NAN` if there is one among them."""
     if value.dtype != KEY and value.dtype.kind not in "biuUS":
         if np.isnan(value).any():
-            return "nan"
+            return _NAN
         value = value + value.dtype.type(0)  # -0.0 becomes 0.0
     if value.dtype.kind in "US":
         return hashlib.blake2b(repr(value.tolist()).encode(), digest_size=16).hexdigest()
@@ -157,26 +153,22 @@ def _digest(value: Block) -> str:
 
 def _differing(peers: Sequence[int], answers: Sequence[Answer]) -> str | None:
     """Return how the processes' values of a leaf differ; None if they do not."""
-    if len({kind for kind, _ in answers}) == 1:
-        pieces: dict[int, dict[int, str]] = {}
+    pieces: dict[int, dict[int, str]] = {}
+    if len({kind for kind, _ in answers}) > 1:
+        pieces[0] = {peer: kind for peer, (kind, _) in zip(peers, answers, strict=True)}
+    else:
         for peer, (_, held) in zip(peers, answers, strict=True):
-            for piece, digest in held:
-                pieces.setdefault(piece, {})[peer] = digest
-        for holders in pieces.values():
-            bad = [p for p, digest in holders.items() if digest == "nan"]
-            if bad:
-                return f"holds NaN, which equals nothing, on {_processes(bad)}"
-            most, *others = by_answer(list(holders), list(holders.values()))
-            if others:
-                return _differs(most, others)
-        return None
-    most, *others = by_answer(peers, [kind for kind, _ in answers])
-    return _differs(most, others)
-
-
-def _differs(most: Sequence[int], others: Sequence[Sequence[int]]) -> str:
-    wrong = sorted(p for group in others for p in group)
-    return f"of {_processes(wrong)} differs from that of {_processes(most)}"
+            for piece, told in held:
+                pieces.setdefault(piece, {})[peer] = told
+    for holders in pieces.values():
+        bad = [p for p, told in holders.items() if told == _NAN]
+        if bad:
+            return f"holds NaN, which equals nothing, on {_processes(bad)}"
+        most, *others = by_answer(list(holders), list(holders.values()))
+        if others:
+            wrong = sorted(p for group in others for p in group)
+            return f"of {_processes(wrong)} differs from that of {_processes(most)}"
+    return None
 
 
 def _processes(numbers: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +30,6 @@ from meshard.errors import ArgumentError
 from meshard.plan.captions import (
     PALETTE,
     check_sharding,
-    device_label,
     headline,
     ink,
     platform_of,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 BETWEEN = 2  # blanks between slabs that stand side by side
+_BLANKS = (" " * BETWEEN, None)
 LEAST_WIDTH = 30  # room for a ruler of 18 digits and three columns of blocks
 MOST_SLABS = 12
 MOST_SCALE = 100  # a thousand lines
@@ -66,7 +67,7 @@ class Laid(Protocol):
 
     @property
     def sharding(self) -> Sharding:
-        """How it lies on devices."""
+        """How it is laid out over devices."""
 
 
 def drawing_text(
@@ -154,7 +155,7 @@ def visualize_sharding(
     header: bool = True,
     rulers: bool = True,
 ) -> None:
-    """Print how an array of ``shape`` lies on devices under ``sharding``.
+    """Print how an array of ``shape`` is laid out over devices by ``sharding``.
 
     Args:
         shape: the shape, of any rank.
@@ -169,7 +170,7 @@ def visualize_sharding(
         rulers: whether the cut points stand along the edges.
 
     Raises:
-        ArgumentError: if ``sharding`` is none.
+        ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
     >>> import numpy as np
@@ -205,7 +206,7 @@ def visualize_array_sharding(
     header: bool = True,
     rulers: bool = True,
 ) -> None:
-    """Print how an array lies on its devices; see `visualize_sharding` for the arguments.
+    """Print how an array is laid out over its devices; see `visualize_sharding` for the arguments.
 
     Raises:
         ArgumentError: if ``arr`` has no sharding.
@@ -267,11 +268,9 @@ def _colored(
     def look(area: int | None) -> Look:
         if area is None:
             return Look()
-        if color_map is None:
-            color = PALETTE[area % len(PALETTE)]
-        else:
-            given = color_map(area / max(1, drawing.area_count - 1))
-            color = _color(given)
+        color = PALETTE[area % len(PALETTE)]
+        if color_map is not None:
+            color = _color(color_map(area / max(1, drawing.area_count - 1)))
         return Look(bgcolor=color, color=ink(color))
 
     return Text("\n").join(
@@ -283,46 +282,30 @@ def _color(given: object) -> str:
     """Return what a colour map gave as ``#rrggbb``."""
     if isinstance(given, str) and re.fullmatch("#[0-9a-fA-F]{6}", given):
         return given
-    try:
+    channels: list[float] = []
+    with suppress(TypeError, ValueError):
         channels = [] if isinstance(given, str) else [float(c) for c in given]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        channels = []
     if len(channels) < 3 or not all(map(math.isfinite, channels)):
         raise ArgumentError(
             f"color_map returned {shown(given)} of type {type(given).__name__}; it must return a "
             "colour: a string such as '#56b4e9', or three floats from 0 to 1."
         )
-    return _hex(channels)
-
-
-def _hex(channels: Sequence[float]) -> str:
     return "#" + "".join(f"{round(255 * min(max(c, 0.0), 1.0)):02x}" for c in channels[:3])
 
 
 def _compose(drawing: Drawing, style: Style) -> list[Line]:
     """Return the picture of all slabs, and below it what it does not show."""
-    platform, hidden = drawing.platform, drawing.slab_count - len(drawing.slabs)
     if not drawing.slabs:
-        framed = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
-        empty = f"empty on: {device_label(drawing.empty, platform)}"
-        return [_line(text) for text in (*framed, empty)]
+        lines = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
+        return [*map(_line, lines), *map(_line, drawing.notes())]
     attempt, rasters = _fit(drawing, style)
-    blocks = [
-        _with_rulers(drawing, raster, style, slab.title)
-        for raster, slab in zip(rasters, drawing.slabs, strict=True)
-    ]
-    notes = []
-    if hidden:
-        notes.append(f"and {hidden} more slabs like these, {drawing.slab_count} in all")
-    if any(raster.elided for raster in rasters):
-        ids = device_label(drawing.layout.device_ids, platform)
-        notes.append(f"not all blocks are shown: there are {drawing.layout.piece_count}, on {ids}")
-    if attempt.level and any(raster.labels for raster in rasters):
-        notes.append(f"numbers are {platform} ids")
-    if not all(raster.complete for raster in rasters):
-        notes.append("labels that find no room are left out")
-    if drawing.empty:
-        notes.append(f"empty on: {device_label(drawing.empty, platform)}")
+    blocks = [_with_rulers(drawing, raster, style) for raster in rasters]
+    complete = all(raster.complete for raster in rasters)
+    notes = drawing.notes(
+        elided=any(raster.slab.elided for raster in rasters),
+        numbers=attempt.level > 0 and any(raster.labels for raster in rasters),
+        unlabelled="" if complete else "labels that find no room are left out",
+    )
     return [*_side_by_side(blocks, style.max_width, drawing.slab_run), *map(_line, notes)]
 
 
@@ -347,21 +330,20 @@ def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
         # Side by side before one below the other, as long as every block is shown.
         beside = len(drawing.slabs) > 1 and attempt.most >= columns
         ways += [replace(attempt, width=half), attempt] if beside else [attempt]
-    while True:
-        # The last way cannot fail.
-        attempt = ways.pop(0)
+    for attempt in ways:
         tried = [rasterize(drawing, slab, style, attempt) for slab in drawing.slabs]
         rasters = [raster for raster in tried if raster is not None]
         if len(rasters) == len(tried):
             return attempt, rasters
+    raise AssertionError("the last way, which leaves out labels, cannot fail")
 
 
-def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> list[Line]:
+def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
     """Return a slab's lines, with its title and the cut points along its edges."""
     lines = raster.filled() if style.filled else raster.framed()
     gutter = _gutter(drawing, style)
     if gutter:
-        at = dict(zip(raster.ys, raster.row_cuts, strict=True))
+        at = dict(zip(raster.ys, raster.slab.rows, strict=True))
         lines = [
             [(str(at.get(y, "")).rjust(gutter - 1) + " ", None), *line]
             for y, line in enumerate(lines)
@@ -369,8 +351,9 @@ def _with_rulers(drawing: Drawing, raster: Raster, style: Style, title: str) -> 
     elif style.filled:
         lines.pop()
     if style.rulers and drawing.layout.shape:
-        lines.insert(0, [(" " * gutter + raster.column_ruler(), None)])
-    return [[(title, None)], *lines] if title else lines
+        lines.insert(0, _line(" " * gutter + raster.column_ruler()))
+    title = raster.slab.title
+    return [_line(title), *lines] if title else lines
 
 
 def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Line]:
@@ -388,12 +371,12 @@ def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Li
     lines: list[Line] = []
     for row in rows:
         lines += [[]] if lines else []
-        for place in range(max(map(len, row))):
-            line: Line = []
-            for block in row:
-                here = block[place] if place < len(block) else _line(" " * _length(block[0]))
-                line += [*_line(" " * BETWEEN), *here] if line else here
-            lines.append(line)
+        high = max(map(len, row))
+        for block in row:
+            block += [_line(" " * _length(block[0])) for _ in range(high - len(block))]
+        for parts in zip(*row, strict=True):
+            first, *others = parts
+            lines.append([*first, *(span for o in others for span in (_BLANKS, *o))])
     return lines
 
 

@@ -1,89 +1,90 @@
-"""Where the shards of a `GlobalDeviceArray` lie; worked out once per shape, mesh and mesh axes."""
+"""Where the shards of a `GlobalDeviceArray` are; worked out once per shape, mesh and mesh axes.
+
+In: a shape, a mesh and its axes for each dim. Out: for each device its index and replica id.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import final
 
-from meshard.algebra.arguments import refusal, shape_of, shown
+from meshard.algebra.arguments import instance_of, shape_of, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError, ShardingError
-from meshard.runtime.memo import memoized
-from meshard.runtime.moving.place import check_devices_exist
-from meshard.runtime.world import RuntimeWorld, here
 
 MeshAxes = PartitionSpec | Sequence[str | Sequence[str] | None]
 
 
 @final
 class Places:
-    """Where the shards of an array of one shape lie on one mesh.
+    """Where the shards of an array of one shape are on one mesh.
 
     Attributes:
         shape: the global shape.
         sharding: the mesh and the axes, as a sharding.
         shard_shape: the shape of every shard.
-        local_devices: this process's devices, in mesh order.
     """
 
     def __init__(self, shape: tuple[int, ...], sharding: NamedSharding) -> None:
         self.shape = shape
         self.sharding = sharding
         self.shard_shape = sharding.shard_shape(shape)
-        self.local_devices = tuple(sharding.mesh.local_devices)
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """This process's devices, in mesh order."""
+        return self.sharding.mesh.local_devices
 
     @cached_property
     def indices(self) -> Mapping[Device, Index]:
         """The index of each device's shard, in mesh order."""
         return MappingProxyType(self.sharding.devices_indices_map(self.shape))
 
-    @property
-    def local_indices(self) -> tuple[Index, ...]:
-        """The index of each local device's shard."""
-        return tuple([self.indices[device] for device in self.local_devices])
-
     @cached_property
     def indices_replica_ids(self) -> Mapping[Device, tuple[Index, int]]:
         """The index of each device's shard and its number among the devices that have the same."""
-        met: dict[object, int] = {}
+        met: Counter[Box] = Counter()
         found: dict[Device, tuple[Index, int]] = {}
         for device, index in self.indices.items():
-            key = index_key(index)
-            number = met.get(key, 0)
-            met[key] = number + 1
-            found[device] = index, number
+            box = self.box(device)
+            found[device] = index, met[box]
+            met[box] += 1
         return MappingProxyType(found)
+
+    def box(self, device: Device) -> Box:
+        """Return the region of one device's shard; unlike indices, boxes can be hashed."""
+        return Box.from_index(self.indices[device], self.shape)
 
     def named(self, device: Device) -> str:
         """Return how messages call the shard of one device: its box, and the index in full."""
-        index = self.indices[device]
-        return f"index {Box.from_index(index, self.shape)} = {index} on {device!r}"
+        return f"index {self.box(device)} = {self.indices[device]} on {device!r}"
 
 
-def index_key(index: Index) -> object:
-    """Return a key that equal indices share; slices do not hash."""
-    return tuple([(s.start, s.stop) for s in index])
+# It depends on its arguments alone, and so holds in every world.
+@lru_cache(maxsize=4096)
+def _places(shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> Places:
+    return Places(shape, NamedSharding(mesh, spec))
 
 
 def places_of(
     what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: object
 ) -> Places:
-    """Return where the shards lie; ``what`` is who asks, for the messages.
+    """Return where the shards are; ``what`` is who asks, for the messages.
 
     Raises:
-        ShapeError: if ``global_shape`` is no shape.
-        ArgumentError: if ``global_mesh`` is no mesh, or ``mesh_axes`` no sequence of entries.
+        ShapeError: if ``global_shape`` is not a shape.
+        ArgumentError: if ``global_mesh`` is not a mesh, or ``mesh_axes`` not a sequence of entries.
         SpecError: if an axis is unknown or repeated, or there are more entries than dims.
         IndivisibleError: if a dim does not divide by its axes.
     """
-    if not isinstance(global_mesh, Mesh):
-        raise ArgumentError(refusal(what, "global_mesh", "a Mesh", global_mesh))
+    instance_of(global_mesh, Mesh, what, "global_mesh")
     if not isinstance(mesh_axes, (PartitionSpec, list, tuple)):
         advice = f" Write P({mesh_axes!r})." if isinstance(mesh_axes, str) else ""
         raise ArgumentError(
@@ -94,7 +95,7 @@ def places_of(
     shape = shape_of(global_shape, what, "global_shape")
     try:
         spec = mesh_axes if isinstance(mesh_axes, PartitionSpec) else PartitionSpec(*mesh_axes)
-        return _places(here(), shape, global_mesh, spec)
+        return _places(shape, global_mesh, spec)
     except ShardingError as error:
         note = ""
         if isinstance(error, IndivisibleError):
@@ -103,28 +104,6 @@ def places_of(
             f"{what}: mesh_axes {shown(mesh_axes)} cannot lay out global_shape {shape} over "
             f"global_mesh {global_mesh!r}. {error}{note}"
         ) from None
-
-
-@memoized(most=1 << 12)
-def _places(world: RuntimeWorld, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> Places:
-    return Places(shape, NamedSharding(mesh, spec))
-
-
-def real_places(
-    what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: MeshAxes
-) -> Places:
-    """Return where the shards lie, on devices that exist."""
-    places = places_of(what, global_shape, global_mesh, mesh_axes)
-    check_devices_exist(here(), places.sharding, what)
-    return places
-
-
-def kept_axes(mesh_axes: MeshAxes) -> MeshAxes:
-    """Return the entries as given, but none that the caller can change later."""
-    if isinstance(mesh_axes, PartitionSpec):
-        return mesh_axes
-    entries = [tuple(e) if isinstance(e, list) else e for e in mesh_axes]
-    return entries if isinstance(mesh_axes, list) else tuple(entries)
 
 
 def get_shard_indices(
@@ -142,8 +121,8 @@ def get_shard_indices(
         out once for the same arguments.
 
     Raises:
-        ShapeError: if ``global_shape`` is no shape.
-        ArgumentError: if ``global_mesh`` is no mesh, or ``mesh_axes`` no sequence of entries.
+        ShapeError: if ``global_shape`` is not a shape.
+        ArgumentError: if ``global_mesh`` is not a mesh, or ``mesh_axes`` not a sequence of entries.
         SpecError: if an axis is unknown or repeated, or there are more entries than dims.
         IndivisibleError: if a dim does not divide by its axes.
 

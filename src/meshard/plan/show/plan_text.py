@@ -15,16 +15,15 @@ from meshard.plan.figures.choice import Candidate, Figures, Leaf
 from meshard.plan.figures.footprint import Traffic, distinct, traffic_of
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop
-from meshard.plan.show.record import aligned
+from meshard.plan.show.report import WIDTH, Table
 
 if TYPE_CHECKING:
     from meshard.plan.figures.plan_figures import Planned
 
 
-_WIDTH = 100
-_ROWS = 24
+_ROWS = 24  # of arrays and of steps; the rest is added up in one line
 _OTHERS = 3
-"""Rows of arrays and of steps; the rest is added up in one line."""
+_WORDS = 20  # characters that the words of a table of steps need beside its numbers
 
 
 # words
@@ -165,22 +164,46 @@ def steps_of(plan: Planned) -> Iterator[Step]:
             )
 
 
-# the table
+# the tables
 
 
 def plan_table(plan: Planned) -> str:
     """Return a plan as text of at most 100 columns."""
-    many = len(plan.leaves) != 1
-    head = f"Plan: {len(plan.leaves):,} array{'s' * many}, {size_text(plan.nbytes)}"
     if not plan.leaves:
-        return f"{head}; nothing moves"
-    parts = [head, "", _arrays(plan), "", _steps(plan), "", _totals(plan)]
+        return f"{headline(plan)}; nothing moves"
+    steps = steps_table(plan, _ROWS)
+    if sum(steps.widths[-6:]) + 2 * len(steps.align) + _WORDS > WIDTH:
+        steps = steps_table(plan, _ROWS, size_text)
     told = "\n".join(reasons(plan))
-    return "\n".join([*parts, *(["", told] if told else [])])
+    parts = [headline(plan), _arrays(plan), steps.text(), totals_table(plan).text(None), told]
+    return "\n\n".join(part for part in parts if part)
+
+
+def headline(plan: Planned) -> str:
+    """Return how much a plan is about."""
+    count = len(plan.leaves)
+    return f"Plan: {count:,} array{'s' * (count != 1)}, {size_text(plan.nbytes)}"
 
 
 def _arrays(plan: Planned) -> str:
-    """Return the table of what moves where."""
+    """Return the table of what moves where; names that are too long for it stand below."""
+    table = arrays_table(plan, _ROWS)
+    if table.width <= WIDTH:
+        return table.text()
+    lines = [arrays_table(plan, _ROWS, names=False).text(), ""]
+    for row in table.rows:
+        lines += _wrapped(f"{row[0]}: {row[1]}", "   ")
+    return "\n".join(lines)
+
+
+def arrays_table(plan: Planned, most: int, *, names: bool = True) -> Table:
+    """Return the table of what moves where.
+
+    Args:
+        plan: the plan.
+        most: how many rows it has at most.
+        names: whether it has the names of the arrays.
+    """
     first = plan.leaves[0]
     ends = [_devices_text(x) for x in (first.source, first.destination)]
     same = all(
@@ -188,18 +211,14 @@ def _arrays(plan: Planned) -> str:
         for group in plan.groups
         for x, y in ((group[0].source, first.source), (group[0].destination, first.destination))
     )
-    listed = list(islice(zip(plan.choices, plan.groups, strict=True), _ROWS))
-    names = [names_text([x.name for x in group]) for _, group in listed]
     routes = len({choice.route.name for choice in plan.choices}) > 1
-    rows: list[tuple[str, ...]] = [
-        ("#", "arrays", "what", "from", "to", *["route"] * routes, "count", "bytes")
-    ]
-    for number, (choice, group) in enumerate(listed):
+    rows: list[tuple[str, ...]] = []
+    for choice, group in islice(zip(plan.choices, plan.groups, strict=True), most):
         leaf = group[0]
         rows.append(
             (
-                f"{number + 1}",
-                names[number],
+                f"{len(rows) + 1}",
+                *[names_text([x.name for x in group])] * names,
                 array_text(leaf),
                 _end_text(leaf.source_text, leaf.source, devices=not same),
                 _end_text(leaf.destination_text, leaf.destination, devices=not same),
@@ -208,24 +227,16 @@ def _arrays(plan: Planned) -> str:
                 amount_text(sum(x.nbytes for x in group)),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    legend = sum(widths) + 2 * (len(widths) - 1) > _WIDTH
-    if legend:
-        rows = [(row[0], *row[2:]) for row in rows]
-    lines = [aligned(rows, len(rows[0]) - 2)]
-    rest = plan.groups[_ROWS:]
-    if rest:
+    notes = []
+    if rest := plan.groups[most:]:
         count, nbytes = sum(map(len, rest)), sum(x.nbytes for group in rest for x in group)
-        lines.append(f"and {count:,} more arrays in {len(rest):,} groups, {bytes_text(nbytes)}")
+        notes.append(f"and {count:,} more arrays in {len(rest):,} groups, {bytes_text(nbytes)}")
     if same and ends[0] == ends[1]:
-        lines.append(f"all on devices {ends[0]}")
+        notes.append(f"all on devices {ends[0]}")
     elif same:
-        lines.append(f"from devices {ends[0]} to devices {ends[1]}")
-    if legend:
-        lines.append("")
-        for number, name in enumerate(names):
-            lines += _wrapped(f"{number + 1}: {name}", "   ")
-    return "\n".join(lines)
+        notes.append(f"from devices {ends[0]} to devices {ends[1]}")
+    words = ("#", *["arrays"] * names, "what", "from", "to", *["route"] * routes)
+    return Table((*words, "count", "bytes"), rows, "<" * len(words) + ">>", notes)
 
 
 def _end_text(text: str, layout: Layout, *, devices: bool) -> str:
@@ -234,37 +245,19 @@ def _end_text(text: str, layout: Layout, *, devices: bool) -> str:
     return f"{text} on {_devices_text(layout)}" if devices else text
 
 
-def _steps(plan: Planned) -> str:
-    """Return the table of the steps."""
+def steps_table(plan: Planned, most: int, amount: Callable[[int], str] = amount_text) -> Table:
+    """Return the table of the steps, of which at most ``most`` are listed."""
     steps = list(steps_of(plan))
     through = any(len(r.hops) > 1 for r in plan.routes)
-    rows = _step_rows(plan, steps[:_ROWS], amount_text, through=through)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if sum(widths[-6:]) + 2 * len(widths) + 20 > _WIDTH:
-        rows = _step_rows(plan, steps[:_ROWS], size_text, through=through)
-    text = aligned(rows, 2 + through)
-    rest = steps[_ROWS:]
-    if rest:
-        moved = bytes_text(sum(s.bytes_moved for s in rest))
-        text += f"\nand {len(rest):,} more steps, {moved}"
-    return text
-
-
-def _step_rows(
-    plan: Planned, steps: Sequence[Step], amount: Callable[[int], str], *, through: bool
-) -> list[tuple[str, ...]]:
-    head = ("bytes", "most sent", "received", "peers", "messages", "rounds")
-    rows: list[tuple[str, ...]] = [("step", "operation", *["to"] * through, *head)]
-    for step in steps:
+    rows: list[tuple[str, ...]] = []
+    for step in steps[:most]:
         choice = plan.choices[step.choice]
         route = choice.route
         last = step.hop + 1 == len(route.hops)
         to = "the end" if last else layout_text(route.layouts[step.hop + 1], devices=False)
         rows.append(
             (
-                f"{step.choice + 1}"
-                if len(route.hops) == 1
-                else f"{step.choice + 1}.{step.hop + 1}",
+                f"{step.choice + 1}" + f".{step.hop + 1}" * (len(route.hops) > 1),
                 step.kind,
                 *[to] * through,
                 amount(step.bytes_moved),
@@ -275,7 +268,13 @@ def _step_rows(
                 f"{step.rounds:,}",
             )
         )
-    return rows
+    notes = []
+    if rest := steps[most:]:
+        moved = bytes_text(sum(s.bytes_moved for s in rest))
+        notes = [f"and {len(rest):,} more steps, {moved}"]
+    head = ("step", "operation", *["to"] * through)
+    numbers = ("bytes", "most sent", "received", "peers", "messages", "rounds")
+    return Table((*head, *numbers), rows, "<" * len(head) + ">" * len(numbers), notes)
 
 
 def _at_most(number: int, *, exact: bool) -> str:
@@ -288,40 +287,25 @@ def _ratio(amount: int, bound: int, condition: str = "") -> str:
     return f"{amount / bound:.3f} x the least{condition}, {amount_text(bound)}"
 
 
-def facts(plan: Planned) -> list[tuple[str, str, str]]:
+def totals_table(plan: Planned) -> Table:
     """Return the totals of a plan: what, how much, and a remark."""
     relayed = any(len(r.hops) > 1 for r in plan.routes)
     memory = "sources freed as they go" if plan.donate else "sources stay"
     if plan.max_bytes is not None:
         memory += f"; at most {amount_text(plan.max_bytes)} in flight besides"
-    directly = " if direct" * relayed
-    found = [
-        (
-            "bytes moved",
-            amount_text(plan.bytes_moved),
-            _ratio(plan.bytes_moved, plan.lower_bound_bytes),
-        ),
-        (
-            "most sent by a device",
-            amount_text(plan.most_sent),
-            _ratio(plan.most_sent, plan.send_bound_bytes, directly),
-        ),
+    moved, sent = plan.bytes_moved, plan.most_sent
+    beside_sent = _ratio(sent, plan.send_bound_bytes, " if direct" * relayed)
+    rows = [
+        ("bytes moved", amount_text(moved), _ratio(moved, plan.lower_bound_bytes)),
+        ("most sent by a device", amount_text(sent), beside_sent),
         ("most received by a device", amount_text(plan.most_received), ""),
         ("peak memory of a device", amount_text(plan.peak_bytes), memory),
         ("rounds", f"{plan.rounds:,}", ""),
         ("devices", f"{plan.device_count:,}", ""),
     ]
     if plan.alive is not None:
-        found.append(("devices alive", f"{len(plan.alive):,}", device_label(plan.alive)))
-    return found
-
-
-def _totals(plan: Planned) -> str:
-    rows = facts(plan)
-    wide = max(len(name) for name, _, _ in rows)
-    number = max(len(value) for _, value, _ in rows)
-    lines = [f"{n:<{wide}}  {v:>{number}}  {remark}".rstrip() for n, v, remark in rows]
-    return "\n".join(lines)
+        rows.append(("devices alive", f"{len(plan.alive):,}", device_label(plan.alive)))
+    return Table((), rows, "<><")
 
 
 def reasons(plan: Planned) -> Iterator[str]:
@@ -360,7 +344,5 @@ def figures_text(figures: Figures | None) -> str:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     start = len(text) - len(text.lstrip())
-    first, *rest = wrap(text.split(), _WIDTH - len(indent), between=" ")
-    if len(rest):
-        return [text[:start] + first, *[indent + line for line in rest]]
-    return [text[:start] + first]
+    first, *rest = wrap(text.split(), WIDTH - len(indent), between=" ")
+    return [text[:start] + first, *[indent + line for line in rest]]

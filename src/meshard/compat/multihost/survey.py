@@ -1,16 +1,18 @@
 """What each process brings to a call that all of them make: told, compared, refused together.
 
+In: a tree, and the processes that call. Out: what all of them bring, or one refusal by all.
+
 A process says of each leaf of its tree what it is like, and hears what the others' leaves are like.
 So all of them refuse alike, or none does, and nobody waits for one that has stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.errors import ArgumentError, ShapeError, ShardingError, TreeError
+from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError, TreeError
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host
@@ -28,7 +30,7 @@ class Leaf:
         name: how messages call it.
         value: an `Array`, or a NumPy array of anything else that was given.
         given: whether it was an `Array`.
-        processes: those that hold parts of it; this one alone for what is no array.
+        processes: those that hold parts of it; this one alone for other values.
     """
 
     name: str
@@ -88,44 +90,79 @@ def surveyed(
         ShardingError: if a leaf is one array of several processes here and a local one there.
     """
     pairs, structure = flatten_with_path(tree)
-    leaves = [_leaf(world, what, ".".join(map(str, path)), value) for path, value in pairs]
+    leaves = [_leaf(world, what, path_name(path), value) for path, value in pairs]
     mine = (
         what,
         [leaf.name for leaf in leaves],
         [(dtype_name(x.value.dtype), tuple(x.value.shape), x.processes) for x in leaves],
         said,
     )
-    told: list[Any] = [mine]
-    if list(peers) != [world.process_index]:
-        meet(world, peers, what)
-        told = world.transport.all_gather(mine, peers)
-    if len({one[0] for one in told}) > 1:
-        calls = listed(peers, [one[0] for one in told])
-        raise ArgumentError(f"{what}: the processes call different functions: {calls}.")
+    told = all_told(world, what, mine, peers)
+    check_calls(what, peers, [one[0] for one in told], ArgumentError)
+    start = f"{what}: the trees of the processes differ; their leaves are"
+    end = ". All processes must give the same tree."
     names = [one[1] for one in told]
-    if any(n != names[0] for n in names):
-        texts = [f"[{', '.join(n)}]" for n in names]
-        raise TreeError(
-            f"{what}: the trees of the processes differ; their leaves are "
-            f"{listed(peers, texts)}. All processes must give the same tree."
-        )
+    check_same(peers, names, start, end, TreeError, lambda one: f"[{', '.join(one)}]")
     shapes, whole = [], []
     for number, leaf in enumerate(leaves):
-        kinds = [one[2][number] for one in told]
-        law = "shape and dtype" if one_shape else "rank and dtype"
-        alike = [(dtype, shape if one_shape else len(shape)) for dtype, shape, _ in kinds]
-        if len(set(alike)) > 1:
-            raise ShapeError(
-                f"{what}: {leaf.name} must have one {law} on all processes; it is "
-                f"{listed(peers, [_kind(dtype, shape) for dtype, shape, _ in kinds])}."
-            )
-        shapes.append([shape for _, shape, _ in kinds])
-        whole.append(_is_whole(what, leaf.name, peers, [on for *_, on in kinds]))
+        types = [one[2][number] for one in told]
+        _check_types(what, leaf.name, peers, types, one_shape)
+        shapes.append([shape for _, shape, _ in types])
+        whole.append(_is_whole(what, leaf.name, peers, [on for *_, on in types]))
     return Brought(leaves, structure, shapes, whole, [one[3] for one in told])
 
 
+def _check_types(
+    what: str, name: str, peers: Sequence[int], types: Sequence[Any], one_shape: bool
+) -> None:
+    """Refuse a leaf whose dtype, and shape or rank, differ between processes."""
+    if len({(dtype, shape if one_shape else len(shape)) for dtype, shape, _ in types}) > 1:
+        law = "shape and dtype" if one_shape else "rank and dtype"
+        raise ShapeError(
+            f"{what}: {name} must have one {law} on all processes; it is "
+            f"{listed(peers, [_kind(dtype, shape) for dtype, shape, _ in types])}."
+        )
+
+
+def all_told(world: RuntimeWorld, what: str, value: Hashable, peers: Sequence[int]) -> list[Any]:
+    """Return a small value of every process that makes a call."""
+    if list(peers) == [world.process_index]:
+        return [value]
+    meet(world, peers, what)
+    return world.transport.all_gather(value, peers)
+
+
+def check_same(
+    peers: Sequence[int],
+    answers: Sequence[Any],
+    start: str,
+    end: str = ".",
+    error: type[MeshardError] = ArgumentError,
+    show: Callable[[Any], str] = str,
+) -> None:
+    """Refuse answers that differ; the message says between ``start`` and ``end`` who said what."""
+    if any(answer != answers[0] for answer in answers):
+        raise error(f"{start} {listed(peers, list(map(show, answers)))}{end}")
+
+
+def check_calls(
+    start: str, peers: Sequence[int], calls: Sequence[str], error: type[MeshardError]
+) -> None:
+    """Refuse processes that wait for each other in different functions."""
+    check_same(peers, calls, f"{start}: the processes call different functions:", ".", error)
+
+
+def check_argument(what: str, name: str, peers: Sequence[int], said: Sequence[object]) -> None:
+    """Refuse an argument that differs between processes."""
+    check_same(peers, said, f"{what}: {name} must be the same on all processes; it is")
+
+
+def path_name(path: Sequence[object]) -> str:
+    """Return how messages call the leaf at a path of a tree."""
+    return ".".join(map(str, path)) or "the value"
+
+
 def _leaf(world: RuntimeWorld, what: str, name: str, value: Any) -> Leaf:
-    name = name or "the value"
     if type(value) is Array:
         value._live()
         processes = sorted({d.process_index for d in value.sharding.device_order})

@@ -1,0 +1,1 @@
+"""Between what each process has and what all have together: `meshard.multihost_utils`."""

@@ -1,0 +1,222 @@
+"""Global arrays from what each process has of its own, and back: nothing is sent but shapes.
+
+In: a tree of values of which each process has its own, or of global arrays; a mesh and specs. Out:
+the other tree. All processes of the mesh call these functions together, in the same order. Each
+says first what it brings (`survey`), so that a call that cannot succeed is refused on all of them,
+before anything moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from meshard.algebra.arguments import refusal, shown
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.compat.multihost.survey import Brought, Leaf, check_argument, listed, surveyed
+from meshard.compat.shared_blocks import local_blocks, of_blocks
+from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import check_devices_exist, placed
+from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.world import RuntimeWorld, here
+
+Shape = tuple[int, ...]
+
+
+def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+    """Make global arrays of a tree of values, of which each process has its own.
+
+    A dim that is split over axes along which processes differ grows by the number of processes
+    there: under ``P("x")`` a local shape (4,) becomes (4 n,) on a mesh ``x`` of n processes.
+    Nothing is sent but the shapes.
+
+    Args:
+        local_inputs: a tree of NumPy arrays, numbers, or arrays on this process's devices. Arrays
+            that span processes are global already and are returned as they are.
+        global_mesh: the mesh, in which each process's devices must form a block.
+        pspecs: a tree of specs that is a prefix of ``local_inputs``. Along the axes that a spec
+            leaves out the processes must hold equal values; ``P()`` needs no conversion at all.
+
+    Returns:
+        The tree of global arrays.
+
+    Raises:
+        ShardingError: if this process has no part of the mesh, or its devices do not form a block
+            of it; if a leaf is global on some processes and local on others.
+        TreeError: if ``pspecs`` is not a prefix, or the trees of the processes differ.
+        ArgumentError: if a spec is None or not a spec, or ``global_mesh`` is not a mesh.
+        IndivisibleError: if a local dim does not divide by its shards on this process.
+        ShapeError: if the local shapes of the processes make different global ones.
+
+    >>> import numpy as np, meshard
+    >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
+    >>> local = np.arange(2 * len(meshard.local_devices()))
+    >>> host_local_array_to_global_array(local, mesh, meshard.P("x")).size == 2 * mesh.size
+    True
+    """
+    what, world = "host_local_array_to_global_array", here()
+    part = _own_part(world, global_mesh, what)
+    brought, specs = _with_specs(what, local_inputs, global_mesh, pspecs, one_shape=False)
+    results = []
+    for number, (leaf, spec) in enumerate(zip(brought.leaves, specs, strict=True)):
+        if brought.whole[number]:
+            results.append(leaf.value)
+            continue
+        shape = _joined_shape(what, leaf, global_mesh, spec, brought.shapes[number])
+        local = placed(leaf.value, NamedSharding(part, spec), what=what)
+        kind = world.type_of(shape, local.dtype, NamedSharding(global_mesh, spec), True)
+        results.append(of_blocks(kind, local_blocks(local)))
+    return unflatten(brought.structure, results)
+
+
+def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+    """Return a tree of global arrays as each process's own part of them, on its own devices.
+
+    The inverse of `host_local_array_to_global_array`.
+
+    Args:
+        global_inputs: a tree of arrays. Those whose devices are all this process's are returned as
+            they are; others are moved first if they are not laid out as ``pspecs`` say.
+        global_mesh: the mesh, in which each process's devices must form a block.
+        pspecs: a tree of specs that is a prefix of ``global_inputs``.
+
+    Returns:
+        The tree of arrays, laid out over ``global_mesh.local_mesh``.
+
+    Raises:
+        ShardingError: if this process has no part of the mesh, or its devices do not form a block
+            of it; if an array is also on a process that has no part; if a leaf is not an array
+            but the mesh spans processes.
+        TreeError: if ``pspecs`` is not a prefix, or the trees of the processes differ.
+        ArgumentError: if a spec is None or not a spec, or ``global_mesh`` is not a mesh.
+        IndivisibleError: if an array's dim does not divide by its shards.
+
+    >>> import numpy as np, meshard
+    >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
+    >>> x = host_local_array_to_global_array(np.arange(3), mesh, meshard.P())
+    >>> global_array_to_host_local_array(x, mesh, meshard.P()).shape
+    (3,)
+    """
+    what, world = "global_array_to_host_local_array", here()
+    part, peers = _own_part(world, global_mesh, what), global_mesh.processes
+    brought, specs = _with_specs(what, global_inputs, global_mesh, pspecs, one_shape=True)
+    for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
+        outside = sorted(set(leaf.processes) - set(peers))
+        if outside:
+            raise ShardingError(
+                f"{what}: {leaf.name}, {leaf.kind}, is also on process {outside[0]}, which has "
+                f"no device of {global_mesh!r}. Move it onto the mesh first, with meshard.reshard "
+                "on all processes."
+            )
+        if not whole and not leaf.given and len(peers) > 1:
+            raise ShardingError(
+                f"{what}: {leaf.name}, {leaf.kind}, is a host-local value of process "
+                f"{world.process_index}, where a global array is meant. Make it one with "
+                "host_local_array_to_global_array, or leave it as it is: it is local already."
+            )
+    results = []
+    for leaf, spec, whole in zip(brought.leaves, specs, brought.whole, strict=True):
+        if leaf.given and not whole:
+            results.append(leaf.value)
+            continue
+        moved = placed(leaf.value, NamedSharding(global_mesh, spec), what=what)
+        shape = _rescaled(moved.shape, spec, global_mesh, part)
+        kind = world.type_of(shape, moved.dtype, NamedSharding(part, spec), True)
+        results.append(of_blocks(kind, local_blocks(moved)))
+    return unflatten(brought.structure, results)
+
+
+def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
+    """Return this process's part of a mesh, if every process has a block of it."""
+    if not isinstance(mesh, Mesh):
+        raise ArgumentError(refusal(what, "global_mesh", "a Mesh", mesh))
+    check_devices_exist(world, NamedSharding(mesh, PartitionSpec()), what)
+    if world.process_index not in mesh.processes:
+        raise ShardingError(
+            f"{what}: process {world.process_index} has no part of {mesh!r}, whose devices belong "
+            f"to processes {list(mesh.processes)}. Only those processes may call it. Or "
+            "make a mesh of the devices of all processes."
+        )
+    try:
+        return [mesh.part_of(p) for p in mesh.processes][mesh.processes.index(world.process_index)]
+    except ShardingError as error:
+        raise ShardingError(
+            f"{what}: {error} Order the devices so that those of each process are adjacent, or use "
+            "meshard.make_array_from_process_local_data, which takes any mesh."
+        ) from None
+
+
+def _with_specs(
+    what: str, tree: Any, mesh: Mesh, pspecs: Any, *, one_shape: bool
+) -> tuple[Brought, list[PartitionSpec]]:
+    """Return what the processes of a mesh bring, and the spec of each leaf, the same on all."""
+    given = prefix_leaves(pspecs, tree, what, "pspecs")
+    leaves, _ = flatten_with_none(tree)
+    specs = [spec for spec, leaf in zip(given, leaves, strict=True) if leaf is not None]
+    for spec in specs:
+        if spec is None:
+            raise ArgumentError(
+                f"{what}: `None` is not a valid input to the pspecs argument. Write P() for a "
+                "value that is the same on all devices."
+            )
+        if not isinstance(spec, PartitionSpec):
+            raise ArgumentError(
+                f"{what}: pspecs holds {shown(spec)} of type {type(spec).__name__}, not a "
+                "PartitionSpec. Write P(...)."
+            )
+        NamedSharding(mesh, spec)  # refuses unknown and repeated axes
+    peers, said = mesh.processes, tuple(map(repr, specs))
+    brought = surveyed(here(), what, tree, peers, said=said, one_shape=one_shape)
+    for answers in zip(*brought.answers, strict=True):
+        check_argument(what, "pspecs", peers, answers)
+    for leaf, spec in zip(brought.leaves, specs, strict=True):
+        rank = leaf.value.ndim
+        if len(spec) > rank:
+            raise SpecError(
+                f"{what}: the spec {spec} has {len(spec)} entries, but {leaf.name}, {leaf.kind}, "
+                f"has rank {rank}. Remove entries from the spec."
+            )
+    return brought, specs
+
+
+def _rescaled(shape: Shape, spec: PartitionSpec, mesh: Mesh, other: Mesh) -> Shape:
+    """Return the shape with as many shards of the same size as another mesh has."""
+    sizes = zip(shape, spec.axes(len(shape)), strict=True)
+    return tuple([n * _shards(other, axes) // _shards(mesh, axes) for n, axes in sizes])
+
+
+def _shards(mesh: Mesh, axes: Sequence[str]) -> int:
+    return math.prod(mesh.shape[a] for a in axes)
+
+
+def _joined_shape(
+    what: str, leaf: Leaf, mesh: Mesh, spec: PartitionSpec, shapes: list[Shape]
+) -> Shape:
+    """Return the global shape that local ones make; every process checks those of all."""
+    made: list[Shape] = []
+    for process, shape in zip(mesh.processes, shapes, strict=True):
+        part = mesh.part_of(process)
+        for dim, (size, axes) in enumerate(zip(shape, spec.axes(len(shape)), strict=True)):
+            shards = _shards(part, axes)
+            if size % shards:
+                raise IndivisibleError(
+                    f"{what}: {leaf.name} has the local shape {shape} on process {process}, and "
+                    f"{spec} splits dim {dim} over {axes}, of which that process holds {shards} "
+                    f"shards: the local size of its dimension {dim} should be divisible by "
+                    f"{shards}, but it is equal to {size}. Inputs are host-local, not global: give "
+                    "what this process alone contributes."
+                )
+        made.append(_rescaled(shape, spec, part, mesh))
+    if len(set(made)) > 1:
+        local = listed(mesh.processes, list(map(str, shapes)))
+        joined = listed(mesh.processes, list(map(str, made)))
+        raise ShapeError(
+            f"{what}: the local shapes of {leaf.name} do not belong to one global shape under "
+            f"{spec} on {mesh!r}: the local shapes are {local}; they make the global shapes "
+            f"{joined}. Give each process the same part of the global array, padded if need be."
+        )
+    return made[0]

@@ -1,0 +1,132 @@
+"""Elements of HTML and SVG, the style sheet of all drawings and pages, and the frame of a page.
+
+In: tags, values and texts. Out: well-formed XML that holds no script and needs nothing from
+elsewhere. What is shown follows the reader's system, light or dark.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html import escape
+from typing import final
+
+FONT = "system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+COLORS = {
+    "ink": ("#1f2328", "#f0f3f6"),
+    "faint": ("#59636e", "#a5adb7"),
+    "frame": ("#d0d7de", "#3d444d"),
+    "card": ("#ffffff", "#15181d"),
+    "gap": ("#eff2f5", "#2b3138"),
+    "hot": ("#0b5a8f", "#6cc0f5"),
+}
+LIGHT, DARK = ({kind: both[i] for kind, both in COLORS.items()} for i in (0, 1))
+
+
+def _colors(of: dict[str, str]) -> str:
+    """Return the rules that give everything its colour."""
+    fills = "".join(f".meshard-{kind}{{fill:{color}}}" for kind, color in of.items())
+    return (
+        f"{fills}.meshard-card,.meshard-outline{{stroke:{of['frame']}}}"
+        f".meshard-seam{{stroke:{of['card']}}}.meshard{{color:{of['ink']}}}"
+        f".meshard p,.meshard th{{color:{of['faint']}}}"
+        f".meshard th,.meshard td{{border-color:{of['frame']}}}"
+    )
+
+
+# Every class begins with the library's name: in a notebook a style sheet holds for the whole page.
+SHEET = f"{_colors(LIGHT)}@media (prefers-color-scheme:dark){{{_colors(DARK)}}}"
+_PLACES = (
+    f".meshard{{font:14px/1.45 {FONT}}}"
+    ".meshard h2{font-size:17px;margin:0 0 4px}"
+    ".meshard h3{font-size:14px;margin:22px 0 6px}"
+    ".meshard p{margin:2px 0;max-width:75ch}"
+    ".meshard .wide{overflow-x:auto}"
+    ".meshard table{border-collapse:collapse;font-size:13px}"
+    ".meshard th,.meshard td{padding:3px 12px 3px 0;text-align:left;"
+    "border-bottom-width:1px;border-bottom-style:solid;vertical-align:top}"
+    ".meshard th{font-weight:500}"
+    ".meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
+    ".meshard .tiles{display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
+    ".meshard .chosen{font-weight:600}"
+)
+_UNTOLD = re.compile("[\x00-\x1f\ud800-\udfff]")  # what XML cannot hold
+_SPECIAL = re.compile(f"[&<>\"']|{_UNTOLD.pattern}")
+
+
+@final
+class Markup(str):
+    """Text that is XML as it is; all other text is escaped when it enters an element."""
+
+    __slots__ = ()
+
+
+def xml_text(text: str) -> Markup:
+    """Return text as XML can hold it: markup escaped, control characters replaced."""
+    if isinstance(text, Markup):
+        return text
+    return Markup(escape(_UNTOLD.sub("\ufffd", text)) if _SPECIAL.search(text) else text)
+
+
+def element(tag: str, *inside: str, **attributes: str | float | None) -> Markup:
+    """Return an element.
+
+    Args:
+        tag: its name.
+        inside: what is in it: `Markup`, or text to be escaped.
+        attributes: its attributes. ``_`` stands for ``-``, and for nothing at the end; numbers are
+            written with up to three decimals; None is left out.
+
+    >>> element("text", "a < b", x=1.5, class_="n", text_anchor="end", fill=None)
+    '<text x="1.5" class="n" text-anchor="end">a &lt; b</text>'
+    """
+    start = f"<{tag}"
+    for name, value in attributes.items():
+        if value is not None:
+            told = xml_text(value) if isinstance(value, str) else number_text(value)
+            start += f' {_spelt(name)}="{told}"'
+    if not inside:
+        return Markup(f"{start}/>")
+    return Markup(f"{start}>{''.join(map(xml_text, inside))}</{tag}>")
+
+
+@cache
+def _spelt(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def number_text(value: float) -> str:
+    """Return a number with up to three decimals.
+
+    >>> number_text(2), number_text(1.25), number_text(-1 / 3)
+    ('2', '1.25', '-0.333')
+    """
+    return str(value) if isinstance(value, int) else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def wide(*inside: str) -> Markup:
+    """Return what may be wider than the page, and is scrolled by itself then."""
+    return element("div", *inside, class_="wide")
+
+
+def fragment(title: str, *parts: str) -> Markup:
+    """Return one element for a notebook or a page: its style sheet, a headline and the parts."""
+    sheet = element("style", Markup(SHEET + _PLACES))
+    return element("div", sheet, element("h2", title), *parts, class_="meshard")
+
+
+def whole_page(title: str, inside: Markup) -> str:
+    """Return an HTML page around a `fragment`."""
+    ground = (
+        f"body{{margin:24px;background:{LIGHT['card']}}}"
+        f"@media (prefers-color-scheme:dark){{body{{background:{DARK['card']}}}}}"
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        element("title", title),
+        element("style", Markup(ground)),
+    )
+    page = element("html", head, element("body", inside), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
