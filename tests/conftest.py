@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -95,6 +96,19 @@ def interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+MOST_COMPILED_BYTES = 1 << 28
+"""What JAX may keep: tests that draw their programs add some in every run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin anew with what JAX has compiled, where that has become large."""
+    compiled = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    if RANKS or hasattr(config, "workerinput") or not compiled.is_dir():
+        return
+    if sum(entry.stat().st_size for entry in os.scandir(compiled)) > MOST_COMPILED_BYTES:
+        shutil.rmtree(compiled, ignore_errors=True)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -1,7 +1,7 @@
 """Thresholds: the sizes at which one way of doing something becomes better than another.
 
 Each says its unit, what it is compared with, and why; where a row of the benchmarks shows the
-difference (`python -m bench --only ROW`), it names the row. None changes a result.
+difference (``python -m bench --only ROW``), it names the row. None changes a result.
 """
 
 # Copies and memory
@@ -9,8 +9,8 @@ difference (`python -m bench --only ROW`), it names the row. None changes a resu
 LARGE = 1 << 20
 """Bytes from which work is handed to the workers instead of done where it is asked for.
 
-Handing tasks to the workers takes about 5 microseconds and more where they are busy; copying that
-much takes about 25. Rows ``small-op``, ``add`` and ``reshard-swap``.
+Handing tasks to the workers takes 5 microseconds or more; copying that much takes about 25. Rows
+``small-op``, ``add`` and ``reshard-swap``.
 """
 COPY_CHUNK = 4 << 20
 """Bytes of a large copy that are one task: a few for each worker, each far longer than its start.
@@ -31,7 +31,7 @@ KEPT_IDLE = 8 << 20
 SLAB = 8 << 20
 """Bytes that a process copies between two times that pages are given back.
 
-Less costs calls of the system, more is alive twice. Row ``reshard-tree``.
+With less there are more calls of the system, with more the array is alive twice.
 """
 GRADUAL = 2 * SLAB
 """Bytes from which a donated array moves gradually; smaller ones are moved together up to it."""
@@ -58,7 +58,7 @@ CACHE_PIECE = 1 << 18
 """Bytes of one operand that a kernel works on at a time: a few such pieces fit a core's own cache.
 
 Chains of operations under `jit` go by it, and reductions of partial results. Rows ``jit-heat`` and
-``sum``.
+``contract``.
 """
 GATHERED_PARTIALS = 1 << 16
 """Bytes of all partial results up to which each device gets them whole and reduces them itself.
@@ -73,8 +73,7 @@ Beyond, the array moves to where the dim is whole, unless the dim is long beside
 TURNED_AT_ONCE = 1 << 16
 """Bytes of a field up to which a collective within one process is one transposed copy.
 
-A larger one goes cell by cell, on the workers. Rows of `bench/rows_programs` that end in
-``-small``.
+A larger one goes cell by cell, on the workers. Rows ``*-small``.
 """
 ARGMAX_COLUMNS = 24
 """Elements of a row up to which positions of extremes are found column by column.

@@ -40,10 +40,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.tuning import LARGE
-
-_SAMPLES = 1 << 16
-"""The most samples that are looked at."""
+from meshard.tuning import LARGE, SORT_SAMPLES
 
 
 def _keys(x: Block) -> Block:
@@ -256,7 +253,7 @@ def _splitters(run: Array, cuts: Cuts, descending: bool) -> tuple[Any, Block, Bl
         Their values, and to tell equal ones apart, the cell and the position in it of each.
     """
     size, cells = cuts[-1], len(cuts) - 1
-    gap = max(1, size // min(8 * cells * cells, _SAMPLES))
+    gap = max(1, size // min(8 * cells * cells, SORT_SAMPLES))
     places = [
         (k, at) for k, (a, b) in enumerate(pairwise(cuts)) for at in range(gap - 1, b - a, gap)
     ]

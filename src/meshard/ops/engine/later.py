@@ -15,9 +15,7 @@ from meshard.runtime.doors import current
 from meshard.runtime.moving.place import resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
-
-KEPT = 1 << 16
-"""Bytes up to which an array that a traced function makes is a constant of its program."""
+from meshard.tuning import CONSTANT_BYTES
 
 
 def when_laid_out(name: str, function: Callable[..., Any], /, *operands: Any, **params: Any) -> Any:
@@ -65,7 +63,7 @@ def make_later(
         asked: whether the sharding was asked for.
         place: from the first operand's type to the array's, where that follows it.
     """
-    if kind.nbytes > KEPT or is_traced(*operands):
+    if kind.nbytes > CONSTANT_BYTES or is_traced(*operands):
         return current().make_later(name, kind, make, operands, asked, place)
     return make(kind, *operands)
 

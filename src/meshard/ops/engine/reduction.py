@@ -29,12 +29,9 @@ from meshard.plan.move.part import Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
+from meshard.tuning import CACHE_PIECE, GATHERED_PARTIALS, LARGE
 
 Shape = tuple[int, ...]
-
-_SMALL = 1 << 16
-_PIECE = 1 << 18
 
 
 @final
@@ -123,7 +120,7 @@ def plan_reduction(
     outs = np.ascontiguousarray(np.moveaxis(tensor, 0, -2))
     outs = outs.reshape(*outs.shape[:-2], -1)
     volume = math.prod(shape) * sum(d.itemsize for d in dtypes)
-    if scatter is None and (cells * volume <= _SMALL or not shape):
+    if scatter is None and (cells * volume <= GATHERED_PARTIALS or not shape):
         whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
         gather = assemble(whole, [Source(parts)], processes, me)
         some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
@@ -167,7 +164,7 @@ def combined(
             total = combine(total, block)
         return (total,)
     total = world.memory.allocate(blocks[0].shape, blocks[0].dtype)
-    rows = max(1, _PIECE * total.shape[0] // total.nbytes)
+    rows = max(1, CACHE_PIECE * total.shape[0] // total.nbytes)
     spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
     world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
     return (total,)

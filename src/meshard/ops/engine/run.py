@@ -21,10 +21,8 @@ from meshard.ops.engine.reduction import combined, combined_across
 from meshard.ops.engine.row import Params
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
+from meshard.tuning import BLAS_THREADED, LARGE
 
-_THREADED = 1 << 13
-"""Products of two elements that one cell may need before BLAS thinks of a second thread."""
 Kernel = Callable[..., Any]
 FastPath = Callable[..., tuple[Block, ...]]
 """From the pieces of one or two operands, or a number, to those of the result."""
@@ -134,7 +132,7 @@ def run_cells(
     however many of the cells fall to this process.
     """
     threads: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if decision.row.style == "blas" and decision.cells.volume > _THREADED:
+    if decision.row.style == "blas" and decision.cells.volume > BLAS_THREADED:
         threads = world.workers.blas_threads(one=not decision.cells.single)
     if decision.cells.nbytes < LARGE:
         results = []

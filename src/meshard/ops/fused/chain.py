@@ -17,9 +17,7 @@ from meshard.ops.engine.row import Dtype
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
-
-_PIECE = 1 << 18
-"""Bytes of one operand that a step works on at a time: a few of them fit a core's own cache."""
+from meshard.tuning import CACHE_PIECE
 
 Spot = tuple[tuple[int, ...], Dtype]
 """What a temporary or result is: the dims behind the rows, and the dtype."""
@@ -174,7 +172,7 @@ def run_chains(
             math.prod(shape) * dtype.itemsize
             for shape, dtype in (*chain.temporaries, *chain.results)
         )
-        step = max(1, min(rows, _PIECE // max(row, 1)))
+        step = max(1, min(rows, CACHE_PIECE // max(row, 1)))
         pieces = -(-rows // step)
         # A few tasks for each worker, and each with its own temporaries.
         shares = min(pieces, max(1, -(-4 * world.workers.threads // max(1, len(cells)))))

@@ -16,10 +16,7 @@ from meshard.ops.fused.segment_compiled import Compiled
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
 from meshard.runtime.array.array import Array
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
-
-_MOST = 96
-"""Operations in one segment at most."""
+from meshard.tuning import LARGE, SEGMENT_OPERATIONS
 
 
 @final
@@ -48,7 +45,7 @@ class Segment:
 
     def accepts(self, part: Piecewise, operands: Sequence[Any]) -> bool:
         """Whether an operation can be added, whose operands are values or numbers."""
-        if part.pieces != self._pieces or len(self.parts) >= _MOST:
+        if part.pieces != self._pieces or len(self.parts) >= SEGMENT_OPERATIONS:
             return False
         for k, x in enumerate(operands):
             if x in self.gives and self._places(part, k) != self._pieces:

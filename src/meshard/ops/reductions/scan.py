@@ -30,6 +30,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
+from meshard.tuning import SHIFTED_TOTALS
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -38,7 +39,6 @@ _UFUNCS: dict[str, np.ufunc] = {
     "minimum": np.minimum,
     "logaddexp": np.logaddexp,
 }
-_SMALL = 1 << 16
 
 
 def _scan_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -109,7 +109,7 @@ def _along(x: Array, *, dim: int, how: str, dtype: Dtype) -> Any:
     if len(starts) > 1:
         count = len(starts)
         volume = found.nbytes // x.shape[dim] * count
-        if volume <= _SMALL or x.shape[dim] >= count * count:
+        if volume <= SHIFTED_TOTALS or x.shape[dim] >= count * count:
             ends = (*(s - 1 for s in starts[1:]), x.shape[dim] - 1)
             totals = bind("take_positions", found, dims=((dim, (ends,)),))
             found = bind("scan_shift", found, totals, dim=dim, how=how, starts=starts)

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshard.runtime.types import Block
-
-_LONGEST = 24
-_FEWEST = 1 << 14
-_ROWS = 1 << 13
+from meshard.tuning import ARGMAX_COLUMNS, ARGMAX_ELEMENTS, ARGMAX_ROWS
 
 
 def argmin(x: Block, axis: int | None = None, keepdims: bool = False) -> Any:
@@ -40,15 +37,15 @@ def _position(
         axis is None
         or axis % max(x.ndim, 1) != x.ndim - 1
         or x.ndim < 2
-        or not 2 <= x.shape[-1] <= _LONGEST
-        or x.size < _FEWEST
+        or not 2 <= x.shape[-1] <= ARGMAX_COLUMNS
+        or x.size < ARGMAX_ELEMENTS
         or x.dtype.char not in "fdbhilqBHILQ"
     ):
         return find(x, axis=axis, keepdims=keepdims)
     rows = x.reshape(-1, x.shape[-1])
     found = np.empty(len(rows), np.int64)
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS]
+    for start in range(0, len(rows), ARGMAX_ROWS):
+        part = rows[start : start + ARGMAX_ROWS]
         columns = np.ascontiguousarray(part.T)
         best = columns[0].copy()
         place = np.zeros(len(part), np.int8)
@@ -58,7 +55,7 @@ def _position(
             np.maximum(place, mark * np.int8(number), out=place)
             best_of(best, columns[number], out=best)
         if best.dtype.kind == "f" and np.isnan(best).any():
-            found[start : start + _ROWS] = find(part, axis=1)
+            found[start : start + ARGMAX_ROWS] = find(part, axis=1)
         else:
-            found[start : start + _ROWS] = place
+            found[start : start + ARGMAX_ROWS] = place
     return found.reshape(*x.shape[:-1], 1) if keepdims else found.reshape(x.shape[:-1])

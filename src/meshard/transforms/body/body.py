@@ -38,14 +38,13 @@ from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.noting import cell_types, noted, operation_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
+from meshard.tuning import MOST_MASKS
 
 Runner = Callable[["Body", Sequence[Any]], Any]
 Kinds = tuple[GridKind | type, ...]
 Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
 
 
-_MOST_PARTS = 64
-"""The sets of active cells for which an operation keeps what to run."""
 COLLECTIVES: dict[str, Decide] = {}
 """Operations that are about the axes themselves; written while this floor is imported."""
 
@@ -325,7 +324,7 @@ def _general(
             return whole
         known = parts.get(numbers)
         if known is None:
-            if len(parts) > _MOST_PARTS:
+            if len(parts) > MOST_MASKS:
                 parts.clear()
             known = _of_cells(decision, tuple([cells[i] for i in numbers]), bool(extent))
             parts[numbers] = known

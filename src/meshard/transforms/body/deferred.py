@@ -17,11 +17,9 @@ import numpy as np
 from meshard.ops.fused.chain import Chain, Work, laid_out, run_chain
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind
+from meshard.tuning import DEFERRED_OPERATIONS
 
 Cells = tuple[Any, ...]
-
-
-_MOST_STEPS = 48
 
 
 @final
@@ -68,7 +66,7 @@ class Pending:
         self.cells: Cells | None = None
         self._holder: Callable[[], Any] = _nobody
         steps: int = 1 + sum(x.steps for x in args if type(x) is Pending)
-        if steps > _MOST_STEPS:
+        if steps > DEFERRED_OPERATIONS:
             args = [x.run() if type(x) is Pending else x for x in args]
             steps = 1
         self.args = tuple(args)

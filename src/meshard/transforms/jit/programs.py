@@ -12,9 +12,7 @@ from typing import Any, TypeVar, final
 
 from meshard.transforms.jit.stages import Entry
 from meshard.transforms.tracing.signature import Trace
-
-_MOST = 2048
-"""How many signatures one function has programs for; a program takes some tens of kilobytes."""
+from meshard.tuning import MOST_PROGRAMS
 
 Made = TypeVar("Made")
 
@@ -58,6 +56,6 @@ class Programs:
     def keep(self, known: dict[Any, Made], key: Hashable, made: Made) -> None:
         """Keep what was made of a signature, and forget the oldest where there are too many."""
         with self._making:
-            while len(known) >= _MOST:
+            while len(known) >= MOST_PROGRAMS:
                 del known[next(iter(known))]
             known[key] = made
