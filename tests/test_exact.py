@@ -21,7 +21,7 @@ from meshard.plan.hops.exact import counter, sums_at, total
 from meshard.plan.hops.exact import product as times
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Move, moved
+from meshard.plan.move.wires import Move, move_wire, moved
 from meshard.plan.plan import Plan
 from meshard.plan.planner import PlanOptions, make_plan
 from meshard.sharding import Mesh, NamedSharding, P
@@ -205,8 +205,8 @@ def test_a_wire_of_a_huge_array_counts_exactly():
     one, other = virtual_devices(2)
     target, origin = SingleDeviceSharding(other), SingleDeviceSharding(one)
     shape = (1 << 40, 1 << 40)
-    wire = Move("x", target, (origin,), target.layout(shape), (Source(origin.layout(shape)),), 8)
-    assert wire.received == {1: 1 << 83}
+    move = Move(target, (origin,), target.layout(shape), (Source(origin.layout(shape)),), 8)
+    assert move_wire("x", move).received == {1: 1 << 83}
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 61, 1 << 80])
