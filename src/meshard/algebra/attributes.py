@@ -110,8 +110,11 @@ def advise_instead(kind: type, advice: Mapping[str, str]) -> None:
 
 def absent(
     module: str, advice: Mapping[str, str] | None = None, reference: str | None = None
-) -> Callable[[str], NoReturn]:
+) -> Callable[[str], list[str]]:
     """Return a module's ``__getattr__``, which refuses each name with the nearest or the way.
+
+    It answers ``__all__`` alone, for a module that does not list its names again: they are those
+    that it imports and that do not begin with an underscore.
 
     Args:
         module: the module's name; its ``__all__`` is read when a message is.
@@ -136,7 +139,9 @@ def absent(
             return f". NumPy has {reference}.{other[0]}, but {module} does not.{close}"
         return did_you_mean(name, own)
 
-    def missing(name: str) -> NoReturn:
+    def missing(name: str) -> list[str]:
+        if name == "__all__":
+            return sorted(n for n in vars(sys.modules[module]) if not n.startswith("_"))
         raise NoAttribute(f"module {module!r}", name, lambda: advise(name))
 
     return missing
