@@ -268,7 +268,7 @@ def _rounded(value: Any, dtype: Dtype, way: float) -> Block:
     Formula(_truncated, cast=_inside),
     {
         "lower": "the lower bound, a number or array, which may be infinite",
-        "upper": "the upper bound, likewise; NaN comes of one below the lower",
+        "upper": "the upper bound, likewise; one below the lower gives NaN",
     },
     "-1.0, 1.0",
 )
@@ -399,7 +399,7 @@ def bernoulli(
 
 @Distribution(
     Formula(_poisson),
-    {"lam": "the mean, a number or array; -1 comes of a negative one, as in JAX"},
+    {"lam": "the mean, a number or array; a negative one gives -1, as in JAX"},
     "3.5",
     dtypes=INTEGER,
 )
@@ -411,7 +411,7 @@ def poisson(
 
 @Distribution(
     Formula(_geometric),
-    {"p": "the probability of success, a number or array; -1 comes of one that is none"},
+    {"p": "the probability of success, a number or array; what is not one gives -1"},
     "0.2",
     dtypes=INTEGER,
 )
@@ -424,8 +424,8 @@ def geometric(
 @Distribution(
     Formula(_binomial),
     {
-        "n": "the number of tries, a number or array; NaN comes of a negative one",
-        "p": "the probability of success, likewise; NaN comes of one that is none",
+        "n": "the number of tries, a number or array; a negative one gives NaN",
+        "p": "the probability of success, likewise; what is not a probability gives NaN",
     },
     "10, 0.2, (8,)",
 )

@@ -129,7 +129,7 @@ def _gamma(request: Request, a: Any, part: int = 0, *, log: bool = False) -> Any
     return bind("random_gamma", one, shapes, **params)
 
 
-_SHAPE = "the distribution's shape, a number or array; NaN comes of a negative one"
+_SHAPE = "the distribution's shape, a number or array; a negative one gives NaN"
 _FREEDOM = "the degrees of freedom, a number or array"
 
 
@@ -196,10 +196,7 @@ def _f(request: Request, dfnum: Any, dfden: Any) -> Any:
 
 
 @Distribution(
-    None,
-    {"dfnum": f"{_FREEDOM}, above", "dfden": "those below, likewise"},
-    "3, 4",
-    sample=_f,
+    None, {"dfnum": f"{_FREEDOM}, above", "dfden": "those below, likewise"}, "3, 4", sample=_f
 )
 def f(
     key: Any,

@@ -120,7 +120,7 @@ def parameter(what: str, name: str, given: Any) -> Any:
 
 
 def with_dims(what: str, name: str, given: Any, least: int = 1) -> Any:
-    """Return a parameter that is an array of at least so many dims.
+    """Return a parameter that is an array of at least that many dims.
 
     Raises:
         ShapeError: if it has fewer.
@@ -341,16 +341,17 @@ class Distribution:
         real = ", or a parameter is not made of real numbers" if self.parameters else ""
         broadcast = ", or a parameter does not broadcast to it" if self.parameters else ""
         raises = {
-            "ArgumentError": f"if {refused} is not as said above",
+            "ArgumentError": f"if {refused} is of another kind",
             "DtypeError": f"if ``key`` is not a key{real}",
             "ShapeError": f"if ``shape`` is not a shape{broadcast}",
         }
-        call = f"random.{header.__name__}(random.key(0), {self.example}".removesuffix(", ")
+        call = f"random.{header.__name__}(key, {self.example}".removesuffix(", ")
         if "out_sharding" in arguments:
             raises["ShardingError"] = "if the result cannot be laid out so"
             call += ', shape=(8,), out_sharding=P("i"))'
         else:
-            call = f'meshard.jit(lambda: {call}), out_shardings=P("i"))()'
+            draw = f"lambda key: {call})"
+            call = f'meshard.jit(\n...         {draw}, out_shardings=P("i")\n...     )(key)'
         return _DOCUMENTATION.format(
             text=inspect.cleandoc(header.__doc__ or ""),
             arguments=_items({n: known[n] for n in arguments}),
@@ -369,6 +370,7 @@ Raises:
 
 >>> import meshard
 >>> from meshard import P, random
+>>> key = random.key(0)
 >>> with meshard.make_mesh((1,), ("i",)):
 ...     x = {call}
 >>> x.sharding.spec
