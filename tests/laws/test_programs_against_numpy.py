@@ -25,7 +25,7 @@ from meshard.ops.engine import eager, run
 from meshard.ops.engine import reduction as exchange
 from meshard.ops.engine.dtypes import is_float
 from meshard.ops.engine.row import REGISTRY, MoveOp, Op
-from meshard.ops.random import drawing as sampling
+from meshard.ops.random import tiles as sampling
 from meshard.ops.reductions import reduce
 from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY

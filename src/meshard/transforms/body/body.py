@@ -24,7 +24,7 @@ from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import Ghost, inferred, weak_of
-from meshard.ops.engine.run import FastPath, as_block, fast_path, may_join_chain, run_cells
+from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import Interpreter, Params
@@ -45,6 +45,8 @@ Kinds = tuple[GridKind | type, ...]
 Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
 
 
+_NOBODY: Any = None
+"""The body of a grid that has yet to be told which it belongs to."""
 COLLECTIVES: dict[str, Decide] = {}
 """Operations that are about the axes themselves; written while this floor is imported."""
 
@@ -292,9 +294,9 @@ def _computing(
         Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
     )
     whole = _of_cells(decision, cells, bool(extent))
-    fast = fast_path(whole, [c.pieces for c in cells])
+    fast = fast_path(whole, [c.pieces for c in cells], partial(Grid, _NOBODY, kinds[0]))
     if fast is not None:
-        return _fast(scope, decision, whole, kinds[0], onto, fast)
+        return _fast(scope, _general(scope, decision, whole, kinds), extent, fast)
     run = _general(scope, decision, whole, kinds)
     if not may_join_chain(whole):
         return run
@@ -346,30 +348,17 @@ def _general(
     return run
 
 
-def _fast(
-    scope: Scope,
-    decision: KernelDecision,
-    whole: KernelDecision,
-    kind: GridKind,
-    onto: Sequence[tuple[int, ...] | None],
-    fast: FastPath,
-) -> Runner:
-    """Return the shortest way where all cells are wanted."""
-    general = _general(scope, decision, whole, (kind,))
-    if scope.local(kind.extent) is not None:  # other processes hold some of the cells
+def _fast(scope: Scope, general: Runner, extent: Extent, fast: Runner) -> Runner:
+    """Return the shortest way where all cells are wanted, and the general one elsewhere."""
+    if scope.local(extent) is not None:  # other processes hold some of the cells
         return general
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         if body.mask is not None:
             return general(body, values)
-        if len(values) == 1:
-            return Grid(body, kind, fast(values[0].cells))
-        x, y = values
-        return Grid(
-            body,
-            kind,
-            fast(x.cells if type(x) is Grid else x, y.cells if type(y) is Grid else y),
-        )
+        grid = fast(body, values)
+        grid.body = body
+        return grid
 
     return run
 

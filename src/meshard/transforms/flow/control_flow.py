@@ -165,7 +165,8 @@ def _switched(
         def typed(replays: list[Callable[..., Any]]) -> Any:
             return _switched(what, index, replays, (), names)
 
-        return recorded_switch(what, index, branches, args, names, _chosen(what, names), typed)
+        named = list(zip(names, branches, strict=True))
+        return recorded_switch(what, index, named, args, _chosen(what, names), typed)
     if body is None:
         unknown = isinstance(index, Ghost)
         taken = 0 if unknown else int(index)
