@@ -29,7 +29,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
@@ -334,7 +334,7 @@ class _Mapped:
                 self._check_output(grid, spec, call.scope, result, number)
                 self._passed.add((grid.kind, spec, outermost))
             whole = left(body, grid, spec)
-            joined.append(Ghost(whole._type) if body.typed and outermost else whole)
+            joined.append(AbstractArray(whole._type) if body.typed and outermost else whole)
         return joined
 
     def _recorded(

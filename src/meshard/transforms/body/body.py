@@ -23,7 +23,7 @@ from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, inferred, weak_of
+from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -145,7 +145,7 @@ class Body(Interpreter):
         return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
 
     def _constant(self, x: Any) -> Grid:
-        if self.typed and (type(x) is Array or isinstance(x, Ghost)):
+        if self.typed and (type(x) is Array or isinstance(x, AbstractArray)):
             return self._typed_constant(x)
         if type(x) is not Array:
             raise ConcretizationError(

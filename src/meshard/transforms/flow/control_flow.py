@@ -17,7 +17,7 @@ from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -168,7 +168,7 @@ def _switched(
         named = list(zip(names, branches, strict=True))
         return recorded_switch(what, index, named, args, _chosen(what, names), typed)
     if body is None:
-        unknown = isinstance(index, Ghost)
+        unknown = isinstance(index, AbstractArray)
         taken = 0 if unknown else int(index)
         results = [
             branch(*args) if unknown or i == taken else abstractly(branch, *args)
@@ -303,7 +303,7 @@ def _while_outside(
         return _condition(cond_fun(value))
 
     if is_abstract():
-        return settled(carry, body_fun, predicate).ghosts().value
+        return settled(carry, body_fun, predicate).abstract().value
     if any(carry.weak):
         carry = settled(carry, body_fun, predicate)
     elif not predicate(carry.value):
@@ -407,7 +407,7 @@ def fori_loop(
     if body is not None or is_abstract() or any(carry.weak) or first >= end:
         carry = settled(carry, lambda value: body_fun(Count(first), value))
     if is_abstract() or (body is not None and idle(body)):
-        return carry.ghosts().value
+        return carry.abstract().value
     for i in range(first, end):
         carry = carry.after(lambda value, i=i: body_fun(Count(i), value))  # type: ignore[misc]
     return carry.value

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.ops.array.join import stack
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import alike, common, ghost, local_type
+from meshard.transforms.body.branches import abstract_grid, alike, common, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.lowering.body_steps import Does, one_or_all
@@ -51,13 +51,13 @@ class Site:
         return self.lower(self.body, program, given, self.everywhere)
 
 
-def _ghosts(body: Body, results: Sequence[Any]) -> list[Any]:
-    return [ghost(body, x.kind) if isinstance(x, Grid) else x for x in results]
+def _abstract_grids(body: Body, results: Sequence[Any]) -> list[Any]:
+    return [abstract_grid(body, x.kind) if isinstance(x, Grid) else x for x in results]
 
 
 def while_step(call: WhileCall, at: Site) -> Does:
     """Return what a loop does that goes on as long as a condition holds."""
-    carry = _ghosts(at.body, at.results)
+    carry = _abstract_grids(at.body, at.results)
     first, second, _ = call.parted(at.operands)
     decided, cond = at.lowered(call.cond, [*first, *carry])
     if isinstance(decided[0], Grid) and decided[0].kind.varies:
@@ -87,7 +87,7 @@ def for_step(call: ForCall, at: Site) -> Does:
     number = scope.kind(local_type(scope, (), np.dtype(np.int64)), (), frozenset(), int)
     if any(isinstance(b, Grid) and b.kind.varies for b in bounds):
         at = replace(at, everywhere=False)
-    given = [*captured, ghost(at.body, number), *_ghosts(at.body, at.results)]
+    given = [*captured, abstract_grid(at.body, number), *_abstract_grids(at.body, at.results)]
     _, turn = at.lowered(call.body, given)
     known = [b for b in bounds if type(b) is int]
     turns = max(0, known[1] - known[0]) if len(known) == 2 else None
@@ -108,7 +108,7 @@ def for_step(call: ForCall, at: Site) -> Does:
 def scan_step(call: ScanCall, at: Site) -> Does:
     """Return what a scan does."""
     captured, _, arrays = call.parted(at.operands)
-    carry = _ghosts(at.body, at.results)[: call.carried]
+    carry = _abstract_grids(at.body, at.results)[: call.carried]
     rows = [_row_of(at.body, x) for x in arrays]
     _, turn = at.lowered(call.body, [*captured, *carry, *rows])
     stacks = len(at.results) - call.carried
@@ -135,7 +135,7 @@ def _row_of(body: Body, x: Any) -> Grid:
     """Return one position of an array as a value without cells."""
     kind = x.kind
     local = local_type(body.scope, kind.shape[1:], kind.dtype)
-    return ghost(body, body.scope.kind(local, kind.extent, kind.varies))
+    return abstract_grid(body, body.scope.kind(local, kind.extent, kind.varies))
 
 
 def switch_step(call: SwitchCall, at: Site) -> Does:
@@ -161,7 +161,7 @@ def switch_step(call: SwitchCall, at: Site) -> Does:
             return one_or_all([merge(column) for column in columns])
         taken = common(index) if type(index) is Grid else int(index)
         if taken is None:  # none of this process's devices runs this
-            return one_or_all([ghost(body, k) for k in kinds])
+            return one_or_all([abstract_grid(body, k) for k in kinds])
         row = ready[min(max(taken, 0), len(ready) - 1)]()
         pairs = zip(row, kinds, strict=True)
         return one_or_all([alike(body.lift(x), k.sharding) for x, k in pairs])

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.ops.fused.compilers import chosen
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -66,7 +66,9 @@ def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) ->
 
 def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
     given = [
-        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
+        AbstractArray(k)
+        if isinstance(k, ArrayType)
+        else AbstractArray(anywhere(world, as_array(k(0))), k)
         for k in kinds
     ]
     with types_only(None):

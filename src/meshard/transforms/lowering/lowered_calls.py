@@ -17,7 +17,7 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
@@ -242,7 +242,9 @@ def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
 def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
     """Return the types of a function's results, from its arguments' types."""
     given = [
-        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
+        AbstractArray(k)
+        if isinstance(k, ArrayType)
+        else AbstractArray(anywhere(world, as_array(k(0))), k)
         for k in kinds
     ]
     with types_only(None):

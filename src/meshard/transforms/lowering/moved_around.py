@@ -13,7 +13,7 @@ from typing import Any, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide, takes_arrays_only
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.plan.move.wires import Wire, collective_wire, in_turns
 from meshard.runtime.doors import Interpreter, Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
@@ -113,7 +113,7 @@ def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tup
         if start < stop:
             noting = _Noting(world)
             with interpreting(noting):
-                x: Any = Ghost(kind)
+                x: Any = AbstractArray(kind)
                 taken = x[start]._type
             wires = [*noting.wires, *wires_between(world, taken, row)]
             parts += [(w, stop - start) for w in wires]
@@ -136,5 +136,5 @@ class _Noting(Interpreter):
             types = [as_array(x)._type for x in values]
         decision = decide(self.world, name, types, params)
         self.wires += decision.wires
-        found = tuple([Ghost(t) for t in decision.outputs])
+        found = tuple([AbstractArray(t) for t in decision.outputs])
         return found[0] if len(found) == 1 else found
