@@ -55,7 +55,7 @@ from meshard.transforms.program.program import (
     crossing_text,
     lies,
 )
-from meshard.transforms.program.simplify import told_apart
+from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import anywhere
 
 
@@ -239,7 +239,7 @@ class _Lowering:
         leading: int | None = None,
     ) -> Decision:
         """Return one way to run an operation, worked out once for all that are alike."""
-        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(preferred), leading
+        key = eqn.name, exact_key(eqn.params), tuple(kinds), tuple(preferred), leading
         found = self._decisions.get(key)
         if found is None:
             found = self._decisions[key] = decide(
