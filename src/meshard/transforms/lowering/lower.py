@@ -36,9 +36,9 @@ from meshard.transforms.lowering.executable import (
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
-    bring,
     converted,
     create,
+    ensured,
     first_of,
 )
 from meshard.transforms.lowering.preferences import wishes
@@ -360,7 +360,7 @@ class _Lowering:
         self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
     ) -> None:
         source = self.kind(x)
-        group = _Group(partial(bring, kind, what))
+        group = _Group(partial(ensured, kind, what))
         if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
             group.wires = wires_between(self.world, source, kind)
         self._add(group, eqn, (kind,))

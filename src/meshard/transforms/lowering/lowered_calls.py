@@ -23,7 +23,7 @@ from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import Executable, Moving, Run, brought
+from meshard.transforms.lowering.executable import Executable, Moving, Run, ensure_layout
 from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
@@ -86,9 +86,9 @@ def _arrays(world: RuntimeWorld, kinds: Sequence[Kind]) -> list[Kind]:
     return [k if isinstance(k, ArrayType) else anywhere(world, as_array(k(0))) for k in kinds]
 
 
-def _brought_all(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
+def _ensure_layouts(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
     return [
-        brought(world, x if type(x) is Array else as_array(x), k)
+        ensure_layout(world, x if type(x) is Array else as_array(x), k)
         for x, k in zip(values, kinds, strict=True)
     ]
 
@@ -131,7 +131,7 @@ def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: L
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         one, two = operands[: cuts[0]], operands[cuts[0] : cuts[1]]
-        state = _brought_all(world, operands[cuts[1] :], carry)
+        state = _ensure_layouts(world, operands[cuts[1] :], carry)
         goes_on, turn = cond.looped(world), body.looped(world)
         while bool(goes_on([*one, *state])[0]):
             state = turn([*two, *state])
@@ -157,7 +157,7 @@ def _for(
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         lower, upper = int(operands[0]), int(operands[1])
         own = operands[2:cut]
-        state = _brought_all(world, operands[cut:], carry)
+        state = _ensure_layouts(world, operands[cut:], carry)
         turn = body.looped(world)
         for i in range(lower, upper):
             state = turn([*own, i, *state])
@@ -181,7 +181,7 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         own, rest = operands[:cut], operands[cut + call.carried :]
-        state = _brought_all(world, operands[cut : cut + call.carried], carry)
+        state = _ensure_layouts(world, operands[cut : cut + call.carried], carry)
         xs = [x if type(x) is Array else as_array(x) for x in rest]
         columns: list[list[Any]] = [[None] * count for _ in results]
         turn = body.looped(world)
@@ -267,7 +267,7 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool)
     """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
     if in_place:
         return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
-    found: Array = brought(world, x[i], kind)
+    found: Array = ensure_layout(world, x[i], kind)
     return found
 
 
@@ -300,7 +300,7 @@ def _stacked(
     for piece in whole.local:
         blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
-        for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
+        for piece, block in enumerate(ensure_layout(world, as_array(y), kind)._live()):
             target = blocks[piece]
             if block is not None and target is not None:
                 target[i] = block
@@ -321,7 +321,7 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
         index, *own, args = call.parted(operands)
         number = min(max(int(index), 0), len(branches) - 1)
         found = branches[number].run(world, [*own[0][number], *args])
-        return _returned(_brought_all(world, found, outputs))
+        return _returned(_ensure_layouts(world, found, outputs))
 
     parts = tuple([(n, b, None) for n, b in zip(names, branches, strict=True)])
     return Found(run, tuple(outputs), parts)
@@ -361,6 +361,6 @@ def _whole(
     outputs = _typed(world, lambda *operands: call.run(operands), given)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        return _returned(_brought_all(world, call.run(operands), outputs))
+        return _returned(_ensure_layouts(world, call.run(operands), outputs))
 
     return Found(run, tuple(outputs), (), lambda: by_values(outputs))
