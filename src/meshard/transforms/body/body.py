@@ -36,7 +36,7 @@ from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, entered
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
-from meshard.transforms.body.noting import cell_types, noted, operation_wires
+from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
 from meshard.tuning import MOST_MASKS
 
@@ -421,7 +421,7 @@ def _each_array(
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
-        with _noting(body, name, values, params, numbers):
+        with _recorded(body, name, values, params, numbers):
             found = [
                 EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
                 for i in (range(count) if numbers is None else numbers)
@@ -438,14 +438,14 @@ def _each_array(
     return run
 
 
-def _noting(
+def _recorded(
     body: Body,
     name: str,
     values: Sequence[Any],
     params: Params,
     numbers: Sequence[int] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Note what an operation moves, on all parts of the mesh that it is about."""
+    """Record what an operation moves, on all parts of the mesh that it is about."""
     scope = body.scope
     if not scope.world.ledgers:
         return contextlib.nullcontext()
@@ -455,4 +455,4 @@ def _noting(
     ]
     wanted = range(len(scope.submeshes)) if body.mask is None or numbers is None else numbers
     parts = [operation_wires(scope, name, [t[i] for t in types], params) for i in wanted]
-    return noted(scope, name, parts)
+    return record_wires(scope, name, parts)

@@ -111,17 +111,17 @@ def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tup
     parts: list[tuple[Wire, int]] = []
     for start, stop in pairwise(cuts):
         if start < stop:
-            noting = _Noting(world)
-            with interpreting(noting):
+            recorder = _WireRecorder(world)
+            with interpreting(recorder):
                 x: Any = AbstractArray(kind)
                 taken = x[start]._type
-            wires = [*noting.wires, *wires_between(world, taken, row)]
+            wires = [*recorder.wires, *wires_between(world, taken, row)]
             parts += [(w, stop - start) for w in wires]
     return parts
 
 
 @final
-class _Noting(Interpreter):
+class _WireRecorder(Interpreter):
     """An interpreter that knows types alone, and keeps what operations would move."""
 
     def __init__(self, world: RuntimeWorld) -> None:
