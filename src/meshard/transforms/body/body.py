@@ -33,7 +33,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.settings import config
-from meshard.transforms.body.boundary import cell_type, entered
+from meshard.transforms.body.boundary import cell_type, to_grid
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
@@ -154,7 +154,7 @@ class Body(Interpreter):
             )
         scope = self.scope
         if scope.auto:
-            found = entered(self, [x], PartitionSpec())
+            found = to_grid(self, [x], PartitionSpec())
         else:
             lies = x
             if not x._type.layout.replicated or not x._type.local:
@@ -167,7 +167,7 @@ class Body(Interpreter):
         return found
 
     def _typed_constant(self, x: Any) -> Grid:
-        found = entered(self, [None], PartitionSpec(), like=x._type)
+        found = to_grid(self, [None], PartitionSpec(), like=x._type)
         weak = weak_of(x)
         if weak is not None:
             kind = found.kind
@@ -189,7 +189,7 @@ class Body(Interpreter):
                 "that does not enclose this one. Return it from its body instead of keeping it."
             )
         x = self.outer.lift(x)
-        found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        found = to_grid(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
         if self.recorder is not None:
             self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)

@@ -63,7 +63,7 @@ def _objects(values: Sequence[Any]) -> Any:
 # in
 
 
-def entered(
+def to_grid(
     body: Running,
     arrays: Sequence[Any],
     spec: PartitionSpec,
@@ -187,7 +187,7 @@ def _cut(scope: Scope, x: Array, mesh: Mesh, axes: Axes, kept: Axes, added: Exte
 # out
 
 
-def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
+def to_array(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     """Return the array that a body's grid is outside: an Array, or a grid of the outer body."""
     scope = body.scope
     axes = spec.axes(grid.ndim)
