@@ -124,7 +124,7 @@ def _settled(
 
 
 def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    first, second, init = call.parted(list(kinds))
+    first, second, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, second, init, (), lower)
     cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
     cuts = len(first), len(first) + len(second)
@@ -150,7 +150,7 @@ def _returned(values: list[Any]) -> Any:
 def _for(
     world: RuntimeWorld, call: ForCall, kinds: Sequence[Kind], lower: Lower, eqn: Eqn
 ) -> Found:
-    _, captured, init = call.parted(list(kinds))
+    _, captured, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, [*captured, int], init, (), lower)
     cut = 2 + len(captured)
 
@@ -170,7 +170,7 @@ def _for(
 
 
 def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    captured, init, arrays = call.parted(list(kinds))
+    captured, init, arrays = call.split_operands(list(kinds))
     given_types = [_array_type(k) for k in _arrays(world, arrays)]
     rows = [_row_kind(world, k) for k in given_types]
     body, carry = _settled(world, call.body, captured, init, rows, lower)
@@ -308,7 +308,7 @@ def _stacked(
 
 
 def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    _, captured, args = call.parted(list(kinds))
+    _, captured, args = call.split_operands(list(kinds))
     first = lower(world, call.branches[0], [*captured[0], *args])
     outputs = _arrays(world, first.returns)
     branches = [
@@ -318,7 +318,7 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
     names = [b.name for b in call.branches]
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        index, *own, args = call.parted(operands)
+        index, *own, args = call.split_operands(operands)
         number = min(max(int(index), 0), len(branches) - 1)
         found = branches[number].run(world, [*own[0][number], *args])
         return _returned(_ensure_layouts(world, found, outputs))
