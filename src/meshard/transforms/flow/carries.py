@@ -21,7 +21,7 @@ from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, widened
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.tracing.abstract import types_only, weak_type
 
 _NUMBERS: tuple[type[Any], ...] = (int, float, complex)
@@ -44,7 +44,7 @@ def arrays_of(leaves: Sequence[Any], told: str) -> list[Any]:
     found = []
     for x in leaves:
         try:
-            x = int(x) if type(x) is Count else x
+            x = int(x) if type(x) is LoopIndex else x
             found.append(x if type(x) in WEAK else as_array(x))
         except MeshardError as error:
             raise ArgumentError(
