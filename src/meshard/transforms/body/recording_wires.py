@@ -1,9 +1,10 @@
 """The ledger where axes stay automatic: each process records what happens on all parts of the mesh.
 
 A cell is an Array on one part there, and a process runs operations on the parts that it belongs to.
-What they move is counted for all parts from the types alone, recorded once, and before anything moves;
-nothing more is recorded while they run. So figures are those of all devices, and budgets refuse on all
-processes alike. Under a condition that differs between devices each process records its own parts.
+What they move is counted for all parts from the types alone, and recorded once, before anything
+moves; nothing more is recorded while they run. So figures are those of all devices, and budgets
+refuse on all processes alike. Under a condition that differs between devices each process records
+its own parts.
 """
 
 from __future__ import annotations

@@ -372,9 +372,8 @@ def fori_loop(
     Args:
         lower: the first integer.
         upper: the end. Inside `shard_map` both may differ between devices.
-        body_fun: from the integer (a `LoopIndex`, which with arrays is a Python number) and the carry
-            to the next carry, of the same structure, shapes
-            and dtypes.
+        body_fun: from the integer (a `LoopIndex`, which with arrays is a Python number) and the
+            carry to the next carry, of the same structure, shapes and dtypes.
         init_val: the first carry: a tree of arrays. A Python number in it takes the dtype that
             ``body_fun`` gives it.
         unroll: accepted as in JAX; there is nothing to unroll.
