@@ -1,4 +1,4 @@
-"""Arrays: functions, operators, methods, properties, updates, and what NumPy and Python make of them."""
+"""Arrays: functions, operators, methods, properties and updates."""
 
 from collections.abc import Iterator
 from typing import Any, assert_type

@@ -1,4 +1,4 @@
-"""Transformations: jit in both forms, shard_map with collectives, control flow, abstract evaluation."""
+"""Transformations: jit, shard_map with collectives, control flow, placement."""
 
 import functools
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ import meshard
 import meshard.numpy as mnp
 from meshard import Array, ShapeDtypeStruct, lax
 from meshard.resharding import Plan
-from meshard.sharding import NamedSharding, PartitionSpec as P
+from meshard.sharding import NamedSharding
+from meshard.sharding import PartitionSpec as P
 
 mesh = meshard.make_mesh((4, 2), ("x", "y"))
 a = meshard.device_put(mnp.ones((8, 4)), NamedSharding(mesh, P("x", "y")))

@@ -29,13 +29,14 @@ class Memo(Generic[K, V]):
     Attributes:
         name: what is kept, for people.
         most: how many keys a table may have; one that is full is emptied.
+        number: its place among a world's tables.
     """
 
-    __slots__ = ("_number", "most", "name")
+    __slots__ = ("most", "name", "number")
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most = name, most
-        self._number = next(_NUMBERS)
+        self.number = next(_NUMBERS)
 
     def __repr__(self) -> str:
         return f"Memo({self.name!r}, most={self.most})"
@@ -45,10 +46,10 @@ class Memo(Generic[K, V]):
         if world.epoch != config.epoch:
             world.forget()
         try:
-            return world.tables[self._number]
+            return world.tables[self.number]
         except IndexError:  # modules with memos are also imported after the world was made
-            world.tables.extend({} for _ in range(len(world.tables), self._number + 1))
-            return world.tables[self._number]
+            world.tables.extend({} for _ in range(len(world.tables), self.number + 1))
+            return world.tables[self.number]
 
     def keep(self, world: RuntimeWorld, key: K, value: V) -> V:
         """Keep a value for a key, and return it."""

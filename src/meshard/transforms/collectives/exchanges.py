@@ -316,43 +316,60 @@ def _masked_reduction(reduction: Reduction, active: frozenset[int], groups: int)
     )
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recut:
+    """How the dims of a cell are cut before an exchange, and after; leading dims are left out.
+
+    Attributes:
+        view: the shape of a cell as a piece of the source.
+        source: the size of each dim, and the axes that cut it into single positions.
+        destination: likewise, afterwards.
+        maps: for each dim of the destination where it reads from; None where nothing moves in it.
+        turned: for small cells the dims that one is seen as, and their order, as in `Exchange`.
+    """
+
+    view: Shape
+    source: Sequence[tuple[int, Axes]]
+    destination: Sequence[tuple[int, Axes]]
+    maps: tuple[DimMap, ...] | None = None
+    turned: tuple[Shape, Shape] | None = None
+
+
 def _exchange(
     field: Field,
     axes: Axes,
-    view: Shape,
-    source: Sequence[tuple[int, Axes]],
-    destination: Sequence[tuple[int, Axes]],
+    recut: _Recut,
     shape: Shape,
     kind: str,
     received: Callable[[], Mapping[int, int]],
-    maps: tuple[DimMap, ...] | None = None,
-    turned: tuple[Shape, Shape] | None = None,
 ) -> Exchange:
-    """Plan an exchange between two layouts whose dims, after the leading ones, are listed."""
+    """Plan an exchange along axes, after which a cell has some shape."""
     rest = tuple(a for a in field.extent if a not in axes)
     lead = [(field.mesh.shape[a], (a,)) for a in rest]
+    maps = recut.maps
     if maps is not None:
         maps = (*(DimMap.identity(n) for n, _ in lead), *maps)
     part = assemble(
-        field.layout([*lead, *destination]),
-        [Source(field.layout([*lead, *source]), maps)],
+        field.layout([*lead, *recut.destination]),
+        [Source(field.layout([*lead, *recut.source]), maps)],
         field.processes,
         field.world.process_index,
         field.world.sharing,
     )
-    kept = any(own for _, own in destination)
+    kept = any(own for _, own in recut.destination)
     return Exchange(
-        field,
-        field.order((*rest, *axes)),
-        field.count(rest),
-        (*(1,) * len(rest), *view),
-        part,
-        (*rest, *axes) if kept else rest,
-        shape,
-        kind,
-        axes,
-        received,
-        turned,
+        field=field,
+        order=field.order((*rest, *axes)),
+        groups=field.count(rest),
+        view=(*(1,) * len(rest), *recut.view),
+        part=part,
+        extent=(*rest, *axes) if kept else rest,
+        shape=shape,
+        kind=kind,
+        axes=axes,
+        received=received,
+        turned=recut.turned,
     )
 
 
@@ -367,68 +384,78 @@ def plan_gather(field: Field, axes: Axes, dim: int, tiled: bool) -> Exchange:
     result = (*shape[:dim], n, *shape[dim:])
     if tiled:
         result = (*shape[:dim], n * shape[dim], *shape[dim + 1 :])
-    return _exchange(
-        field,
-        axes,
-        (*shape[:dim], 1, *shape[dim:]),
-        [*local[:dim], (n, axes), *local[dim:]],
-        [*local[:dim], (n, ()), *local[dim:]],
-        result,
-        "all-gather",
-        lambda: traffic.gathered(field.groups(axes), _nbytes(field)),
+    recut = _Recut(
+        view=(*shape[:dim], 1, *shape[dim:]),
+        source=[*local[:dim], (n, axes), *local[dim:]],
+        destination=[*local[:dim], (n, ()), *local[dim:]],
     )
+
+    def received() -> Mapping[int, int]:
+        return traffic.gathered(field.groups(axes), _nbytes(field))
+
+    return _exchange(field, axes, recut, result, "all-gather", received)
 
 
 def plan_all_to_all(field: Field, axes: Axes, split: int, concat: int, tiled: bool) -> Exchange:
     """Plan that each cell is cut along one dim, and the parts of all joined along another."""
-    shape, n = field.shape, field.count(axes)
+    kept = [s for d, s in enumerate(field.shape) if d != split]
+    result = [*kept[:concat], field.count(axes), *kept[concat:]]
+    if tiled:
+        result = list(field.shape)
+        result[split] //= field.count(axes)
+        result[concat] *= field.count(axes)
+
+    def received() -> Mapping[int, int]:
+        return traffic.exchanged(field.groups(axes), _nbytes(field))
+
+    recut = _crosswise(field, axes, split, concat, tiled)
+    return _exchange(field, axes, recut, tuple(result), "all-to-all", received)
+
+
+def _crosswise(field: Field, axes: Axes, split: int, concat: int, tiled: bool) -> _Recut:
+    """Cut one dim by receiver, and put a dim of senders where the parts are joined.
+
+    A cell of shape ``(4, 6)`` on two members, split along dim 1 and joined along dim 0, is seen as
+    ``(1, 4, 2, 3)``: the sender, the rows, the receiver, and the columns that one receiver gets.
+    Before, the first is cut by the axes, and afterwards the third is.
+    """
+    n = field.count(axes)
     view: list[int] = []
     source: list[tuple[int, Axes]] = []
     destination: list[tuple[int, Axes]] = []
-    sizes: list[int] = []
-    order: list[int] = []
-    receiver = 0
+    sizes: list[int] = []  # of the dims of a cell, in the order of the view
+    order: list[int] = []  # where each dim of the result comes from; 0 is the sender
 
-    def add(size: int, before: Axes = (), after: Axes = (), seen: int | None = None) -> None:
-        if seen is None:
-            sizes.append(size)
-        order.append(len(sizes) if seen is None else 0)
-        view.append(size if seen is None else seen)
-        source.append((size, before))
+    def add(size: int, after: Axes = ()) -> None:
+        sizes.append(size)
+        order.append(len(sizes))
+        view.append(size)
+        source.append((size, ()))
         destination.append((size, after))
 
-    others = 0
-    for dim, size in enumerate(shape):
+    def add_sender() -> None:
+        order.append(0)
+        view.append(1)
+        source.append((n, axes))
+        destination.append((n, ()))
+
+    receiver = others = 0
+    for dim, size in enumerate(field.shape):
         # Without tiling the dim that is cut goes away, and the new one is counted without it.
         if (dim if tiled else others) == concat and (tiled or dim != split):
-            add(n, before=axes, seen=1)
-        if dim == split:
-            add(n, after=axes)
-            receiver = order.pop()
-            if tiled:
-                add(size // n)
-        else:
+            add_sender()
+        if dim != split:
             add(size)
             others += 1
+            continue
+        add(n, after=axes)
+        receiver = order.pop()
+        if tiled:
+            add(size // n)
     if not tiled and concat == others:
-        add(n, before=axes, seen=1)
-    kept = [s for d, s in enumerate(shape) if d != split]
-    result = [*kept[:concat], n, *kept[concat:]]
-    if tiled:
-        result = list(shape)
-        result[split] //= n
-        result[concat] *= n
-    return _exchange(
-        field,
-        axes,
-        tuple(view),
-        source,
-        destination,
-        tuple(result),
-        "all-to-all",
-        lambda: traffic.exchanged(field.groups(axes), _nbytes(field)),
-        turned=(tuple(sizes), (receiver, *order)),
-    )
+        add_sender()
+    turned = (tuple(sizes), (receiver, *order))
+    return _Recut(view=tuple(view), source=source, destination=destination, turned=turned)
 
 
 def plan_permute(field: Field, axes: Axes, sources: Sequence[int | None]) -> Exchange:
@@ -442,8 +469,8 @@ def plan_permute(field: Field, axes: Axes, sources: Sequence[int | None]) -> Exc
         return {int(d): _nbytes(field) for g in field.groups(axes) for d in g[moving]}
 
     dims: list[tuple[int, Axes]] = [(n, axes), *local]
-    view = (1, *field.shape)
-    return _exchange(field, axes, view, dims, dims, field.shape, "permute", received, maps)
+    recut = _Recut(view=(1, *field.shape), source=dims, destination=dims, maps=maps)
+    return _exchange(field, axes, recut, field.shape, "permute", received)
 
 
 def plan_source(field: Field, axes: Axes, source: int) -> Exchange:
@@ -455,17 +482,13 @@ def plan_source(field: Field, axes: Axes, source: int) -> Exchange:
         others = [at for at in range(n) if at != source]
         return {int(d): _nbytes(field) for g in field.groups(axes) for d in g[others]}
 
-    return _exchange(
-        field,
-        axes,
-        (1, *field.shape),
-        [(n, axes), *local],
-        [(1, ()), *local],
-        field.shape,
-        "broadcast",
-        received,
-        maps,
+    recut = _Recut(
+        view=(1, *field.shape),
+        source=[(n, axes), *local],
+        destination=[(1, ()), *local],
+        maps=maps,
     )
+    return _exchange(field, axes, recut, field.shape, "broadcast", received)
 
 
 def _added(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -8,19 +8,19 @@ first, they are called without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import ghost, local_type
+from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
 from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
@@ -41,10 +41,10 @@ def strong(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
         body = innermost()
         assert isinstance(body, Body)
         local = local_type(body.scope, (), wanted)
-        made = ghost(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
+        made = abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
         recorder.write(ArrayCall.name, (), [x], [made], ArrayCall(wanted))
         return made
-    if isinstance(x, Ghost) and x.weak is not None:
+    if isinstance(x, AbstractArray) and x.weak is not None:
         kind = here().type_of((), wanted, x._type.sharding, False)
         return recorder.result(ArrayCall.name, (), [x], [(kind, None)], ArrayCall(wanted))[0]
     found = as_array(x)
@@ -62,7 +62,7 @@ def _written(
     """Write a call down whose results are of the types of some values."""
     body = innermost()
     if isinstance(body, Body):
-        made = [ghost(body, x.kind) for x in like]
+        made = [abstract_grid(body, x.kind) for x in like]
         recorder.write(call.name, (), operands, made, call)
         return made
     types: list[tuple[ArrayType, None]] = [(anywhere(here(), x), None) for x in like]
@@ -143,8 +143,8 @@ def _number(body: Body | None) -> Any:
     dtype = np.dtype(np.int64)
     if body is not None:
         scope = body.scope
-        return ghost(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
-    return Ghost(anywhere(here(), np.zeros((), dtype)), int)
+        return abstract_grid(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
+    return AbstractArray(anywhere(here(), np.zeros((), dtype)), int)
 
 
 def recorded_scan(
@@ -210,9 +210,9 @@ def _stacked(atom: Any, count: int, body: Body | None) -> Any:
     shape = (count, *aval.shape)
     if body is not None:
         local = local_type(body.scope, shape, aval.dtype)
-        return ghost(body, body.scope.kind(local, aval.extent, aval.varies))
+        return abstract_grid(body, body.scope.kind(local, aval.extent, aval.varies))
     world = here()
-    return Ghost(world.type_of(shape, aval.dtype, aval.sharding, False))
+    return AbstractArray(world.type_of(shape, aval.dtype, aval.sharding, False))
 
 
 def _is_array(atom: Atom, dtype: np.dtype[Any]) -> bool:
@@ -220,12 +220,73 @@ def _is_array(atom: Atom, dtype: np.dtype[Any]) -> bool:
     return isinstance(atom, Var) and atom.weak is None and atom.aval.dtype == dtype
 
 
+@final
+class _Choice:
+    """A choice that is written down: its branches, on flat arguments.
+
+    Args:
+        what: the function that was called.
+        names: what messages call the branches.
+        args: what each branch is called with.
+    """
+
+    def __init__(self, what: str, names: Sequence[str], args: tuple[Any, ...]) -> None:
+        self.what, self.names = what, names
+        self.leaves, self.shape = trees.flatten(args)
+        # What is no array is the same in all branches, and numbers stay numbers.
+        self.places = [
+            i for i, x in enumerate(self.leaves) if isinstance(_lifted(x), (AbstractArray, Grid))
+        ]
+        self.given = [_lifted(self.leaves[i]) for i in self.places]
+        self.structures: list[Any] = []
+
+    def flat(self, branch: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """Return a branch as a function from leaves to leaves; its tree is kept."""
+
+        def call(*values: Any) -> list[Any]:
+            own = list(self.leaves)
+            for place, value in zip(self.places, values, strict=True):
+                own[place] = value
+            found, structure = trees.flatten(branch(*trees.unflatten(self.shape, own)))
+            self.structures.append(structure)
+            results = arrays_of(found, f"{self.what}: a result")
+            return [x if type(x) in WEAK else _lifted(x) for x in results]
+
+        return call
+
+    def replay(self, number: int, part: Part) -> Callable[..., Any]:
+        """Return a branch that was written down as a function from leaves to its tree."""
+        program, captured = part
+
+        def call(*values: Any) -> Any:
+            return trees.unflatten(self.structures[number], evaluate(program, captured, values))
+
+        return call
+
+    def typed(
+        self, parts: Sequence[Part], typed: Callable[[list[Callable[..., Any]]], Any]
+    ) -> tuple[list[Any], Any]:
+        """Return values of the types of the results, without data, and their tree."""
+        replays = [self.replay(i, part) for i, part in enumerate(parts)]
+        body = innermost()
+        with types_only(body if isinstance(body, Body) else None):
+            if isinstance(body, Body):
+                like = typed([lambda *_, r=r: r(*self.given) for r in replays])
+            else:
+                like = outputs_alike(self.what, self.names, [r(*self.given) for r in replays])[0]
+        leaves, structure = trees.flatten(like)
+        return leaves, structure
+
+
+Part = tuple[Program, list[Any]]
+"""A branch as a program, and what it captures."""
+
+
 def recorded_switch(
     what: str,
     index: Any,
-    branches: Sequence[Callable[..., Any]],
+    branches: Sequence[tuple[str, Callable[..., Any]]],
     args: tuple[Any, ...],
-    names: Sequence[str],
     choose: Callable[..., Any],
     typed: Callable[[list[Callable[..., Any]]], Any],
 ) -> Any:
@@ -234,69 +295,42 @@ def recorded_switch(
     Args:
         what: the function that was called.
         index: the number of the branch, without value.
-        branches: the functions.
+        branches: the functions, each with what messages call it.
         args: what each is called with.
-        names: what messages call the branches.
         choose: what runs such a choice on flat arguments.
         typed: runs the choice for its types alone, in a body.
     """
     recorder = recording()
     assert recorder is not None
-    leaves, shape = trees.flatten(args)
-    # What is no array is the same in all branches, and numbers stay numbers.
-    places = [i for i, x in enumerate(leaves) if isinstance(_lifted(x), (Ghost, Grid))]
-    given = [_lifted(leaves[i]) for i in places]
-    body = innermost()
+    choice = _Choice(what, [name for name, _ in branches], args)
     varies = index.kind.varies if isinstance(index, Grid) else frozenset[str]()
-    structures: list[Any] = []
-
-    def flat(branch: Callable[..., Any]) -> Callable[..., list[Any]]:
-        def call(*values: Any) -> list[Any]:
-            own = list(leaves)
-            for place, value in zip(places, values, strict=True):
-                own[place] = value
-            found, structure = trees.flatten(branch(*trees.unflatten(shape, own)))
-            structures.append(structure)
-            return [
-                x if type(x) in WEAK else _lifted(x) for x in arrays_of(found, f"{what}: a result")
-            ]
-
-        return call
-
-    parts = [
-        sub_program(name, flat(branch), given, varies)
-        for name, branch in zip(names, branches, strict=True)
-    ]
-
-    def replay(number: int) -> Callable[..., Any]:
-        program, captured = parts[number]
-
-        def call(*values: Any) -> Any:
-            return trees.unflatten(structures[number], evaluate(program, captured, values))
-
-        return call
-
-    replays = [replay(i) for i in range(len(parts))]
-    with types_only(body if isinstance(body, Body) else None):
-        if isinstance(body, Body):
-            like = typed([lambda *_, r=r: r(*given) for r in replays])
-        else:
-            like = outputs_alike(what, names, [r(*given) for r in replays])[0]
-    wanted, structure = trees.flatten(like)
+    given = choice.given
+    parts = [sub_program(n, choice.flat(b), given, varies) for n, b in branches]
+    wanted, structure = choice.typed(parts, typed)
     dtypes = [x.dtype for x in wanted]
-
-    def alike_again(number: int) -> tuple[Program, list[Any]]:
-        own, captured = parts[number]
-        if all(map(_is_array, own.outputs, dtypes)):
-            return own, captured
-
-        def convert(*values: Any) -> list[Any]:
-            found = evaluate(own, captured, values)
-            return [strong(_lifted(x), d) for x, d in zip(found, dtypes, strict=True)]
-
-        return sub_program(names[number], convert, given, varies)
-
-    final = [alike_again(i) for i in range(len(parts))]
-    call = SwitchCall(choose, tuple([p for p, _ in final]), what)
-    operands = [index, *[x for _, captured in final for x in captured], *given]
+    parts = [
+        part if _gives(part[0], dtypes) else sub_program(n, _as_dtypes(part, dtypes), given, varies)
+        for (n, _), part in zip(branches, parts, strict=True)
+    ]
+    call = SwitchCall(choose, tuple([program for program, _ in parts]), what)
+    operands = [index, *[x for _, captured in parts for x in captured], *given]
     return trees.unflatten(structure, _written(recorder, call, operands, wanted))
+
+
+def _gives(program: Program, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    """Whether a program's results are arrays of some dtypes."""
+    return all(
+        isinstance(x, Var) and x.weak is None and x.aval.dtype == dtype
+        for x, dtype in zip(program.outputs, dtypes, strict=True)
+    )
+
+
+def _as_dtypes(part: Part, dtypes: Sequence[np.dtype[Any]]) -> Callable[..., list[Any]]:
+    """Return a branch as a function whose results are arrays of some dtypes."""
+    program, captured = part
+
+    def convert(*values: Any) -> list[Any]:
+        found = evaluate(program, captured, values)
+        return [strong(_lifted(x), dtype) for x, dtype in zip(found, dtypes, strict=True)]
+
+    return convert

@@ -203,7 +203,7 @@ class Jitted(Generic[P, R]):
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
-    # What mypy knows nothing of, as behind functools.partial(jit, ...), may be called with anything.
+    # What mypy cannot see, as behind functools.partial(jit, ...), may be called with anything.
     @overload
     def __get__(
         self: Jitted[P, Never], instance: object, owner: type | None = None

@@ -6,7 +6,7 @@ when the program was lowered, so that a call costs little more than its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, final
@@ -75,6 +75,11 @@ class Step:
     once: bool = False
 
 
+def _keeping(step: Step, slots: Container[int]) -> Step:
+    """Return a step that does not let go of some slots."""
+    return replace(step, dead=tuple([i for i in step.dead if i not in slots]))
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Executable:
@@ -125,26 +130,21 @@ class Executable:
         Args:
             fixed: how many of the first values that it reads are the same in every turn.
         """
-        numbers = (slot for slot, x in enumerate(self.template) if x is not None)
-        known = {*range(fixed), *numbers}
-        steps = []
+        known = {*range(fixed), *(i for i, x in enumerate(self.template) if x is not None)}
+        first: list[Step] = []
+        rest: list[Step] = []
         for step in self.steps:
-            once = bool(step.reads) and known.issuperset(step.reads)
-            if once:
+            if step.reads and known.issuperset(step.reads):
                 known.update(step.writes)
-            steps.append(replace(step, once=once))
-        if not any(s.once for s in steps):
+                first.append(replace(step, once=True))
+            else:
+                rest.append(step)
+        if not first:
             return self
-        steps = [
-            replace(s, dead=tuple([i for i in s.dead if s.once or i not in known])) for s in steps
-        ]
-        read = {i for s in steps if not s.once for i in s.reads} | set(self.results)
-        steps = [
-            replace(s, dead=tuple([i for i in s.dead if i not in read])) if s.once else s
-            for s in steps
-        ]
-        ordered = (*(s for s in steps if s.once), *(s for s in steps if not s.once))
-        return replace(self, steps=ordered)
+        read = {i for s in rest for i in s.reads} | set(self.results)
+        first = [_keeping(s, read) for s in first]  # later turns read what the first one gave
+        rest = [_keeping(s, known) for s in rest]
+        return replace(self, steps=(*first, *rest))
 
     def looped(self, where: Any) -> Callable[[Sequence[Any]], list[Any]]:
         """Return what runs one turn of a loop whose body this is, given all that it reads.
@@ -269,7 +269,7 @@ def crossing(step: Step) -> int:
     return sum(w.total for w in step.wires)
 
 
-def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
+def ensure_layout(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
     """Return a value as an array of a type of the same shape and dtype; a number stays one.
 
     ``what`` is how ledgers call the move.

@@ -9,11 +9,22 @@ from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Move, all_reduced, exchanged, gathered, moved, scattered
+from meshard.plan.move.wires import (
+    Move,
+    Wire,
+    all_reduced,
+    exchanged,
+    fold_wire,
+    gathered,
+    in_turns,
+    move_wire,
+    moved,
+    scattered,
+    together,
+)
 from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
-from meshard.transforms.collectives.exchanges import Fold
 
 DEVICES = virtual_devices(8)
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("i", "j"))
@@ -30,7 +41,7 @@ def named(*spec, on=MESH, uneven=None):
 
 def move(shape, before, after, itemsize=8):
     source = Source(before.layout(shape))
-    return Move("x", after, (before,), after.layout(shape), (source,), itemsize)
+    return move_wire("x", Move(after, (before,), after.layout(shape), (source,), itemsize))
 
 
 # what passes between layouts
@@ -99,10 +110,12 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
 
 def test_a_fold_reduces_each_piece_among_its_devices():
     tensor = np.arange(8).reshape(4, 2, 1)  # reduced over i, split over j
-    fold = Fold("x", ("i",), tensor, named("j").layout((6,)), 8)
+    fold = fold_wire("x", ("i",), tensor, named("j").layout((6,)), 8, scattered=False)
     assert fold.kind == "all-reduce"
     assert fold.received == dict.fromkeys(range(8), 2 * 3 * (3 * 8) // 4)
-    uneven = Fold("x", ("i",), tensor, named("j", uneven=((0, 1, 5),)).layout((5,)), 8)
+    uneven = fold_wire(
+        "x", ("i",), tensor, named("j", uneven=((0, 1, 5),)).layout((5,)), 8, scattered=False
+    )
     assert uneven.received == {d: 2 * 3 * (4 if d % 2 else 1) * 8 // 4 for d in range(8)}
 
 
@@ -148,12 +161,11 @@ def test_a_map_leads_along_the_axes_of_its_dim():
     lies = named("i", "j")
     layout = lies.layout((8, 8))
     maps = (DimMap(8, 8, [(0, 7, 1, 1), (7, 1, 0, 1)]), DimMap(8, 8, [(0, 8, 0, 1)]))
-    found = Move("x", lies, (lies,), layout, (Source(layout, maps),), 8)
+    found = move_wire("x", Move(lies, (lies,), layout, (Source(layout, maps),), 8))
     assert (found.kind, found.axes) == ("move", ("i",))
     assert sum(found.received.values()) == 8 * 8 * 4
-    onto = Move(
-        "x", lies, (lies, lies), layout, (Source(layout), Source(layout, None, ((0, 1), (2, 1)))), 8
-    )
+    sources = Source(layout), Source(layout, None, ((0, 1), (2, 1)))
+    onto = move_wire("x", Move(lies, (lies, lies), layout, sources, 8))
     assert (onto.kind, onto.axes) == ("move", ("j",))
 
 
@@ -161,7 +173,7 @@ def test_a_flat_source_leads_along_all_its_axes():
     flat = named(("i", "j"))
     lies = named("i", "j")
     source = Source(lies.layout((8, 8)), None, None, flat=True)
-    found = Move("x", flat, (lies,), flat.layout((64,)), (source,), 8)
+    found = move_wire("x", Move(flat, (lies,), flat.layout((64,)), (source,), 8))
     assert (found.kind, found.axes) == ("move", ("i", "j"))
 
 
@@ -228,3 +240,26 @@ def test_a_long_list_of_lines_ends_with_the_rest(lines_used, tail):
     text = lines_table([record(f"x.py:{n}", n) for n in range(1, lines_used + 1)])
     assert len(text.splitlines()) == 12
     assert text.splitlines()[-1] == tail
+
+
+def test_wires_are_counted_together_or_in_turns():
+    rows, columns = named("i"), named(None, "i")
+    one = move((8, 8), rows, columns)
+    both = together([one, one])
+    assert both.at_once
+    assert both.received == {d: 2 * n for d, n in one.received.items()}
+    turns = in_turns([(one, 3), (one, 2)], "y")
+    assert not turns.at_once
+    assert turns.array == "y"
+    assert turns.total == 5 * one.total
+    assert (turns.kind, turns.axes, turns.origins) == (one.kind, one.axes, one.origins)
+
+
+def test_a_wire_is_counted_when_it_is_first_asked_for():
+    def counted():
+        raise AssertionError
+
+    wire = Wire("x", "all-gather", ("i",), counted)
+    assert (wire.kind, wire.axes, wire.exact) == ("all-gather", ("i",), True)
+    with pytest.raises(AssertionError):
+        _ = wire.received
