@@ -14,7 +14,7 @@ from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P
 
 mesh = meshard.make_mesh((4, 2), ("x", "y"))
-a = meshard.device_put(mnp.ones((8, 4)), NamedSharding(mesh, P("x", "y")))
+a = meshard.device_put(mnp.ones((8, 8)), NamedSharding(mesh, P("x", "y")))
 
 
 class Layer(NamedTuple):
@@ -57,7 +57,7 @@ class Model:
 
 
 def jitted() -> None:
-    layer = Layer(mnp.ones((4, 3)), mnp.zeros(3))
+    layer = Layer(mnp.ones((8, 3)), mnp.zeros(3))
     assert_type(apply(layer, a), Array)
     assert_type(apply(layer, batch=a), Array)
     assert_type(to_the(a, power=3), Array)
@@ -107,7 +107,7 @@ def flow() -> None:
     def doubled(x: Array) -> Array:
         return 2 * x
 
-    assert_type(lax.scan(turn, mnp.zeros(4), a), tuple[Array, Array])
+    assert_type(lax.scan(turn, mnp.zeros(8), a), tuple[Array, Array])
     assert_type(lax.fori_loop(0, 3, lambda i, x: mnp.add(x, i), mnp.zeros(2)), Array)
     assert_type(lax.while_loop(lambda x: x.sum() < 9, doubled, mnp.ones(2)), Array)
     assert_type(lax.cond(a.sum() > 0, doubled, mnp.negative, a), Array)
@@ -123,13 +123,17 @@ def lax_functions() -> None:
     assert_type(lax.top_k(a, 2), tuple[Array, Array])
     assert_type(lax.reduce_sum(a, (0,)), Array)
     assert_type(lax.cumsum(a), Array)
+    assert_type(lax.sort(a), Array)
+    assert_type(lax.sort((a, a), num_keys=2), tuple[Array, ...])
+    assert_type(lax.associative_scan(mnp.add, a), Array)
+    assert_type(lax.stop_gradient(a), Array)
 
 
 def abstract() -> None:
     assert_type(meshard.eval_shape(mnp.tanh, a), ShapeDtypeStruct)
     like = ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P("x")))
     assert_type(meshard.eval_shape(to_the, like), ShapeDtypeStruct)
-    found = meshard.explain(apply, Layer(mnp.ones((4, 3)), mnp.zeros(3)), a)
+    found = meshard.explain(apply, Layer(mnp.ones((8, 3)), mnp.zeros(3)), a)
     assert_type(found.total_bytes, int)
 
 
@@ -139,6 +143,10 @@ def placing() -> None:
     assert_type(meshard.device_put(np.ones(8), rows), Array)
     assert_type(meshard.device_put(3.0), Array)
     assert_type(meshard.device_put(tree, rows), dict[str, Array])
+    assert_type(meshard.device_put({"w": np.ones(8)}, rows), dict[str, Array])
+    assert_type(meshard.device_put([np.ones(8), np.ones(8)], rows), list[Array])
+    assert_type(meshard.device_put((np.ones(8), 3.0)), tuple[Array, ...])
+    assert_type(meshard.device_put({"inner": tree}, rows), dict[str, dict[str, Array]])
     assert_type(meshard.device_put(Layer(mnp.ones(8), mnp.ones(8)), rows), Layer)
     assert_type(meshard.reshard(a, rows), Array)
     assert_type(meshard.reshard(tree, {"w": rows, "b": None}), dict[str, Array])
@@ -149,7 +157,10 @@ def placing() -> None:
     assert_type(meshard.make_array_from_process_local_data(rows, np.ones(8)), Array)
     plan = meshard.plan_reshard(a, NamedSharding(mesh, P(None, ("x", "y"))))
     assert_type(plan, Plan)
+    assert_type(plan.run(a), Array)
     assert_type(str(plan), str)
+    assert_type(a.sharding.mesh, meshard.Mesh)
+    assert_type([d.id for d in mesh.devices.flat], list[Any])
 
 
 def main() -> None:

@@ -442,7 +442,7 @@ def linspace(
     dtype: DtypeLike = None,
     axis: int = 0,
     device: Any = None,
-) -> tuple[Array, Array]: ...
+) -> tuple[Array, Any]: ...
 @checked
 def linspace(
     start: ArrayLike,

@@ -29,12 +29,37 @@ from meshard.runtime.types import ArrayLike, Block, SupportsArray
 from meshard.runtime.world import here
 
 T = TypeVar("T")
+K = TypeVar("K")
+H = TypeVar("H", bound=np.ndarray[Any, Any] | np.generic | complex)
+"""A value on the host; a tree of such becomes one of arrays, and others keep their type."""
 
 
 @overload
 def device_put(
     x: ArrayLike, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
 ) -> Array: ...
+@overload
+def device_put(
+    x: list[H], device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> list[Array]: ...
+@overload
+def device_put(
+    x: tuple[H, ...],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> tuple[Array, ...]: ...
+@overload
+def device_put(
+    x: dict[K, H],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> dict[K, Array]: ...
 @overload
 def device_put(
     x: T, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None

@@ -6,7 +6,7 @@ Along each dim a process gives either the whole dim, or the shards that its devi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -28,17 +28,14 @@ Shape = tuple[int, ...]
 Intervals = list[tuple[int, int]]
 
 
-T = TypeVar("T")
-
-
 @overload
 def make_array_from_process_local_data(
     sharding: Any, local_data: ArrayLike, global_shape: Any = None
 ) -> Array: ...
 @overload
 def make_array_from_process_local_data(
-    sharding: Any, local_data: T, global_shape: Any = None
-) -> T: ...
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any: ...
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:
