@@ -19,6 +19,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.grid import Grid
@@ -110,13 +111,18 @@ Enter = Callable[[Running, Array | None], Grid]
 """From an array of one type to a grid; from None, where cells are not wanted, to one without."""
 
 
+_WAYS_IN: Memo[tuple[ArrayType, PartitionSpec], Enter] = Memo("ways into bodies", 1 << 12)
+
+
 def way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
     """Return how arrays of a type enter a body along all axes of a mesh: cells are their blocks."""
-    key = ("enter", type, spec)
-    found: Enter | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _way_in(scope, type, spec)
-    return found
+    key = (type, spec)
+    return _WAYS_IN.table(scope).get(key) or _WAYS_IN.keep(scope, key, _way_in(scope, type, spec))
+
+
+def has_entered(scope: Scope, type: ArrayType, spec: PartitionSpec) -> bool:
+    """Whether arrays of a type have entered a body before, with a spec that was checked."""
+    return (type, spec) in _WAYS_IN.table(scope)
 
 
 def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
@@ -229,16 +235,9 @@ Leave = Callable[[Grid], Array]
 """From a grid of one kind to the array that it is outside."""
 
 
+@memoized(most=1 << 12)
 def way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     """Return how grids of a kind leave a body along all axes of a mesh: cells become blocks."""
-    key = ("leave", kind, spec)
-    found: Leave | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _way_out(scope, kind, spec)
-    return found
-
-
-def _way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     axes = spec.axes(kind.ndim)
     sharding = NamedSharding(scope.mesh, spec)
     shape = tuple(
