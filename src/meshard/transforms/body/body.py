@@ -23,7 +23,7 @@ from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, inferred, weak_of
+from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -33,10 +33,10 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.settings import config
-from meshard.transforms.body.boundary import cell_type, entered
+from meshard.transforms.body.boundary import cell_type, to_grid
 from meshard.transforms.body.deferred import Pending
 from meshard.transforms.body.grid import Cells, Grid
-from meshard.transforms.body.noting import cell_types, noted, operation_wires
+from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
 from meshard.tuning import MOST_MASKS
 
@@ -145,7 +145,7 @@ class Body(Interpreter):
         return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
 
     def _constant(self, x: Any) -> Grid:
-        if self.typed and (type(x) is Array or isinstance(x, Ghost)):
+        if self.typed and (type(x) is Array or isinstance(x, AbstractArray)):
             return self._typed_constant(x)
         if type(x) is not Array:
             raise ConcretizationError(
@@ -154,7 +154,7 @@ class Body(Interpreter):
             )
         scope = self.scope
         if scope.auto:
-            found = entered(self, [x], PartitionSpec())
+            found = to_grid(self, [x], PartitionSpec())
         else:
             lies = x
             if not x._type.layout.replicated or not x._type.local:
@@ -167,7 +167,7 @@ class Body(Interpreter):
         return found
 
     def _typed_constant(self, x: Any) -> Grid:
-        found = entered(self, [None], PartitionSpec(), like=x._type)
+        found = to_grid(self, [None], PartitionSpec(), like=x._type)
         weak = weak_of(x)
         if weak is not None:
             kind = found.kind
@@ -189,7 +189,7 @@ class Body(Interpreter):
                 "that does not enclose this one. Return it from its body instead of keeping it."
             )
         x = self.outer.lift(x)
-        found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        found = to_grid(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
         if self.recorder is not None:
             self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)
@@ -421,7 +421,7 @@ def _each_array(
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
-        with _noting(body, name, values, params, numbers):
+        with _recorded(body, name, values, params, numbers):
             found = [
                 EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
                 for i in (range(count) if numbers is None else numbers)
@@ -438,14 +438,14 @@ def _each_array(
     return run
 
 
-def _noting(
+def _recorded(
     body: Body,
     name: str,
     values: Sequence[Any],
     params: Params,
     numbers: Sequence[int] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Note what an operation moves, on all parts of the mesh that it is about."""
+    """Record what an operation moves, on all parts of the mesh that it is about."""
     scope = body.scope
     if not scope.world.ledgers:
         return contextlib.nullcontext()
@@ -455,4 +455,4 @@ def _noting(
     ]
     wanted = range(len(scope.submeshes)) if body.mask is None or numbers is None else numbers
     parts = [operation_wires(scope, name, [t[i] for t in types], params) for i in wanted]
-    return noted(scope, name, parts)
+    return record_wires(scope, name, parts)

@@ -22,7 +22,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid
+from meshard.transforms.body.recording_wires import lay_out
 from meshard.transforms.body.scope import Extent, GridKind, Running, Scope
 
 Axes = tuple[tuple[str, ...], ...]
@@ -63,7 +63,7 @@ def _objects(values: Sequence[Any]) -> Any:
 # in
 
 
-def entered(
+def to_grid(
     body: Running,
     arrays: Sequence[Any],
     spec: PartitionSpec,
@@ -187,7 +187,7 @@ def _cut(scope: Scope, x: Array, mesh: Mesh, axes: Axes, kept: Axes, added: Exte
 # out
 
 
-def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
+def to_array(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     """Return the array that a body's grid is outside: an Array, or a grid of the outer body."""
     scope = body.scope
     axes = spec.axes(grid.ndim)
@@ -204,7 +204,7 @@ def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     if inner is not None:
         alike = [NamedSharding(m, inner.spec, uneven=inner.uneven) for m in scope.submeshes]
         everywhere = body.mask is None
-        found = laid(scope, grid.kind, found, alike, "shard_map", everywhere=everywhere)
+        found = lay_out(scope, grid.kind, found, alike, "shard_map", everywhere=everywhere)
     cells = _objects(found).reshape([scope.sizes[a] for a in scope.manual])
     order = [scope.manual.index(a) for a in (*around, *added)]
     cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in added])

@@ -32,7 +32,7 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid, laying_wires
+from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
@@ -428,14 +428,16 @@ class _Laid:
 
     def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""
-        found = laid(self._scope, self._kinds[2], cells, self._lists, _NAME, everywhere=everywhere)
+        found = lay_out(
+            self._scope, self._kinds[2], cells, self._lists, _NAME, everywhere=everywhere
+        )
         return [None if x is None else next(b for b in x._live() if b is not None) for x in found]
 
     def pieces(self, given: Sequence[Sequence[Any]], everywhere: bool) -> list[list[list[Any]]]:
         """Return for each piece the blocks of the cells of each array."""
         blocks = []
         for kind, cells in zip(self._kinds[:2], given, strict=True):
-            found = laid(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
+            found = lay_out(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
             blocks.append([None if x is None else x._live() for x in found])
         return [
             [[None if c is None else c[number] for c in x] for x in blocks]

@@ -28,7 +28,7 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid, laying_wires
+from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.exchanges import (
     Active,
@@ -344,7 +344,7 @@ class _Collective:
     ) -> tuple[Any, ...]:
         scope, full = self.scope, self.scope.extent(self.scope.manual)
         everywhere = active is None
-        arrays = laid(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
+        arrays = lay_out(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
         given = [None if x is None else x._live() for x in arrays]
         found = []
         for number, piece in enumerate(pieces):

@@ -15,7 +15,12 @@ from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import COLLECTIVES, Body, Runner, runner_of
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import cell_types, joined, laying_wires, operation_wires
+from meshard.transforms.body.recording_wires import (
+    cell_types,
+    joined_wires,
+    laying_wires,
+    operation_wires,
+)
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.executable import Executable, Moving, Run, nothing_around
 from meshard.transforms.program.program import Eqn, Literal
@@ -100,7 +105,7 @@ def _wires_of_parts(scope: Scope, eqn: Eqn, operands: Sequence[Any]) -> list[Wir
         cell_types(scope, x.kind, x.cells) if isinstance(x, Grid) else [type(x)] * count
         for x in operands
     ]
-    return joined(
+    return joined_wires(
         [operation_wires(scope, eqn.name, [t[i] for t in types], eqn.params) for i in range(count)]
     )
 

@@ -269,7 +269,7 @@ def crossing(step: Step) -> int:
     return sum(w.total for w in step.wires)
 
 
-def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
+def ensure_layout(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
     """Return a value as an array of a type of the same shape and dtype; a number stays one.
 
     ``what`` is how ledgers call the move.

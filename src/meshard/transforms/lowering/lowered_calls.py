@@ -17,13 +17,13 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import Executable, Moving, Run, brought
+from meshard.transforms.lowering.executable import Executable, Moving, Run, ensure_layout
 from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
@@ -86,9 +86,9 @@ def _arrays(world: RuntimeWorld, kinds: Sequence[Kind]) -> list[Kind]:
     return [k if isinstance(k, ArrayType) else anywhere(world, as_array(k(0))) for k in kinds]
 
 
-def _brought_all(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
+def _ensure_layouts(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
     return [
-        brought(world, x if type(x) is Array else as_array(x), k)
+        ensure_layout(world, x if type(x) is Array else as_array(x), k)
         for x, k in zip(values, kinds, strict=True)
     ]
 
@@ -124,14 +124,14 @@ def _settled(
 
 
 def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    first, second, init = call.parted(list(kinds))
+    first, second, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, second, init, (), lower)
     cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
     cuts = len(first), len(first) + len(second)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         one, two = operands[: cuts[0]], operands[cuts[0] : cuts[1]]
-        state = _brought_all(world, operands[cuts[1] :], carry)
+        state = _ensure_layouts(world, operands[cuts[1] :], carry)
         goes_on, turn = cond.looped(world), body.looped(world)
         while bool(goes_on([*one, *state])[0]):
             state = turn([*two, *state])
@@ -150,14 +150,14 @@ def _returned(values: list[Any]) -> Any:
 def _for(
     world: RuntimeWorld, call: ForCall, kinds: Sequence[Kind], lower: Lower, eqn: Eqn
 ) -> Found:
-    _, captured, init = call.parted(list(kinds))
+    _, captured, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, [*captured, int], init, (), lower)
     cut = 2 + len(captured)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         lower, upper = int(operands[0]), int(operands[1])
         own = operands[2:cut]
-        state = _brought_all(world, operands[cut:], carry)
+        state = _ensure_layouts(world, operands[cut:], carry)
         turn = body.looped(world)
         for i in range(lower, upper):
             state = turn([*own, i, *state])
@@ -170,7 +170,7 @@ def _for(
 
 
 def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    captured, init, arrays = call.parted(list(kinds))
+    captured, init, arrays = call.split_operands(list(kinds))
     given_types = [_array_type(k) for k in _arrays(world, arrays)]
     rows = [_row_kind(world, k) for k in given_types]
     body, carry = _settled(world, call.body, captured, init, rows, lower)
@@ -181,7 +181,7 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         own, rest = operands[:cut], operands[cut + call.carried :]
-        state = _brought_all(world, operands[cut : cut + call.carried], carry)
+        state = _ensure_layouts(world, operands[cut : cut + call.carried], carry)
         xs = [x if type(x) is Array else as_array(x) for x in rest]
         columns: list[list[Any]] = [[None] * count for _ in results]
         turn = body.looped(world)
@@ -242,7 +242,9 @@ def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
 def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
     """Return the types of a function's results, from its arguments' types."""
     given = [
-        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
+        AbstractArray(k)
+        if isinstance(k, ArrayType)
+        else AbstractArray(anywhere(world, as_array(k(0))), k)
         for k in kinds
     ]
     with types_only(None):
@@ -265,7 +267,7 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool)
     """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
     if in_place:
         return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
-    found: Array = brought(world, x[i], kind)
+    found: Array = ensure_layout(world, x[i], kind)
     return found
 
 
@@ -298,7 +300,7 @@ def _stacked(
     for piece in whole.local:
         blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
-        for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
+        for piece, block in enumerate(ensure_layout(world, as_array(y), kind)._live()):
             target = blocks[piece]
             if block is not None and target is not None:
                 target[i] = block
@@ -306,7 +308,7 @@ def _stacked(
 
 
 def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    _, captured, args = call.parted(list(kinds))
+    _, captured, args = call.split_operands(list(kinds))
     first = lower(world, call.branches[0], [*captured[0], *args])
     outputs = _arrays(world, first.returns)
     branches = [
@@ -316,10 +318,10 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
     names = [b.name for b in call.branches]
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        index, *own, args = call.parted(operands)
+        index, *own, args = call.split_operands(operands)
         number = min(max(int(index), 0), len(branches) - 1)
         found = branches[number].run(world, [*own[0][number], *args])
-        return _returned(_brought_all(world, found, outputs))
+        return _returned(_ensure_layouts(world, found, outputs))
 
     parts = tuple([(n, b, None) for n, b in zip(names, branches, strict=True)])
     return Found(run, tuple(outputs), parts)
@@ -359,6 +361,6 @@ def _whole(
     outputs = _typed(world, lambda *operands: call.run(operands), given)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        return _returned(_brought_all(world, call.run(operands), outputs))
+        return _returned(_ensure_layouts(world, call.run(operands), outputs))
 
     return Found(run, tuple(outputs), (), lambda: by_values(outputs))
