@@ -64,9 +64,9 @@ class GridKind(Typed):
         return self._type.local
 
     @property
-    def guest(self) -> bool:
+    def unplaced(self) -> bool:
         """Whether a cell counts as being on every device."""
-        return self._type.guest
+        return self._type.unplaced
 
     @property
     def vma(self) -> frozenset[str]:

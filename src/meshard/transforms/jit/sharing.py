@@ -53,7 +53,7 @@ def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     that it has.
     """
     kinds: list[Any] = [*executable.inputs, *executable.returns]
-    arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.guest]
+    arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.unplaced]
     members = {d.process_index for k in arrays for d in k.sharding.device_order}
     exact = [
         described(k, exact=True) if isinstance(k, ArrayType) else k.__qualname__ for k in kinds

@@ -282,7 +282,7 @@ class _Lowering:
         for kind, wish in zip(decision.outputs, wanted, strict=True):
             if wish is not None and wish != kind.sharding:
                 target = self.world.type_of(kind.shape, kind.dtype, wish, True)
-                if not kind.guest and target.layout != kind.layout:
+                if not kind.unplaced and target.layout != kind.layout:
                     wires += wires_between(self.world, kind, target)
         return sum(w.total for w in wires)
 
@@ -362,7 +362,7 @@ class _Lowering:
     ) -> None:
         source = self.kind(x)
         group = _Group(partial(ensured, kind, what))
-        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
+        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.unplaced:
             group.wires = wires_between(self.world, source, kind)
         self._add(group, eqn, (kind,))
         group.name = "reshard" if what != eqn.name else what
@@ -411,7 +411,7 @@ class _Lowering:
     ) -> Kind | Sharding | None:
         """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
         kind = self.kind(atom)
-        free = kind.guest if isinstance(kind, ArrayType) else True
+        free = kind.unplaced if isinstance(kind, ArrayType) else True
         return place if wanted is None and free else wanted
 
     def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:
