@@ -357,7 +357,6 @@ COLLECTIVES: dict[str, tuple[Callable[[Any, str], Any], Callable[[np.ndarray], n
 }
 
 
-
 def test_every_collective_is_tried_under_a_mask() -> None:
     elsewhere = {"pswapaxes": "it is all_to_all", "ragged_all_to_all": "in test_ragged"}
     sends_nothing = {"axis_index", "axis_size", "pcast", "pvary"}
