@@ -36,7 +36,7 @@ from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import to_array, to_grid
+from meshard.transforms.body.boundary import has_entered, to_array, to_grid
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
@@ -298,7 +298,7 @@ class _Mapped:
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            if ("enter", x._type, own) not in scope.decisions:
+            if not has_entered(scope, x._type, own):
                 self._check_input(x, own, call, number)
             if around is None:
                 grid = to_grid(body, [None if body.typed else x], own, like=x._type)

@@ -28,14 +28,14 @@ from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cell
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import Interpreter, Params
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
-from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, to_grid
-from meshard.transforms.body.deferred import Pending
-from meshard.transforms.body.grid import Cells, Grid
+from meshard.transforms.body.deferred import Pending, scattered
+from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
 from meshard.tuning import MOST_MASKS
@@ -202,13 +202,18 @@ def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
     return grid.reshape(shape)
 
 
+_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners in bodies", 1 << 14)
+_NUMBER = _RUNNERS.number
+
+
 def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """Return what runs an operation on values of these kinds, worked out once per scope."""
-    key = (config.epoch, name, params, kinds)
-    found: Runner | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _runner(scope, name, kinds, params)
-    return found
+    key, tables = (name, params, kinds), scope.tables
+    if scope.epoch == config.epoch and len(tables) > _NUMBER:  # `Memo.table`, without a call
+        found: Runner | None = tables[_NUMBER].get(key)
+        if found is not None:
+            return found
+    return _RUNNERS.keep(scope, key, _runner(scope, name, kinds, params))
 
 
 def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
@@ -218,17 +223,22 @@ def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     grids = [k for k in kinds if isinstance(k, GridKind)]
     if any(k.weak for k in grids):
         return _weakly(scope, name, kinds, params)
-    varies = frozenset[str]().union(*(k.varies for k in grids))
     types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     decision = decide(scope.world, name, types, params)
-    if scope.auto:
-        return _each_array(scope, name, params, decision.outputs, varies)
-    extent = scope.extent(a for k in grids for a in k.extent)
+    extent, varies = _axes_of_results(scope, grids)
     results = tuple(scope.kind(t, extent, varies) for t in decision.outputs)
+    if scope.auto:
+        return _each_array(scope, name, params, results)
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
     if isinstance(decision, MoveDecision):
         return _moving(scope, decision, results[0], onto)
     return _computing(scope, decision, results, onto)
+
+
+def _axes_of_results(scope: Scope, grids: Sequence[GridKind]) -> tuple[Extent, frozenset[str]]:
+    """Return the axes along which results differ, and those over which they may differ."""
+    extent = scope.manual if scope.auto else [a for k in grids for a in k.extent]
+    return scope.extent(extent), frozenset[str]().union(*(k.varies for k in grids))
 
 
 def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
@@ -238,8 +248,7 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """
     grids = [k for k in kinds if isinstance(k, GridKind)]
     types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
-    varies = frozenset[str]().union(*(k.varies for k in grids))
-    extent = scope.extent(scope.manual if scope.auto else [a for k in grids for a in k.extent])
+    extent, varies = _axes_of_results(scope, grids)
     outputs = [
         scope.kind(t, extent, varies, weak)
         for t, weak in inferred(scope.world, name, types, params)
@@ -266,19 +275,9 @@ def _moving(
             for i in wanted
         ]
         found = [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
-        return Grid(body, kind, _scattered(found, numbers, len(everything)))
+        return Grid(body, kind, scattered(found, numbers, len(everything)))
 
     return run
-
-
-def _scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) -> Cells:
-    """Return the cells of a grid of which some were computed."""
-    if numbers is None:
-        return tuple(found)
-    cells = [None] * count
-    for number, cell in zip(numbers, found, strict=True):
-        cells[number] = cell
-    return tuple(cells)
 
 
 def _computing(
@@ -342,7 +341,7 @@ def _general(
         grids = []
         for k, kind in enumerate(kinds):
             blocks = [as_block(results[k], casts[k]) for results in found]
-            grids.append(Grid(body, kind, _scattered(blocks, numbers, count)))
+            grids.append(Grid(body, kind, scattered(blocks, numbers, count)))
         return grids[0] if len(grids) == 1 else tuple(grids)
 
     return run
@@ -407,16 +406,9 @@ def _of_cells(decision: KernelDecision, cells: tuple[Cell, ...], many: bool) -> 
     )
 
 
-def _each_array(
-    scope: Scope,
-    name: str,
-    params: Params,
-    outputs: tuple[ArrayType, ...],
-    varies: frozenset[str],
-) -> Runner:
+def _each_array(scope: Scope, name: str, params: Params, kinds: tuple[GridKind, ...]) -> Runner:
     """Bind the operation for each cell, which is an Array on the automatic axes."""
-    extent = scope.extent(scope.manual)
-    kinds = tuple(scope.kind(t, extent, varies) for t in outputs)
+    extent = kinds[0].extent
     count = scope.count(extent)
 
     def run(body: Body, values: Sequence[Any]) -> Any:
@@ -430,7 +422,7 @@ def _each_array(
             [found] if len(kinds) == 1 else list(zip(*found, strict=True)) or [()] * len(kinds)
         )
         grids = tuple(
-            Grid(body, kind, _scattered(cells, numbers, count))
+            Grid(body, kind, scattered(cells, numbers, count))
             for kind, cells in zip(kinds, columns, strict=True)
         )
         return grids[0] if len(grids) == 1 else grids

@@ -35,7 +35,7 @@ from meshard.transforms.collectives.exchanges import (
     Axes,
     Exchange,
     Field,
-    Fold,
+    FoldExchange,
     plan_all_to_all,
     plan_fold,
     plan_gather,
@@ -45,7 +45,7 @@ from meshard.transforms.collectives.exchanges import (
 from meshard.transforms.jit.sharing import collective
 
 Groups = tuple[tuple[int, ...], ...] | None
-Plan = Callable[[Field, Axes], Exchange | Fold]
+Plan = Callable[[Field, Axes], Exchange | FoldExchange]
 
 
 @final
@@ -56,7 +56,7 @@ class Receipts:
         plans: its plans, with the axes that number the groups of each.
     """
 
-    def __init__(self, plans: Sequence[tuple[Exchange | Fold, Axes]]) -> None:
+    def __init__(self, plans: Sequence[tuple[Exchange | FoldExchange, Axes]]) -> None:
         self._plans = plans
         self.kind = plans[0][0].kind
 
@@ -98,7 +98,7 @@ class _Planned:
 
     extent: Axes
     shape: tuple[int, ...]
-    parts: tuple[tuple[Exchange | Fold, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+    parts: tuple[tuple[Exchange | FoldExchange, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
     count: int
     rest: Axes
 

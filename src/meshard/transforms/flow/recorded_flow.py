@@ -254,7 +254,7 @@ class _Choice:
 
         return call
 
-    def replay(self, number: int, part: Part) -> Callable[..., Any]:
+    def replay(self, number: int, part: Branch) -> Callable[..., Any]:
         """Return a branch that was written down as a function from leaves to its tree."""
         program, captured = part
 
@@ -264,7 +264,7 @@ class _Choice:
         return call
 
     def typed(
-        self, parts: Sequence[Part], typed: Callable[[list[Callable[..., Any]]], Any]
+        self, parts: Sequence[Branch], typed: Callable[[list[Callable[..., Any]]], Any]
     ) -> tuple[list[Any], Any]:
         """Return values of the types of the results, without data, and their tree."""
         replays = [self.replay(i, part) for i, part in enumerate(parts)]
@@ -278,7 +278,7 @@ class _Choice:
         return leaves, structure
 
 
-Part = tuple[Program, list[Any]]
+Branch = tuple[Program, list[Any]]
 """A branch as a program, and what it captures."""
 
 
@@ -325,7 +325,7 @@ def _gives(program: Program, dtypes: Sequence[np.dtype[Any]]) -> bool:
     )
 
 
-def _as_dtypes(part: Part, dtypes: Sequence[np.dtype[Any]]) -> Callable[..., list[Any]]:
+def _as_dtypes(part: Branch, dtypes: Sequence[np.dtype[Any]]) -> Callable[..., list[Any]]:
     """Return a branch as a function whose results are arrays of some dtypes."""
     program, captured = part
 

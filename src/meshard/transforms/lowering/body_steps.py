@@ -22,7 +22,7 @@ from meshard.transforms.body.recording_wires import (
     operation_wires,
 )
 from meshard.transforms.body.scope import GridKind, Scope
-from meshard.transforms.lowering.executable import Executable, Moving, Run, nothing_around
+from meshard.transforms.lowering.executable import Moving, NamedPart, Run, nothing_around
 from meshard.transforms.program.program import Eqn, Literal
 
 CellKind = GridKind | type[Any]
@@ -42,13 +42,13 @@ class Does:
     Attributes:
         run: from the body and the operands to the result, or several.
         wires: what it moves.
-        parts: the programs that it runs, by name, and how often; None if that is not known.
+        parts: the programs that it runs.
         around: what moves besides, around its parts.
     """
 
     run: Run
     wires: Sequence[Wire] = ()
-    parts: tuple[tuple[str, Executable, int | None], ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
 
 

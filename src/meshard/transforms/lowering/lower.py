@@ -18,7 +18,7 @@ from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import piecewise
-from meshard.ops.fused.segment import Segment
+from meshard.ops.fused.segment import FusedSegment
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -27,6 +27,7 @@ from meshard.transforms.body.constrained import settled
 from meshard.transforms.lowering.executable import (
     Executable,
     Moving,
+    NamedPart,
     Run,
     Step,
     crossing,
@@ -109,7 +110,7 @@ _Decisions = dict[Any, Decision]
 class _Group:
     """Operations that become one step."""
 
-    def __init__(self, run: Run | None, segment: Segment | None = None) -> None:
+    def __init__(self, run: Run | None, segment: FusedSegment | None = None) -> None:
         self.run = run
         self.segment = segment
         self.eqns: list[Eqn] = []
@@ -119,7 +120,7 @@ class _Group:
         self.outputs: list[Var] = []
         self.wires: tuple[Wire, ...] = ()
         self.around: Callable[[], Sequence[Moving]] = nothing_around
-        self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
+        self.parts: tuple[NamedPart, ...] = ()
 
 
 @final
@@ -339,7 +340,7 @@ class _Lowering:
             break
         else:
             level = len(self._groups)
-            group = _Group(None, Segment(part))
+            group = _Group(None, FusedSegment(part))
             self._groups.append(group)
         assert group.segment is not None
         group.segment.add(part, names, numbers, eqn.outputs[0])

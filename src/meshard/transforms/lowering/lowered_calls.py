@@ -23,7 +23,7 @@ from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import Executable, Moving, Run, ensure_layout
+from meshard.transforms.lowering.executable import Executable, Moving, NamedPart, Run, ensure_layout
 from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
@@ -42,21 +42,20 @@ _TURNS = 4
 """How often a carry may come to lie otherwise before it is brought back in every turn."""
 
 Lower = Callable[..., Executable]
-Part = tuple[str, Executable, int | None]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoweredCall:
     """A call, ready to run."""
 
     run: Run
     outputs: tuple[Kind, ...]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = lambda: ()
 
 
-def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> Found:
+def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> LoweredCall:
     """Return a call of a program as something that can run.
 
     Args:
@@ -123,7 +122,9 @@ def _settled(
     return found.repeated(len(body.captured)), now
 
 
-def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+def _while(
+    world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower
+) -> LoweredCall:
     first, second, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, second, init, (), lower)
     cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
@@ -139,7 +140,7 @@ def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: L
 
     parts = (("cond", cond, None), ("body", body, None))
     first_moves = partial(first_carry, world, init, body.inputs[len(second) :], cuts[1])
-    return Found(run, tuple(carry), parts, first_moves)
+    return LoweredCall(run, tuple(carry), parts, first_moves)
 
 
 def _returned(values: list[Any]) -> Any:
@@ -149,7 +150,7 @@ def _returned(values: list[Any]) -> Any:
 
 def _for(
     world: RuntimeWorld, call: ForCall, kinds: Sequence[Kind], lower: Lower, eqn: Eqn
-) -> Found:
+) -> LoweredCall:
     _, captured, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, [*captured, int], init, (), lower)
     cut = 2 + len(captured)
@@ -166,10 +167,10 @@ def _for(
     bounds = [x.value for x in eqn.inputs[:2] if isinstance(x, Literal)]
     turns = max(0, int(bounds[1].real) - int(bounds[0].real)) if len(bounds) == 2 else None
     first_moves = partial(first_carry, world, init, body.inputs[len(captured) + 1 :], cut)
-    return Found(run, tuple(carry), (("body", body, turns),), first_moves)
+    return LoweredCall(run, tuple(carry), (("body", body, turns),), first_moves)
 
 
-def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> LoweredCall:
     captured, init, arrays = call.split_operands(list(kinds))
     given_types = [_array_type(k) for k in _arrays(world, arrays)]
     rows = [_row_kind(world, k) for k in given_types]
@@ -212,7 +213,7 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
             ),
         ]
 
-    return Found(run, (*carry, *stacked), (("body", body, count),), around)
+    return LoweredCall(run, (*carry, *stacked), (("body", body, count),), around)
 
 
 def _array_type(kind: Kind) -> ArrayType:
@@ -307,7 +308,9 @@ def _stacked(
     return Array(whole, tuple(blocks))
 
 
-def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
+def _switch(
+    world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower
+) -> LoweredCall:
     _, captured, args = call.split_operands(list(kinds))
     first = lower(world, call.branches[0], [*captured[0], *args])
     outputs = _arrays(world, first.returns)
@@ -324,18 +327,18 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
         return _returned(_ensure_layouts(world, found, outputs))
 
     parts = tuple([(n, b, None) for n, b in zip(names, branches, strict=True)])
-    return Found(run, tuple(outputs), parts)
+    return LoweredCall(run, tuple(outputs), parts)
 
 
-def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Found:
+def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredCall:
     lowered = lower_map(world, call, kinds)
     parts = (("body", lowered.body, 1),)
-    return Found(lowered.run, lowered.outputs, parts, lambda: lowered.entering)
+    return LoweredCall(lowered.run, lowered.outputs, parts, lambda: lowered.entering)
 
 
 def _whole(
     world: RuntimeWorld, eqn: Eqn, call: WholeCall, kinds: Sequence[Kind], lower: Lower
-) -> Found:
+) -> LoweredCall:
     """Lower a function that is called when the program runs, or gone through now."""
     given = [_array_type(k) for k in _arrays(world, kinds)]
     if not call.values:
@@ -357,10 +360,10 @@ def _whole(
                 results[number] = Array(results[number]._type, results[number]._live())
             return _returned(results)
 
-        return Found(follow, own.returns, ((call.name, own, 1),))
+        return LoweredCall(follow, own.returns, ((call.name, own, 1),))
     outputs = _typed(world, lambda *operands: call.run(operands), given)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         return _returned(_ensure_layouts(world, call.run(operands), outputs))
 
-    return Found(run, tuple(outputs), (), lambda: by_values(outputs))
+    return LoweredCall(run, tuple(outputs), (), lambda: by_values(outputs))
