@@ -87,14 +87,14 @@ def curve(devices: int, seconds: float | None) -> PlanRow:
 
 def tree(devices: int) -> tuple[Any]:
     """The leaves of a tree with four kinds of layouts."""
-    from meshard.plan.figures.choice import Leaf
+    from meshard.plan.figures.choice import PlanLeaf
 
     pairs = [
         layouts(devices, *ends, shape)
         for ends in ((TILES, SWAPPED), (ROWS_X, COLUMNS_X))
         for shape in ((SIDE, SIDE), (SIDE, SIDE // 2))
     ]
-    return ([Leaf(f"layer {k}", *pairs[k % 4], 2, "bfloat16") for k in range(LEAVES)],)
+    return ([PlanLeaf(f"layer {k}", *pairs[k % 4], 2, "bfloat16") for k in range(LEAVES)],)
 
 
 def planned(leaves: Any) -> Any:
@@ -107,10 +107,10 @@ def planned(leaves: Any) -> Any:
 
 def cached() -> tuple[Any, Any, Any]:
     """A leaf, a cache that knows its plan, and the options that it was made with."""
-    from meshard.plan.figures.choice import Leaf
+    from meshard.plan.figures.choice import PlanLeaf
     from meshard.plan.planner import PlanCache, PlanOptions, make_plan
 
-    leaf = Leaf("w", *layouts(131072, TILES, SWAPPED, (SIDE, SIDE)), 2, "bfloat16")
+    leaf = PlanLeaf("w", *layouts(131072, TILES, SWAPPED, (SIDE, SIDE)), 2, "bfloat16")
     cache = PlanCache()
     make_plan([leaf], PlanOptions(), cache=cache)
     return leaf, cache, PlanOptions()

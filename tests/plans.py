@@ -4,7 +4,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
-from meshard.plan.figures.choice import Candidate, Choice, Leaf, figures_of
+from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, figures_of
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 
@@ -18,7 +18,7 @@ def laid(shape, shards, ids, cuts=even_cuts):
 def transpose():
     """Rows to columns on eight devices."""
     rows, columns = laid((8, 8), (8, 1), range(8)), laid((8, 8), (1, 8), range(8))
-    return Plan([Leaf("x", rows, columns, 4, "float32", "P('x', None)", "P(None, 'x')")])
+    return Plan([PlanLeaf("x", rows, columns, 4, "float32", "P('x', None)", "P(None, 'x')")])
 
 
 def striped():
@@ -37,7 +37,7 @@ def striped():
             Candidate("chained", None, "the window is too small for a whole copy"),
         ),
     )
-    return Plan([Leaf("w", before, after, 4, "float32")], [choice], max_bytes=64, donate=True)
+    return Plan([PlanLeaf("w", before, after, 4, "float32")], [choice], max_bytes=64, donate=True)
 
 
 def model():
@@ -53,7 +53,9 @@ def model():
             ones = (1,) * (len(shape) - 1)
             before = laid(shape, (4, *ones), range(16))
             after = laid(shape, (*ones, 3), range(16, 22), balanced_cuts)
-            leaves.append(Leaf(f"model.layers.{layer}.{name}.weight", before, after, 2, "bfloat16"))
+            leaves.append(
+                PlanLeaf(f"model.layers.{layer}.{name}.weight", before, after, 2, "bfloat16")
+            )
     return Plan(leaves, max_bytes=1 << 20)
 
 
@@ -67,9 +69,9 @@ def uneven():
     whole = laid((6, 6), (1, 1), [0, 2])
     return Plan(
         [
-            Leaf("grows", ten, three, 8),
-            Leaf("boxes", boxes, whole, 2, "float16", "boxes", "P()"),
-            Leaf("stays", three, three, 8),
+            PlanLeaf("grows", ten, three, 8),
+            PlanLeaf("boxes", boxes, whole, 2, "float16", "boxes", "P()"),
+            PlanLeaf("stays", three, three, 8),
         ],
     )
 
@@ -78,7 +80,7 @@ def vast():
     """A transpose on 131,072 devices, whose pairs nobody lists."""
     n = 1 << 17
     before, after = laid((2 * n, 2 * n), (n, 1), range(n)), laid((2 * n, 2 * n), (1, n), range(n))
-    return Plan([Leaf("x", before, after, 2, "bfloat16")])
+    return Plan([PlanLeaf("x", before, after, 2, "bfloat16")])
 
 
 PLANS = {f.__name__: f for f in (transpose, striped, model, uneven, vast)}

@@ -61,6 +61,13 @@ def public_names() -> Iterator[tuple[str, object]]:
             yield f"{module.__name__}.{name}", getattr(module, name)
 
 
+def collectives() -> set[str]:
+    """Return the functions of `meshard.lax` that run in the bodies of `shard_map` only."""
+    lax = importlib.import_module("meshard.lax")
+    functions = {n: f for n, f in vars(lax).items() if inspect.isfunction(f) and n[0] != "_"}
+    return {n for n, f in functions.items() if "axis_name" in inspect.signature(f).parameters}
+
+
 def lacks_docstring(value: object) -> bool:
     """Whether a function or class has no docstring of its own (a dataclass's signature is none)."""
     if not (callable(value) or inspect.isclass(value)):

@@ -13,7 +13,7 @@ import pytest
 import meshard
 from meshard.errors import ConfigError
 from meshard.settings import INTERNAL
-from tests.test_api import public_modules, public_names
+from tests.test_api import collectives, public_modules, public_names
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -116,6 +116,11 @@ def test_every_setting_of_the_environment_is_told() -> None:
     read |= {f"MESHARD_{name.upper()}" for name in settings}
     read -= {*INTERNAL, "MESHARD_TEST"}
     assert read - told == set(), "add them to the table of docs/processes.md"
+
+
+def test_every_collective_is_told() -> None:
+    told = set(re.findall(r"`(\w+)", (DOCS / "programs.md").read_text()))
+    assert collectives() - told == set(), "add them to the table of docs/programs.md"
 
 
 def test_every_example_is_shown() -> None:

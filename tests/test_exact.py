@@ -14,14 +14,14 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, layout_of_boxes
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.figures.bounds import bounds_of, receive_bound
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
 from meshard.plan.hops.exact import counter, sums_at, total
 from meshard.plan.hops.exact import product as times
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
-from meshard.plan.move.wires import Move, moved
+from meshard.plan.move.wires import Move, move_wire, moved
 from meshard.plan.plan import Plan
 from meshard.plan.planner import PlanOptions, make_plan
 from meshard.sharding import Mesh, NamedSharding, P
@@ -117,7 +117,7 @@ def by_group(source, destination, group_of):
 @given(ends(), st.sampled_from([1, 8, 16]), st.integers(1, 3))
 def test_every_figure_is_that_of_python_integers(both, itemsize, count):
     source, destination = both
-    leaves = [Leaf(f"x{i}", source, destination, itemsize, "float64") for i in range(count)]
+    leaves = [PlanLeaf(f"x{i}", source, destination, itemsize, "float64") for i in range(count)]
     plan, weight = Plan(leaves), itemsize * count
     into, out = received(source, destination), sent(source, destination)
     assert plan.received == {d: n * weight for d, n in sorted(into.items())}
@@ -165,14 +165,14 @@ def test_jobs_and_sums_and_simulations_agree(both):
         load = load_of(hop, places, most_jobs=most).times(8)
         assert load.received.tolist() == [8 * into.get(d, 0) for d in places.ids.tolist()]
         assert load.sent.tolist() == [8 * out.get(d, 0) for d in places.ids.tolist()]
-    found = Plan([Leaf("x", *both, 8)]).simulate(where)
+    found = Plan([PlanLeaf("x", *both, 8)]).simulate(where)
     assert found.bytes == sum(level.bytes for level in found.levels) == 8 * sum(into.values())
 
 
 @settings(calm, max_examples=40)
 @given(ends(), st.booleans(), st.sampled_from([None, "8-gpu hosts", "two racks"]))
 def test_routes_of_huge_arrays_are_found_and_counted(both, donate, where):
-    leaf = Leaf("x", *both, 8)
+    leaf = PlanLeaf("x", *both, 8)
     plan = make_plan([leaf], PlanOptions(donate=donate, topology=where and topology(where)))
     hops = [received(a, b) for a, b in pairwise(plan.routes[0].layouts)]
     assert plan.bytes_moved == 8 * sum(sum(h.values()) for h in hops)
@@ -197,7 +197,7 @@ def test_a_plan_of_two_to_the_eighty_elements():
     assert "56.0 YiB" in plan._repr_html_()
     assert max(map(len, str(plan).splitlines())) <= 100
     assert max(map(len, str(plan.simulate("two racks")).splitlines())) <= 100
-    many = Plan([Leaf("x", leaf.source, leaf.destination, 8) for leaf in plan.leaves] * 3)
+    many = Plan([PlanLeaf("x", leaf.source, leaf.destination, 8) for leaf in plan.leaves] * 3)
     assert many.bytes_moved == 3 * plan.bytes_moved
 
 
@@ -205,8 +205,8 @@ def test_a_wire_of_a_huge_array_counts_exactly():
     one, other = virtual_devices(2)
     target, origin = SingleDeviceSharding(other), SingleDeviceSharding(one)
     shape = (1 << 40, 1 << 40)
-    wire = Move("x", target, (origin,), target.layout(shape), (Source(origin.layout(shape)),), 8)
-    assert wire.received == {1: 1 << 83}
+    move = Move(target, (origin,), target.layout(shape), (Source(origin.layout(shape)),), 8)
+    assert move_wire("x", move).received == {1: 1 << 83}
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 61, 1 << 80])

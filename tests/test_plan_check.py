@@ -10,7 +10,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import ceil_cuts, layout_of_boxes
 from meshard.errors import MeshardError, PlanError
 from meshard.plan import replay
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs
 from meshard.plan.hops.route import Route
@@ -200,4 +200,4 @@ def test_it_is_one_of_ours():
 def test_scalars_and_arrays_without_elements_are_replayed(shape, shards):
     before = laid(shape, (1,) * len(shape), [0])
     after = laid(shape, shards, range(1, math.prod(shards) + 1), ceil_cuts)
-    assert Plan([Leaf("x", before, after, 4)]).check().complete
+    assert Plan([PlanLeaf("x", before, after, 4)]).check().complete

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshard.plan.figures import flow as flows
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.flow import Flow, flow_of, stages
 from meshard.plan.plan import Plan
 from meshard.plan.show.page import SHEET
@@ -109,7 +109,7 @@ def test_a_plan_of_nothing_is_a_page_too():
 
 def test_names_are_escaped():
     a = laid((4,), (2,), [0, 1])
-    plan = Plan([Leaf("<b>&\x00\ud800", a, a, 1, "float<8>", "P('<')", 'P("&")')])
+    plan = Plan([PlanLeaf("<b>&\x00\ud800", a, a, 1, "float<8>", "P('<')", 'P("&")')])
     text = page(plan)
     assert "<b>" not in text
     text.encode("utf-8")
@@ -159,7 +159,7 @@ def test_few_devices_have_a_band_each_as_wide_as_its_bytes():
 
 def test_many_devices_have_a_heat_map():
     before, after = laid((600, 600), (100, 1), range(100)), laid((600, 600), (1, 100), range(100))
-    flow = flow_of(Plan([Leaf("x", before, after, 1)]), 0)
+    flow = flow_of(Plan([PlanLeaf("x", before, after, 1)]), 0)
     assert flow.amounts.shape == (64, 64)
     root, cells = rectangles(flow_svg(flow))
     told = [c.find(f"{SVG}title").text for c in cells]
@@ -171,7 +171,7 @@ def test_many_devices_have_a_heat_map():
 
 def test_of_forty_devices_each_has_its_own_row():
     before, after = laid((40, 40), (40, 1), range(40)), laid((40, 40), (1, 40), range(40))
-    root, cells = rectangles(flow_svg(flow_of(Plan([Leaf("x", before, after, 1)]), 0)))
+    root, cells = rectangles(flow_svg(flow_of(Plan([PlanLeaf("x", before, after, 1)]), 0)))
     assert len(cells) == 40 * 39
     assert "neighbouring" not in "".join(root.itertext())
 
@@ -180,14 +180,14 @@ def test_nothing_flows():
     nothing = Flow((), (), np.zeros((0, 0)), estimated=False)
     ElementTree.fromstring(flow_svg(nothing))
     still = laid((64, 2), (64, 1), range(64))
-    ElementTree.fromstring(flow_svg(flow_of(Plan([Leaf("x", still, still, 1)]), 0)))
+    ElementTree.fromstring(flow_svg(flow_of(Plan([PlanLeaf("x", still, still, 1)]), 0)))
     assert flow_of(Plan([]), 0).amounts.size == 0
     assert stages(Plan([])) == 0
 
 
 def test_an_estimate_says_so(monkeypatch):
     before, after = laid((40, 40), (40, 1), range(40)), laid((40, 40), (1, 40), range(40))
-    plan = Plan([Leaf("x", before, after, 1)])
+    plan = Plan([PlanLeaf("x", before, after, 1)])
     few = flow_of(plan, 0, most_jobs=200)
     assert few.estimated
     assert "estimated from some of the receivers" in flow_svg(few)

@@ -14,7 +14,7 @@ import meshard
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError, DtypeError, PlanError, ShapeError, TreeError
-from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.file.json_form import VERSION, _checksum
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
@@ -57,7 +57,7 @@ def test_options_and_dead_devices_are_kept():
     a, b = laid((8,), (2,), range(4)), laid((8,), (4,), range(4))
     way = Route("direct", (a, b), "it is short", split=False, alive=(0, 2, 3))
     plan = Plan(
-        [Leaf("x", a, b, 4)],
+        [PlanLeaf("x", a, b, 4)],
         [Choice(way, figures_of(way, 4), "chosen")],
         max_bytes=7,
         donate=True,
@@ -156,7 +156,7 @@ def test_transfers_are_boxes_of_the_array():
 )
 def test_many_devices_take_little_room(ids):
     layout = Layout((600,), (even_cuts(600, 300),), np.ascontiguousarray(ids).reshape(300, 1))
-    plan = Plan([Leaf("x", layout, layout, 1)])
+    plan = Plan([PlanLeaf("x", layout, layout, 1)])
     text = plan.to_json()
     assert Plan.from_json(text) == plan
     assert len(text) < 3500

@@ -17,7 +17,7 @@ from meshard.errors import (
 )
 from meshard.plan import plan as plans
 from meshard.plan.figures import schedule
-from meshard.plan.figures.choice import Leaf, figures_of
+from meshard.plan.figures.choice import PlanLeaf, figures_of
 from meshard.plan.figures.footprint import traffic_of
 from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.hops.route import Route
@@ -37,16 +37,18 @@ def lines(size, shards, first=0):
 
 
 def test_a_leaf_counts_what_each_device_receives():
-    leaf = Leaf("x", lines(10, 4), lines(10, 2), 4)
+    leaf = PlanLeaf("x", lines(10, 4), lines(10, 2), 4)
     assert leaf.nbytes == 40
     assert leaf.received() == {0: 8, 1: 20 - 4}
-    elsewhere = Leaf("x", lines(10, 4), lines(10, 2, first=8), 4)
+    elsewhere = PlanLeaf("x", lines(10, 4), lines(10, 2, first=8), 4)
     assert elsewhere.received() == {8: 20, 9: 20}
-    assert Leaf("x", lines(10, 2), lines(10, 2), 8).received() == {0: 0, 1: 0}
+    assert PlanLeaf("x", lines(10, 2), lines(10, 2), 8).received() == {0: 0, 1: 0}
 
 
 def test_a_plan_adds_up_its_leaves():
-    plan = Plan([Leaf("a", lines(10, 4), lines(10, 2), 4), Leaf("b", lines(4, 1), lines(4, 2), 8)])
+    plan = Plan(
+        [PlanLeaf("a", lines(10, 4), lines(10, 2), 4), PlanLeaf("b", lines(4, 1), lines(4, 2), 8)]
+    )
     assert plan.received == {0: 8, 1: 16 + 16}
     assert plan.bytes_moved == plan.lower_bound_bytes == 40
     assert plan.nbytes == 40 + 32
@@ -57,7 +59,7 @@ def test_a_plan_adds_up_its_leaves():
 
 
 def test_a_plan_prints_as_a_table():
-    plan = Plan([Leaf("x", lines(12_000, 4), lines(12_000, 3), 8)])
+    plan = Plan([PlanLeaf("x", lines(12_000, 4), lines(12_000, 3), 8)])
     assert str(plan).splitlines()[9:12] == [
         "bytes moved                48,000  1.000 x the least, 48,000",
         "most sent by a device      24,000  1.000 x the least, 24,000",
@@ -68,7 +70,10 @@ def test_a_plan_prints_as_a_table():
 
 
 def test_plans_are_values():
-    leaves = [Leaf("x", lines(12, 4), lines(12, 3), 8), Leaf("y", lines(12, 4), lines(12, 3), 8)]
+    leaves = [
+        PlanLeaf("x", lines(12, 4), lines(12, 3), 8),
+        PlanLeaf("y", lines(12, 4), lines(12, 3), 8),
+    ]
     plan = Plan.direct(leaves)
     assert plan == Plan(leaves)
     assert hash(plan) == hash(Plan(leaves))
@@ -83,7 +88,7 @@ def test_plans_are_values():
 
 def test_senders_and_receivers():
     a, b = lines(12, 4), lines(12, 2, first=8)
-    plan = Plan([Leaf("x", a, b, 4), Leaf("y", a, b, 4), Leaf("z", b, a, 2)])
+    plan = Plan([PlanLeaf("x", a, b, 4), PlanLeaf("y", a, b, 4), PlanLeaf("z", b, a, 2)])
     assert plan.sent == {0: 24, 1: 24, 2: 24, 3: 24, 8: 12, 9: 12}
     assert plan.received == {0: 6, 1: 6, 2: 6, 3: 6, 8: 48, 9: 48}
     assert (plan.most_sent, plan.most_received) == (24, 48)
@@ -95,30 +100,32 @@ def test_senders_and_receivers():
 def test_the_send_bound_adds_up_what_the_same_devices_hold():
     whole = Layout((12,), ((0, 12),), np.array([[0, 1]]))
     rows, far = lines(12, 2), lines(12, 1, first=9)
-    plan = Plan([Leaf("x", whole, far, 2), Leaf("y", rows, far, 4), Leaf("z", whole, far, 4)])
+    plan = Plan(
+        [PlanLeaf("x", whole, far, 2), PlanLeaf("y", rows, far, 4), PlanLeaf("z", whole, far, 4)]
+    )
     assert plan.send_bound_bytes == max(12 * 2 // 2 + 12 * 4 // 2, 6 * 4)
     assert plan.most_sent == 12 + 24 + 24
 
 
 def test_peak_memory_follows_the_arrays(monkeypatch):
     a, b = lines(12, 2), lines(12, 2, first=2)
-    leaves = [Leaf("x", a, b, 1), Leaf("y", a, b, 1)]
+    leaves = [PlanLeaf("x", a, b, 1), PlanLeaf("y", a, b, 1)]
     assert Plan(leaves).peak_tally.as_dict() == {0: 12, 1: 12, 2: 12, 3: 12}
     assert Plan(leaves, donate=True).peak_tally.as_dict() == {0: 12, 1: 12, 2: 12, 3: 12}
     turned = lines(12, 2)
     turned = Layout((12,), turned.cuts, np.array([[1], [0]]))
-    there = Leaf("x", a, turned, 1)
+    there = PlanLeaf("x", a, turned, 1)
     assert Plan([there, there]).peak_bytes == 24
     # Small arrays go together, and are freed together.
     assert Plan([there, there], donate=True).peak_bytes == 24
     # What lies on a device already is a view there, or a small copy.
-    assert Plan([Leaf("x", a, a, 1)]).peak_bytes == 6
-    assert Plan([Leaf("x", lines(12, 1), a, 1)]).peak_tally.as_dict() == {0: 12, 1: 6}
-    assert Plan([Leaf("x", lines(12, 1), lines(12, 4), 1)]).peak_tally[0] == 12 + 3
+    assert Plan([PlanLeaf("x", a, a, 1)]).peak_bytes == 6
+    assert Plan([PlanLeaf("x", lines(12, 1), a, 1)]).peak_tally.as_dict() == {0: 12, 1: 6}
+    assert Plan([PlanLeaf("x", lines(12, 1), lines(12, 4), 1)]).peak_tally[0] == 12 + 3
     # What makes room goes first.
     monkeypatch.setattr(schedule, "GRADUAL", 13)
     far = lines(12, 1, first=9)
-    grow, shrink = Leaf("g", a, far, 1), Leaf("s", far, a, 1)
+    grow, shrink = PlanLeaf("g", a, far, 1), PlanLeaf("s", far, a, 1)
     assert schedule.batches([grow, shrink], donate=True) == [(1,), (0,)]
     assert schedule.batches([grow, shrink], donate=False) == [(0, 1)]
     assert Plan([grow, shrink], donate=True).peak_tally[9] == 12  # and not 24
@@ -138,12 +145,12 @@ def test_the_peak_of_a_detour_counts_what_lies_between():
 
 
 def test_rounds_follow_from_the_window():
-    leaf = Leaf("x", lines(12, 2), lines(12, 2, first=2), 1)
+    leaf = PlanLeaf("x", lines(12, 2), lines(12, 2, first=2), 1)
     assert Plan([leaf]).rounds == 1
     assert Plan([leaf], max_bytes=4).rounds == 2
     assert Plan([leaf, leaf], max_bytes=4).rounds == 3
     assert Plan([leaf], max_bytes=4, rounds=5).rounds == 5
-    assert Plan([Leaf("x", lines(12, 2), lines(12, 2), 1)], max_bytes=4).rounds == 0
+    assert Plan([PlanLeaf("x", lines(12, 2), lines(12, 2), 1)], max_bytes=4).rounds == 0
     assert Plan([]).rounds == 0
 
 
@@ -176,7 +183,7 @@ def test_messages_of_uneven_replicas_are_no_more_than_said():
 
 def test_a_plan_simulates_itself():
     level = Level("all", latency=0.5, bandwidth=10.0)
-    plan = Plan([Leaf("x", lines(12, 2), lines(12, 2, first=2), 1)] * 2)
+    plan = Plan([PlanLeaf("x", lines(12, 2), lines(12, 2, first=2), 1)] * 2)
     found = plan.simulate(Topology("flat", (level,)))
     assert found.bytes == plan.bytes_moved
     assert found.seconds > 1.2
@@ -377,7 +384,7 @@ def test_odd_arguments_of_plans_are_refused_by_name():
         for name, ask in (
             ("leaves", lambda value=value: Plan(value)),
             ("leaves", lambda value=value: Plan.direct(value)),
-            ("choices", lambda value=value: Plan([Leaf("x", a, b, 1)], value)),
+            ("choices", lambda value=value: Plan([PlanLeaf("x", a, b, 1)], value)),
             ("max_bytes", lambda value=value: Plan([], max_bytes=value)),
             ("alive", lambda value=value: Plan([], alive=value)),
             ("alive", lambda value=value: meshard.plan_reshard(V, None, alive=value)),
@@ -389,6 +396,6 @@ def test_odd_arguments_of_plans_are_refused_by_name():
     ids = [meshard.devices()[0], np.int64(1), *range(2, 8)]
     assert meshard.plan_reshard(V, None, alive=ids).alive == tuple(range(8))
     with pytest.raises(ArgumentError, match=r"1 distinct triples .* choices are for \[\]"):
-        Plan([Leaf("x", a, b, 1)], [])
+        Plan([PlanLeaf("x", a, b, 1)], [])
     with pytest.raises(ShapeError, match=r"is not a shape: sizes must be non-negative integers"):
         meshard.ShapeDtypeStruct((1 << 70,), "f4", sharding=NamedSharding(mesh(), P()))

@@ -8,7 +8,7 @@ import pytest
 
 from meshard.algebra.layout import Layout
 from meshard.plan.captions import size_text
-from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
@@ -38,7 +38,7 @@ def test_a_plan_of_nothing():
 
 def test_many_kinds_of_arrays_are_added_up_below():
     leaves = [
-        Leaf(f"a{'xyz'[n % 3] * n}", laid((n + 8,), (1,), [0]), laid((n + 8,), (1,), [1]), 1)
+        PlanLeaf(f"a{'xyz'[n % 3] * n}", laid((n + 8,), (1,), [0]), laid((n + 8,), (1,), [1]), 1)
         for n in range(40)
     ]
     text = str(Plan(leaves))
@@ -52,7 +52,7 @@ def test_of_many_reasons_some_are_told():
     for n in range(20):
         a, b = laid((n + 8,), (1,), [0]), laid((n + 8,), (1,), [1])
         way = Route("direct", (a, b))
-        leaves.append(Leaf(f"x{n}", a, b, 1))
+        leaves.append(PlanLeaf(f"x{n}", a, b, 1))
         choices.append(Choice(way, figures_of(way, 1), f"reason {n}"))
     text = str(Plan(leaves, choices))
     assert "why direct (12): reason 11\nand 8 more reasons" in text
@@ -62,7 +62,7 @@ def test_wide_numbers_are_said_shortly():
     n = 1 << 21
     rows, columns = laid((n, n), (2, 1), [0, 1]), laid((n, n), (1, 2), [2, 3])
     way = Route("through one", (rows, laid((n, n), (1, 1), [4]), columns), "a test")
-    text = str(Plan([Leaf("x", rows, columns, 8)], [Choice(way, figures_of(way, 8))]))
+    text = str(Plan([PlanLeaf("x", rows, columns, 8)], [Choice(way, figures_of(way, 8))]))
     assert "32.0 TiB" in text
     assert "the least if direct" in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -70,7 +70,7 @@ def test_wide_numbers_are_said_shortly():
 
 def test_devices_are_told_for_each_array_where_they_differ():
     a, b, c = (laid((8,), (2,), ids) for ids in ([0, 1], [2, 3], [4, 5]))
-    text = str(Plan([Leaf("x", a, b, 4), Leaf("y", a, c, 4, "", "P('i')", "P('j')")]))
+    text = str(Plan([PlanLeaf("x", a, b, 4), PlanLeaf("y", a, c, 4, "", "P('i')", "P('j')")]))
     assert "2 on 2,3" in text
     assert "P('j') on 4,5" in text
     assert "from devices" not in text
@@ -78,7 +78,7 @@ def test_devices_are_told_for_each_array_where_they_differ():
 
 def test_the_living_are_told():
     a, b = laid((8,), (2,), range(4)), laid((8,), (4,), range(4))
-    leaf, way = Leaf("x", a, b, 4), Route("direct", (a, b), alive=(0, 2, 3))
+    leaf, way = PlanLeaf("x", a, b, 4), Route("direct", (a, b), alive=(0, 2, 3))
     plan = Plan([leaf], [Choice(way, figures_of(way, 4))], alive=[3, 2, 0])
     assert "devices alive" in str(plan)
     assert "0,2,3" in str(plan)
@@ -88,7 +88,7 @@ def test_the_living_are_told():
 def test_bytes_that_need_not_move_are_said_to_be_so():
     a = laid((8,), (2,), [0, 1])
     back = Route("there and back", (a, laid((8,), (2,), [2, 3]), a))
-    plan = Plan([Leaf("x", a, a, 1)], [Choice(back, figures_of(back, 1))])
+    plan = Plan([PlanLeaf("x", a, a, 1)], [Choice(back, figures_of(back, 1))])
     assert "though nothing need move" in str(plan)
     assert plan.ratio == float("inf")
 

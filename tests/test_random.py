@@ -1,7 +1,10 @@
 """`meshard.random`: keys, arguments, shapes and dtypes as JAX has them, and every refusal."""
 
+import doctest
+import importlib
 import inspect
 import pickle
+import typing
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -148,6 +151,39 @@ def test_every_function_of_jax_is_here(jax: ModuleType) -> None:
     theirs = {n for n in dir(jax.random) if not n.startswith("_")}
     functions = {n for n in theirs if inspect.isfunction(getattr(jax.random, n))}
     assert functions - {"random_gamma_p"} <= set(random.__all__)
+
+
+def test_the_door_lists_what_it_imports() -> None:
+    brought: dict[str, Any] = {}
+    exec("from meshard.random import *", brought)
+    listed = [n for n in brought if n != "__builtins__"]
+    assert listed == random.__all__ == sorted(listed)
+    assert all(getattr(random, n) is brought[n] for n in listed)
+
+
+@pytest.mark.parametrize("name", random.__all__)
+def test_every_function_says_what_it_takes_and_shows_it(name: str) -> None:
+    function = getattr(random, name)
+    text, signature = inspect.getdoc(function), inspect.signature(function)
+    assert text.partition("\n")[0].endswith(".")
+    assert not [n for n in signature.parameters if f"\n    {n}: " not in text]
+    assert signature.return_annotation in ("Array", "str", "Dtype")
+    assert typing.get_type_hints(function)["return"] in (meshard.Array, str, np.dtype[Any])
+    globs = vars(importlib.import_module(function.__module__))
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, name, globs=globs)
+    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
+    assert example.examples
+
+
+def test_a_misused_function_is_refused_by_its_name() -> None:
+    for call, message in (
+        (lambda: random.pareto(KEY), r"pareto\(\) missing .* 'b'"),
+        (lambda: random.pareto(KEY, 1.0, c=2), r"pareto\(\) got an unexpected .* 'c'"),
+        (lambda: random.pareto(KEY, 1.0, b=2), r"pareto\(\) got multiple values .* 'b'"),
+        (lambda: random.cauchy(KEY, (), None, None), r"cauchy\(\) takes from 1 to 3 positional"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
 
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
@@ -343,7 +379,7 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: random.randint(KEY, (2,), 0, 5, float), ArgumentError, r"randint must be an int"),
     (lambda: random.geometric(KEY, 0.5, (2,), float), ArgumentError, r"geometric must be an int"),
     (lambda: random.binomial(KEY, 5, 0.5, (2,), int), ArgumentError, r"binomial must be a float"),
-    (lambda: random.rademacher(KEY, (2,), "uint8"), ArgumentError, r"hold -1, which uint8"),
+    (lambda: random.rademacher(KEY, (2,), "uint8"), ArgumentError, r"holds -1, got uint8"),
     (
         lambda: random.normal(KEY, (-1,)),
         ShapeError,
@@ -376,7 +412,11 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: random.choice(KEY, 5, p=mnp.ones(4)), ShapeError, r"shape \(4,\), and a has 5"),
     (lambda: random.choice(KEY, 0, (2,)), ArgumentError, r"a must be greater than 0 unless"),
     (lambda: random.choice(KEY, mnp.ones((2, 3)), axis=3), ArgumentError, r"axis 3 is out of"),
-    (lambda: random.choice(KEY, 2.5), DtypeError, r"a must be an integer or at least 1-dim"),
+    (
+        lambda: random.choice(KEY, 2.5),
+        DtypeError,
+        r"a must be an integer or have at least one dim, got 2\.5",
+    ),
     (
         lambda: random.permutation(KEY, 2.5),
         DtypeError,

@@ -10,7 +10,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import random
 from meshard.errors import NotAddressableError, ShardingError
-from meshard.ops.random.drawing import drawn
+from meshard.ops.random.tiles import Request
 from meshard.sharding import NamedSharding, P, SingleDeviceSharding
 from tests.worlds import everywhere, in_worlds, mesh, put, whole
 
@@ -354,5 +354,5 @@ def test_out_sharding_is_refused_inside_shard_map() -> None:
 
 
 def test_drawn_reads_no_key_that_no_piece_needs() -> None:
-    x = drawn("bits", random.key(0), "bits", (0,), np.dtype(np.uint64))
+    x = Request("bits", random.key(0), (0,), np.dtype(np.uint64)).drawn("bits")
     assert x.shape == (0,)

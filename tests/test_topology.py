@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import meshard
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.presets import presets, topology
 from meshard.plan.figures.simulate import simulate, simulate_many
 from meshard.plan.figures.topology import Level, Topology
@@ -299,7 +299,7 @@ def test_a_preset_is_taken_by_its_name_wherever_a_topology_is():
     ids = np.arange(16)
     rows = Layout((64,), (even_cuts(64, 16),), ids.reshape(16, 1))
     whole = Layout((64,), ((0, 64),), ids.reshape(1, 16))
-    hop, leaf = Hop(rows, whole), Leaf("x", rows, whole, 4)
+    hop, leaf = Hop(rows, whole), PlanLeaf("x", rows, whole, 4)
     assert simulate(hop, 4, name) == simulate(hop, 4, given)
     assert simulate_many([(hop, 4, 2)], name) == simulate_many([(hop, 4, 2)], given)
     asked = [PlanOptions(topology=where) for where in (name, given)]

@@ -10,7 +10,7 @@ import pytest
 import meshard
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError
-from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.figures.window import between, checked_window, quota
 from meshard.plan.hops.hop import unit_map
 from meshard.plan.hops.route import Route
@@ -114,7 +114,7 @@ def lined(ids, shards=None):
 
 def test_a_plan_takes_no_detour_that_does_not_fit_between_its_hops():
     rows, copies = lined(range(8)), lined(range(8, 16), 1)
-    leaf = Leaf("x", rows, copies, 8)
+    leaf = PlanLeaf("x", rows, copies, 8)
     free = make_plan([leaf])
     assert len(free.routes[0].layouts) > 2
     kept = between(free.routes[0], 8, lambda ids: ids)

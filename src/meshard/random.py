@@ -12,109 +12,56 @@ streams of a key meet. Where arithmetic on its bits ends in logarithms and sines
 and SciPy's.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.ops.random.basic import bits, exponential, normal
-from meshard.ops.random.choice import categorical, choice, permutation
-from meshard.ops.random.continuous import (
-    cauchy,
-    double_sided_maxwell,
-    gumbel,
-    laplace,
-    logistic,
-    lognormal,
-    maxwell,
-    pareto,
-    rayleigh,
-    triangular,
-    truncated_normal,
-    uniform,
-    wald,
-    weibull_min,
-)
-from meshard.ops.random.gamma import (
-    ball,
-    beta,
-    chisquare,
-    dirichlet,
-    f,
-    gamma,
-    generalized_normal,
-    loggamma,
-    t,
-)
-from meshard.ops.random.integers import (
-    bernoulli,
-    binomial,
-    geometric,
-    multinomial,
-    poisson,
-    rademacher,
-    randint,
-)
-from meshard.ops.random.keys import (
-    PRNGKey,
-    clone,
-    fold_in,
-    key,
-    key_data,
-    key_dtype,
-    key_impl,
-    split,
-    wrap_key_data,
-)
-from meshard.ops.random.matrices import multivariate_normal, orthogonal
+from meshard.algebra.attributes import door as _door
+from meshard.ops.random.choice import categorical as categorical
+from meshard.ops.random.choice import choice as choice
+from meshard.ops.random.choice import multinomial as multinomial
+from meshard.ops.random.choice import multivariate_normal as multivariate_normal
+from meshard.ops.random.choice import orthogonal as orthogonal
+from meshard.ops.random.choice import permutation as permutation
+from meshard.ops.random.distributions import bernoulli as bernoulli
+from meshard.ops.random.distributions import binomial as binomial
+from meshard.ops.random.distributions import cauchy as cauchy
+from meshard.ops.random.distributions import double_sided_maxwell as double_sided_maxwell
+from meshard.ops.random.distributions import geometric as geometric
+from meshard.ops.random.distributions import gumbel as gumbel
+from meshard.ops.random.distributions import laplace as laplace
+from meshard.ops.random.distributions import logistic as logistic
+from meshard.ops.random.distributions import lognormal as lognormal
+from meshard.ops.random.distributions import maxwell as maxwell
+from meshard.ops.random.distributions import pareto as pareto
+from meshard.ops.random.distributions import poisson as poisson
+from meshard.ops.random.distributions import rademacher as rademacher
+from meshard.ops.random.distributions import rayleigh as rayleigh
+from meshard.ops.random.distributions import triangular as triangular
+from meshard.ops.random.distributions import truncated_normal as truncated_normal
+from meshard.ops.random.distributions import wald as wald
+from meshard.ops.random.distributions import weibull_min as weibull_min
+from meshard.ops.random.gamma import ball as ball
+from meshard.ops.random.gamma import beta as beta
+from meshard.ops.random.gamma import chisquare as chisquare
+from meshard.ops.random.gamma import dirichlet as dirichlet
+from meshard.ops.random.gamma import f as f
+from meshard.ops.random.gamma import gamma as gamma
+from meshard.ops.random.gamma import generalized_normal as generalized_normal
+from meshard.ops.random.gamma import loggamma as loggamma
+from meshard.ops.random.gamma import t as t
+from meshard.ops.random.keys import PRNGKey as PRNGKey
+from meshard.ops.random.keys import clone as clone
+from meshard.ops.random.keys import fold_in as fold_in
+from meshard.ops.random.keys import key as key
+from meshard.ops.random.keys import key_data as key_data
+from meshard.ops.random.keys import key_dtype as key_dtype
+from meshard.ops.random.keys import key_impl as key_impl
+from meshard.ops.random.keys import split as split
+from meshard.ops.random.keys import wrap_key_data as wrap_key_data
+from meshard.ops.random.uniform import bits as bits
+from meshard.ops.random.uniform import exponential as exponential
+from meshard.ops.random.uniform import normal as normal
+from meshard.ops.random.uniform import randint as randint
+from meshard.ops.random.uniform import uniform as uniform
 
-__all__ = [
-    "PRNGKey",
-    "ball",
-    "bernoulli",
-    "beta",
-    "binomial",
-    "bits",
-    "categorical",
-    "cauchy",
-    "chisquare",
-    "choice",
-    "clone",
-    "dirichlet",
-    "double_sided_maxwell",
-    "exponential",
-    "f",
-    "fold_in",
-    "gamma",
-    "generalized_normal",
-    "geometric",
-    "gumbel",
-    "key",
-    "key_data",
-    "key_dtype",
-    "key_impl",
-    "laplace",
-    "loggamma",
-    "logistic",
-    "lognormal",
-    "maxwell",
-    "multinomial",
-    "multivariate_normal",
-    "normal",
-    "orthogonal",
-    "pareto",
-    "permutation",
-    "poisson",
-    "rademacher",
-    "randint",
-    "rayleigh",
-    "split",
-    "t",
-    "triangular",
-    "truncated_normal",
-    "uniform",
-    "wald",
-    "weibull_min",
-    "wrap_key_data",
-]
-
-if not _TYPE_CHECKING:  # an editor sees only what is listed
-    __getattr__ = _absent(__name__)
+if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshard.plan.figures.choice import Choice, Leaf, figures_of
+from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.figures.flow import flow_of, stages
 from meshard.plan.figures.schedule import batches
 from meshard.plan.hops.route import Route
@@ -24,7 +24,7 @@ def planned(draw):
     for number in range(draw(st.integers(1, 3))):
         count = draw(st.integers(2, 3))
         layouts = [draw(shardings(shape, devices)).layout(shape) for _ in range(count)]
-        leaf = Leaf(f"x{number}", layouts[0], layouts[-1], draw(st.sampled_from([1, 4])))
+        leaf = PlanLeaf(f"x{number}", layouts[0], layouts[-1], draw(st.sampled_from([1, 4])))
         key = (leaf.source, leaf.destination, leaf.itemsize)
         if key in choices:
             continue

@@ -18,7 +18,7 @@ import meshard
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.plan.figures.bounds import receive_bound
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.plan import Plan
@@ -103,7 +103,7 @@ def test_a_plan_moves_what_is_lacking_and_no_more(data, shape):
     devices = virtual_devices(8)
     source = data.draw(shardings(shape, devices)).layout(shape)
     destination = data.draw(shardings(shape, devices)).layout(shape)
-    plan = Plan([Leaf("x", source, destination, 4)])
+    plan = Plan([PlanLeaf("x", source, destination, 4)])
     lacks = reference_moved(source, destination)
     assert plan.received == {d: 4 * n for d, n in lacks.items()}
     assert plan.bytes_moved == plan.lower_bound_bytes == 4 * sum(lacks.values())
@@ -129,7 +129,7 @@ def test_bytes_do_not_depend_on_the_names_of_devices(data, shape, order):
         for s in pair
     ]
     plan, again = (
-        Plan([Leaf("x", a.layout(shape), b.layout(shape), 1)]) for a, b in (pair, renamed)
+        Plan([PlanLeaf("x", a.layout(shape), b.layout(shape), 1)]) for a, b in (pair, renamed)
     )
     assert again.bytes_moved == plan.bytes_moved
     assert again.lower_bound_bytes == plan.lower_bound_bytes

@@ -32,7 +32,7 @@ from meshard.interop.jax_buffers import (
     read,
 )
 from meshard.interop.jax_shardings import jax, layout_of, to_jax, to_meshard
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.plan import Plan
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import check_devices_exist, checked_dtype
@@ -134,7 +134,7 @@ def plan_reshard(x: Any, sharding: Any) -> Plan:
             )
         target = source if target is None else target
         shape, size = tuple(leaf.shape), leaf.dtype.itemsize
-        found.append(Leaf(name, layout_of(source, shape), layout_of(target, shape), size))
+        found.append(PlanLeaf(name, layout_of(source, shape), layout_of(target, shape), size))
     return Plan(found)
 
 

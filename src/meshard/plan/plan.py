@@ -15,8 +15,8 @@ from typing import final
 
 from meshard.algebra.arguments import flag_of
 from meshard.errors import MeshardError
-from meshard.plan.figures.choice import Leaf
-from meshard.plan.figures.plan_figures import Planned
+from meshard.plan.figures.choice import PlanLeaf
+from meshard.plan.figures.plan_figures import PlanFigures
 from meshard.plan.figures.simulate import Simulation, simulate_many
 from meshard.plan.figures.topology import Topology
 from meshard.plan.file.files import write_text
@@ -46,7 +46,7 @@ def install_runner(runner: PlanRunner) -> None:
 
 @final
 @dataclass(frozen=True, init=False, repr=False)
-class Plan(Planned):
+class Plan(PlanFigures):
     """What a reshard of one or more arrays will move.
 
     Args:
@@ -63,13 +63,13 @@ class Plan(Planned):
     >>> from meshard.algebra.layout import Layout, even_cuts
     >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
     >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
-    >>> plan = Plan([Leaf("x", rows, whole, 4)])
+    >>> plan = Plan([PlanLeaf("x", rows, whole, 4)])
     >>> plan.bytes_moved, plan.lower_bound_bytes, plan.peak_bytes
     (96, 96, 40)
     """
 
     @classmethod
-    def direct(cls, leaves: Sequence[Leaf], *, donate: bool = False) -> Plan:
+    def direct(cls, leaves: Sequence[PlanLeaf], *, donate: bool = False) -> Plan:
         """Return the plan in which every array goes to its destination in one hop."""
         return cls(leaves, donate=donate)
 
@@ -85,7 +85,7 @@ class Plan(Planned):
         >>> from meshard.algebra.layout import Layout
         >>> ids = np.arange(2).reshape(2, 1)
         >>> a, b = (Layout((4,), ((0, n, 4),), ids) for n in (2, 3))
-        >>> print(Plan([Leaf("x", a, b, 4)]).check())
+        >>> print(Plan([PlanLeaf("x", a, b, 4)]).check())
         every element arrives once: 1 route, 1 hop, 1 part, all devices
         """
         return sum(map(check_route, dict.fromkeys(self.routes)), Report())

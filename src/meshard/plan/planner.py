@@ -18,7 +18,7 @@ import numpy as np
 
 from meshard.algebra.arguments import count_of
 from meshard.algebra.layout import Layout
-from meshard.plan.figures.choice import Candidate, Choice, Figures, Leaf, figures_of
+from meshard.plan.figures.choice import Candidate, Choice, Figures, PlanLeaf, figures_of
 from meshard.plan.figures.plan_figures import checked_ids
 from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import simulate
@@ -99,7 +99,7 @@ class PlanCache:
         self._limit = count_of(limit, "PlanCache.resize", "limit", least=1)
         self._trim()
 
-    def find(self, leaf: Leaf, options: Hashable, make: Callable[[], Choice]) -> Choice:
+    def find(self, leaf: PlanLeaf, options: Hashable, make: Callable[[], Choice]) -> Choice:
         """Return the choice for a leaf's layouts, made now if it is not known."""
         key = (leaf.source, leaf.destination, leaf.itemsize, options)
         found = self._same.get(key)
@@ -153,7 +153,7 @@ def _counts(layout: Layout) -> tuple[int, ...]:
     return tuple([len(layout.holders(i)) for i in range(layout.piece_count)])
 
 
-def _renamed(choice: Choice, before: Ints, after: Ints, leaf: Leaf) -> Choice:
+def _renamed(choice: Choice, before: Ints, after: Ints, leaf: PlanLeaf) -> Choice:
     """Return a choice for the same layouts on other devices."""
     order = np.argsort(before)
     known, names = before[order], after[order]
@@ -227,7 +227,7 @@ _FREE = PlanOptions()
 
 
 def make_plan(
-    leaves: Sequence[Leaf], options: PlanOptions = _FREE, *, cache: PlanCache | None = None
+    leaves: Sequence[PlanLeaf], options: PlanOptions = _FREE, *, cache: PlanCache | None = None
 ) -> Plan:
     """Choose how each leaf gets to its destination.
 
@@ -281,7 +281,7 @@ def _within(plan: Plan, number: int) -> Choice:
     return Choice(route, figures, why, (other,), choice.count)
 
 
-def _choice(leaf: Leaf, options: PlanOptions) -> Choice:
+def _choice(leaf: PlanLeaf, options: PlanOptions) -> Choice:
     """Return the best of all routes for one leaf."""
     direct = Route(
         "direct", (leaf.source, leaf.destination), split=options.split, alive=options.alive
@@ -303,12 +303,14 @@ def _choice(leaf: Leaf, options: PlanOptions) -> Choice:
     return Choice(route, figures, why, beaten, 1)
 
 
+DETOURS = (striped, chained)
+"""What may find a route between two layouts, or None: each is told the direct hop."""
+
+
 def _detours(direct: Route, itemsize: int, options: PlanOptions) -> list[Route]:
     """Return the routes that may be better than the direct one."""
     ends, alive, split = (direct.source, direct.destination), options.alive, options.split
-    found = [
-        make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in (striped, chained)
-    ]
+    found = [make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in DETOURS]
     limit = MOST_DETOURS if len(direct.source.device_ids) < VAST_DEVICES else VAST_DETOURS
     most = None if options.max_bytes is None else options.max_bytes // itemsize
     return [route for route in found if route is not None] + candidates(

@@ -128,7 +128,7 @@ class ArrayType(Shaped):
         return frozenset()
 
     @property
-    def guest(self) -> bool:
+    def unplaced(self) -> bool:
         """Whether it is uncommitted on one device, and counts as if it were on every one."""
         return not self.committed and self.sharding.num_devices == 1
 

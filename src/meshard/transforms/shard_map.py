@@ -29,14 +29,14 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import entered, left
+from meshard.transforms.body.boundary import has_entered, to_array, to_grid
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
@@ -271,7 +271,7 @@ class _Mapped:
         if recorder is not None:
             body.recorder = Recorder(self._name, recorder)
         leaves, structure = trees.flatten(args)
-        call = self._entered(body, args, leaves, structure)
+        call = self._arguments(body, args, leaves, structure)
         try:
             with interpreting(body), entered_mesh(scope.mesh):
                 result = self._f(*optree.tree_unflatten(structure, call.values))
@@ -282,12 +282,12 @@ class _Mapped:
         wanted = self._outputs.get(shape)
         if wanted is None:
             wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
-        joined = self._left(call, grids, wanted, result)
+        joined = self._results(call, grids, wanted, result)
         if recorder is not None:
             joined = self._recorded(recorder, call, grids, wanted, joined)
         return optree.tree_unflatten(shape, joined)
 
-    def _entered(
+    def _arguments(
         self, body: Body, args: tuple[Any, ...], leaves: Sequence[Any], structure: Any
     ) -> _Call:
         """Check the arguments, and make grids of them."""
@@ -298,12 +298,12 @@ class _Mapped:
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            if ("enter", x._type, own) not in scope.decisions:
+            if not has_entered(scope, x._type, own):
                 self._check_input(x, own, call, number)
             if around is None:
-                grid = entered(body, [None if body.typed else x], own, like=x._type)
+                grid = to_grid(body, [None if body.typed else x], own, like=x._type)
             else:
-                grid = entered(body, x.cells, own, x.kind.varies, x.kind.type)
+                grid = to_grid(body, x.cells, own, x.kind.varies, x.kind.type)
             call.given.append(x)
             call.specs.append(own)
             call.values.append(grid)
@@ -323,7 +323,7 @@ class _Mapped:
             )
         return as_array(leaf)
 
-    def _left(
+    def _results(
         self, call: _Call, grids: Sequence[Grid], specs: Sequence[PartitionSpec], result: Any
     ) -> list[Any]:
         """Check the results, and join the devices' values."""
@@ -333,8 +333,8 @@ class _Mapped:
             if (grid.kind, spec, outermost) not in self._passed:
                 self._check_output(grid, spec, call.scope, result, number)
                 self._passed.add((grid.kind, spec, outermost))
-            whole = left(body, grid, spec)
-            joined.append(Ghost(whole._type) if body.typed and outermost else whole)
+            whole = to_array(body, grid, spec)
+            joined.append(AbstractArray(whole._type) if body.typed and outermost else whole)
         return joined
 
     def _recorded(

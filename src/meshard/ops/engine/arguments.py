@@ -232,7 +232,7 @@ def checked(function: Any = None, /, **advice: str) -> Any:
     ... def root(x: float, *, keepdims: bool = False): ...
     >>> root(2.0, keepdims="x")
     Traceback (most recent call last):
-    meshard.errors.ArgumentError: root: keepdims must be True or False, got 'x'.
+    meshard.errors.ArgumentError: root: keepdims must be True or False, got 'x' of type str.
     """
     if function is None:
         return lambda function: _checked(function, advice)

@@ -250,16 +250,16 @@ class _Kernel:
     def _move_to(self, array: ArrayType, placement: Placement, wires: list[Wire]) -> Part | None:
         """Return how an operand gets to a placement, None if it is there; add what crosses then."""
         meets, world = self.meets, self.world
-        if array.guest and not any(s.shards > 1 for s in placement):
+        if array.unplaced and not any(s.shards > 1 for s in placement):
             return None
         target = meets.sharding(placement)
         layout, source = target.layout(array.shape), array.layout
-        if array.guest:  # it is on every device already, so that nothing crosses
+        if array.unplaced:  # it is on every device already, so that nothing crosses
             whole = tuple(Split((), (0, n)) for n in array.shape)
             source = meets.sharding(whole).layout(array.shape)
         if source == layout:
             return None
-        if not array.guest:
+        if not array.unplaced:
             move = Move(target, (array.sharding,), layout, (Source(source),), array.dtype.itemsize)
             wires.append(move_wire(array.str_short(), move))
         processes = world.process_map(target)

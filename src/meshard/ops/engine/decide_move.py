@@ -28,7 +28,7 @@ def decide_move(
     maps = op.maps([t.shape for t in types], params)
     onto = op.onto([t.shape for t in types], params) if op.onto else [None] * len(types)
     sharding = mesh.sharding(_placement(mesh, op, types, params, maps, onto))
-    if op.follow and not types[0].guest:
+    if op.follow and not types[0].unplaced:
         sharding = types[0].sharding
     shape = tuple(m.size for m in maps[0])
     output = world.type_of(shape, types[0].dtype, sharding, mesh.committed)
@@ -36,7 +36,7 @@ def decide_move(
     sources, origins = [], []
     for array, own_maps, place in zip(types, maps, onto, strict=True):
         layout, origin = array.layout, array.sharding
-        if array.guest:
+        if array.unplaced:
             origin = mesh.sharding(_whole(array.shape))
             layout = origin.layout(array.shape)
         elif processes is not None:

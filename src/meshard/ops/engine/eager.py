@@ -5,7 +5,7 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
@@ -13,7 +13,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
-from meshard.ops.engine.run import fast_path, run_kernel
+from meshard.ops.engine.run import Runner, fast_path, run_kernel
 from meshard.runtime import doors as primitive
 from meshard.runtime.agree import token_of
 from meshard.runtime.array.array import Array
@@ -25,9 +25,10 @@ from meshard.runtime.types import Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.settings import config
 
-Runner = Callable[[RuntimeWorld, tuple[Any, ...]], Any]
 _RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners", 1 << 15)
+_NUMBER = _RUNNERS.number
 
 
 @final
@@ -46,7 +47,10 @@ class Eager(primitive.Interpreter):
                 key.append(kind)
             else:
                 return self.run(name, accept(name, operands, _own), params)
-        found = _RUNNERS.table(world).get(tuple(key))
+        found = None
+        tables = world.tables  # what `Memo.table` does, without a call
+        if world.epoch == config.epoch and len(tables) > _NUMBER:
+            found = tables[_NUMBER].get(tuple(key))
         if found is None:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, accept(name, operands, _own), params)
@@ -111,27 +115,9 @@ def _fast(decision: KernelDecision) -> Runner | None:
     held = [i for i, own in enumerate(cells.of_piece) if own]
     if [cells.of_piece[i] for i in held] != [(number,) for number in range(len(cells.runs))]:
         return None
-    if len(held) < len(cells.of_piece):
-        return _fast_on_some(decision, held)
-    found = fast_path(decision, [c.pieces for c in cells.runs])
-    if found is None:
-        return None
-    fast = found
-
-    def run(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
-        if len(operands) == 1:
-            x = operands[0]
-            return Array(output, fast(x._blocks or x._live()))
-        x, y = operands
-        return Array(
-            output,
-            fast(
-                (x._blocks or x._live()) if type(x) is Array else x,
-                (y._blocks or y._live()) if type(y) is Array else y,
-            ),
-        )
-
-    return run
+    if len(held) == len(cells.of_piece):
+        return fast_path(decision, [c.pieces for c in cells.runs], partial(Array, output))
+    return _fast_on_some(decision, held)
 
 
 def _fast_on_some(decision: KernelDecision, held: Sequence[int]) -> Runner | None:
@@ -139,24 +125,36 @@ def _fast_on_some(decision: KernelDecision, held: Sequence[int]) -> Runner | Non
     cells, output = decision.cells, decision.outputs[0]
     order = {piece: number for number, piece in enumerate(held)}
     own = [tuple([p if p < 0 else order.get(p, -2) for p in c.pieces]) for c in cells.runs]
-    found = None if any(p == -2 for ps in own for p in ps) else fast_path(decision, own)
+    if any(p == -2 for pieces in own for p in pieces):
+        return None
+    found = fast_path(decision, own, _Held)
     if found is None:
         return None
     fast, count = found, len(cells.of_piece)
 
-    def run(world: RuntimeWorld, operands: tuple[Any, ...]) -> Array:
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Array:
         given = []
         for x in operands:
             if type(x) is Array:
                 blocks = x._blocks or x._live()
-                x = [blocks[i] for i in held]
+                x = _Held(tuple([blocks[i] for i in held]))
             given.append(x)
         pieces: list[Block | None] = [None] * count
-        for i, block in zip(held, fast(*given), strict=True):
+        for i, block in zip(held, fast(world, given)._blocks, strict=True):
             pieces[i] = block
         return Array(output, tuple(pieces))
 
     return run
+
+
+@final
+class _Held:
+    """The blocks of an array that this process holds, in the place of the array."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: tuple[Any, ...]) -> None:
+        self._blocks = blocks
 
 
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:

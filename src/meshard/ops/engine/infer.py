@@ -25,7 +25,7 @@ Weak = type[Any] | None
 _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
 
 
-class Ghost(Traced):
+class AbstractArray(Traced):
     """An array of which only the type is known.
 
     Attributes:
@@ -47,7 +47,7 @@ class Ghost(Traced):
 
     def _placed(self, sharding: Sharding, what: str) -> Any:
         sharding.layout(self.shape)  # refuses what cannot lie so
-        return Ghost(here().type_of(self.shape, self.dtype, sharding, True))
+        return AbstractArray(here().type_of(self.shape, self.dtype, sharding, True))
 
     def __repr__(self) -> str:
         return self._type.str_short()
@@ -57,7 +57,7 @@ class Ghost(Traced):
 
 def weak_of(x: Any) -> Weak:
     """Return the type of Python number that an array without data stands for; None for others."""
-    return x.weak if isinstance(x, Ghost) else None
+    return x.weak if isinstance(x, AbstractArray) else None
 
 
 def number_type(x: Any) -> Weak:

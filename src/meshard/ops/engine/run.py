@@ -24,19 +24,25 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import BLAS_THREADED, LARGE
 
 Kernel = Callable[..., Any]
-FastPath = Callable[..., tuple[Block, ...]]
-"""From the pieces of one or two operands, or a number, to those of the result."""
+Runner = Callable[[Any, Sequence[Any]], Any]
+"""From a world, or a body, and operands to the result."""
+Finish = Callable[[tuple[Block, ...]], Any]
+"""From the blocks of a result to the value that an interpreter hands out."""
 
 
-def fast_path(decision: KernelDecision, pieces: Sequence[tuple[int, ...]]) -> FastPath | None:
+def fast_path(
+    decision: KernelDecision, pieces: Sequence[tuple[int, ...]], finish: Finish
+) -> Runner | None:
     """Return the shortest way to run small cells one by one; None where more is to be done.
 
     It is there where the kernel's results on one or two operands need no after-care, and cells map
-    pieces to pieces one by one, in order.
+    pieces to pieces one by one, in order. Operands are numbers, or values with blocks: Arrays, or
+    grids of a body.
 
     Args:
         decision: the decision.
         pieces: for each cell the operands' pieces, -1 for a number.
+        finish: makes the result's value; best a function of C, such as a ``partial`` of a class.
     """
     if not _needs_no_care(decision):
         return None
@@ -44,19 +50,23 @@ def fast_path(decision: KernelDecision, pieces: Sequence[tuple[int, ...]]) -> Fa
         return None
     kernel: Kernel = decision.row.kernel
 
-    def unary(x: Sequence[Block]) -> tuple[Block, ...]:
-        return tuple(map(kernel, x))
+    def unary(where: Any, operands: Sequence[Any]) -> Any:
+        x = operands[0]
+        return finish(tuple(map(kernel, x._blocks or x._live())))
 
-    def binary(x: Sequence[Block], y: Sequence[Block]) -> tuple[Block, ...]:
-        return tuple(map(kernel, x, y))
+    def binary(where: Any, operands: Sequence[Any]) -> Any:
+        x, y = operands
+        return finish(tuple(map(kernel, x._blocks or x._live(), y._blocks or y._live())))
 
-    def number_right(x: Sequence[Block], number: Any) -> tuple[Block, ...]:
-        return tuple([kernel(b, number) for b in x])
+    def number_right(where: Any, operands: Sequence[Any]) -> Any:
+        x, number = operands
+        return finish(tuple([kernel(b, number) for b in x._blocks or x._live()]))
 
-    def number_left(number: Any, x: Sequence[Block]) -> tuple[Block, ...]:
-        return tuple([kernel(number, b) for b in x])
+    def number_left(where: Any, operands: Sequence[Any]) -> Any:
+        number, x = operands
+        return finish(tuple([kernel(number, b) for b in x._blocks or x._live()]))
 
-    paths: dict[tuple[bool, ...], FastPath] = {
+    paths = {
         (False,): unary,
         (False, False): binary,
         (False, True): number_right,

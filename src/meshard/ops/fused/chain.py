@@ -25,7 +25,7 @@ Spot = tuple[tuple[int, ...], Dtype]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChainStep:
     """One operation.
 
     Attributes:
@@ -54,7 +54,7 @@ class Chain:
         rows: the number of rows.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     cut: tuple[bool, ...]
     temporaries: tuple[Spot, ...]
     results: tuple[Spot, ...]
@@ -116,7 +116,7 @@ def laid_out(
     place_of = temporaries.final_place
     return Chain(
         tuple(
-            Step(w.kernel, tuple(map(place_of, reads)), place_of(out), w.fills)
+            ChainStep(w.kernel, tuple(map(place_of, reads)), place_of(out), w.fills)
             for w, reads, out in steps
         ),
         tuple(cut),

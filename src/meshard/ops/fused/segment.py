@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.piecewise import Piecewise
-from meshard.ops.fused.segment_compiled import Compiled
+from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
 from meshard.runtime.array.array import Array
 from meshard.runtime.world import RuntimeWorld
@@ -20,7 +20,7 @@ from meshard.tuning import LARGE, SEGMENT_OPERATIONS
 
 
 @final
-class Segment:
+class FusedSegment:
     """Operations that are run together; they are added one by one, and then it is finished.
 
     Attributes:
@@ -124,7 +124,7 @@ class Segment:
         large = self.nbytes >= LARGE
         compiler = chosen() if large else None
         if compiler is not None:
-            compiled = Compiled(base, compiler)
+            compiled = CompiledSegment(base, compiler)
             if compiled.possible:
                 return compiled
         if large and self._rows:

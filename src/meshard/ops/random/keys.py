@@ -1,13 +1,15 @@
 """Random keys: 64 bits each, as typed keys or as plain pairs of uint32.
 
+In: a seed, or other keys. Out: keys, and the streams of random words that belong to them.
+
 **The generator** is Philox4x64-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
 easy as 1, 2, 3" (SC 2011), in NumPy's implementation; it passes TestU01's BigCrush. It is a keyed
 bijection of a 256-bit counter, so that any element of any stream is computed without those before
 it. Its 128-bit key is the user's 64 bits and a *domain*, a number for what is drawn (`DOMAINS`):
 `split`, `fold_in` and every distribution have streams of their own, and using one key for two of
 them gives independent numbers. (Using it twice for the same distribution gives the same numbers,
-as in JAX.) The counter's high words say which part of an array is drawn (`sampling_tiles`); the
-streams of two parts cannot meet, since their counters differ.
+as in JAX.) The counter's high words say which part of an array is drawn (`tiles`); the streams of
+two parts cannot meet, since their counters differ.
 
 `split` takes the children's keys from the stream of its domain, `fold_in` puts the number folded in
 into the counter. Two keys so derived are alike with probability 2^-64.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -24,6 +27,7 @@ import numpy as np
 
 from meshard.algebra.arguments import described, shape_of, shown
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
+from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.fetch import gathered
@@ -52,18 +56,24 @@ _IMPLS = ("philox", "philox4x64")
 _WORD = 1 << 64
 
 
+_THREAD = threading.local()
+"""Has a generator for each thread, which every stream sets to its place.
+
+To make one takes longer than to draw a small array.
+"""
+
+
 @final
 class Stream:
     """The random words of one key and one domain, in parts that are drawn in any order."""
 
+    __slots__ = ("_counter", "_state")
+
     def __init__(self, value: int, domain: int) -> None:
-        # NumPy is asked for it here only: numpy.random is slow to load.
-        key = np.array((value, domain), np.uint64)
-        self._generator = np.random.Philox(key=key)
         self._counter = np.zeros(4, np.uint64)
         self._state: Any = {
             "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": key},
+            "state": {"counter": self._counter, "key": np.array((value, domain), np.uint64)},
             "buffer": np.zeros(4, np.uint64),
             "buffer_pos": 4,
             "has_uint32": 0,
@@ -72,17 +82,19 @@ class Stream:
 
     def words(self, count: int, tile: int = 0, part: int = 0) -> Block:
         """Return the first uint64 words of one part of one tile."""
-        self._seek(tile, part)
-        return self._generator.random_raw(count)
+        return self._philox(tile, part).random_raw(count)
 
     def generator(self, tile: int = 0, part: int = 0) -> np.random.Generator:
-        """Return a NumPy generator at the start of one part of one tile."""
-        self._seek(tile, part)
-        return np.random.Generator(self._generator)
+        """Return a NumPy generator at the start of one part of one tile, to be used at once."""
+        return np.random.Generator(self._philox(tile, part))
 
-    def _seek(self, tile: int, part: int) -> None:
+    def _philox(self, tile: int, part: int) -> np.random.Philox:
         self._counter[2], self._counter[3] = part, tile
-        self._generator.state = self._state
+        found: np.random.Philox | None = getattr(_THREAD, "philox", None)
+        if found is None:  # NumPy is asked for it here only: numpy.random is slow to load
+            found = _THREAD.philox = np.random.Philox(0)
+        found.state = self._state
+        return found
 
 
 def key_value(block: Block) -> int:
@@ -143,7 +155,7 @@ def _check_seed(shape: tuple[int, ...], dtype: Dtype, what: str) -> None:
         )
 
 
-def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
+def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
     """Make a plain key: an ordinary uint32 array of shape (2,), the seed's high word first.
 
     Args:
@@ -151,17 +163,18 @@ def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
         impl: None or ``"philox"``, the one generator there is.
 
     Raises:
-        DtypeError: if the seed is no integer.
+        DtypeError: if the seed is not an integer.
         ArgumentError: if it is too long, or ``impl`` is unknown.
 
     >>> PRNGKey(7)
     Array([0, 7], dtype=uint32)
     """
     _check_impl(impl, None, "PRNGKey")
-    return as_array(_seeded(seed, "PRNGKey"))
+    found: Array = as_array(_seeded(seed, "PRNGKey"))
+    return found
 
 
-def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Array:
     """Make a typed key, an array without dims whose dtype says that it is a key.
 
     Args:
@@ -170,7 +183,7 @@ def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
         dtype: None or the dtype of keys.
 
     Raises:
-        DtypeError: if the seed is no integer.
+        DtypeError: if the seed is not an integer.
         ArgumentError: if it is too long, or ``impl`` or ``dtype`` is unknown.
 
     >>> k = key(7)
@@ -184,6 +197,12 @@ def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
 def key_dtype(impl: Any = None) -> Dtype:
     """Return the dtype of typed keys.
 
+    Args:
+        impl: None or ``"philox"``, the one generator there is.
+
+    Raises:
+        ArgumentError: if ``impl`` is unknown.
+
     >>> key(0).dtype == key_dtype()
     True
     """
@@ -191,8 +210,13 @@ def key_dtype(impl: Any = None) -> Dtype:
     return KEY
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """Make typed keys of pairs of uint32, which are the last dim.
+def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Array:
+    """Make typed keys of pairs of uint32.
+
+    Args:
+        key_bits_array: the pairs, which are the last dim.
+        impl: None or ``"philox"``, the one generator there is.
+        dtype: None or the dtype of keys.
 
     Raises:
         DtypeError: if the words are not uint32.
@@ -204,21 +228,33 @@ def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -
     _check_impl(impl, dtype, "wrap_key_data")
     x = as_array(key_bits_array)
     _check_plain(x, "wrap_key_data")
-    return bind("random_wrap", x)
+    return _made("random_wrap", x)
 
 
-def key_data(keys: Any) -> Any:
-    """Return the pairs of uint32 that keys are made of, in a new last dim; plain keys stay.
+def key_data(keys: Any) -> Array:
+    """Return the pairs of uint32 that keys are made of, in a new last dim.
+
+    Args:
+        keys: any keys; plain ones are returned as they are.
+
+    Raises:
+        DtypeError: if ``keys`` are not keys.
 
     >>> key_data(key(7)).tolist()
     [0, 7]
     """
     x = _keys(keys, "key_data")
-    return bind("random_unwrap", x) if x.dtype == KEY else x
+    return _made("random_unwrap", x) if x.dtype == KEY else x
 
 
 def key_impl(keys: Any) -> str:
     """Return the name of the keys' generator.
+
+    Args:
+        keys: any keys, typed or plain.
+
+    Raises:
+        DtypeError: if ``keys`` are not keys.
 
     >>> key_impl(key(0))
     'philox4x64'
@@ -227,10 +263,27 @@ def key_impl(keys: Any) -> str:
     return _IMPLS[1]
 
 
-def clone(key: Any) -> Any:
-    """Return the same keys, as a sign that using them again is meant."""
-    x = _keys(key, "clone")
-    return x if isinstance(x, Traced) else x.copy()
+def clone(key: Any) -> Array:
+    """Return the same keys, as a sign that using them again is meant.
+
+    Args:
+        key: any keys, typed or plain.
+
+    Raises:
+        DtypeError: if they are not keys.
+
+    >>> key_data(clone(key(7))).tolist()
+    [0, 7]
+    """
+    x: Any = _keys(key, "clone")
+    found: Array = x if is_traced(x) else x.copy()
+    return found
+
+
+def _made(name: str, *operands: Any, **params: Any) -> Array:
+    """Return what an operation of keys makes."""
+    found: Array = bind(name, *operands, **params)
+    return found
 
 
 def _check_plain(x: Any, what: str) -> None:
@@ -246,29 +299,27 @@ def _check_plain(x: Any, what: str) -> None:
         )
 
 
-def _keys(given: Any, what: str) -> Any:
+def _keys(given: Any, what: str) -> Array:
     """Return keys as an array, typed or plain."""
     if not hasattr(given, "dtype"):
         raise DtypeError(
             f"{what}: expected a random key, got {described(given)}. Make one "
             "with random.key(seed)."
         )
-    x = as_array(given)
+    x: Array = as_array(given)
     if x.dtype != KEY:
         _check_plain(x, what)
     return x
 
 
-def single_key(given: Any, what: str) -> Any:
+def single_key(given: Any, what: str) -> Array:
     """Return one key as an array, typed or plain.
 
     Raises:
-        DtypeError: if it is no key.
-        ShapeError: if it is several.
+        DtypeError: if it is not a key.
+        ShapeError: if there are several.
     """
-    x = given
-    if type(x) is not Array or x.dtype != KEY:
-        x = _keys(given, what)
+    x: Array = given if type(given) is Array and given.dtype == KEY else _keys(given, what)
     if x.ndim != (x.dtype != KEY):
         raise ShapeError(
             f"{what} accepts a single key, but was given a key array of shape {x.shape}. Index it, "
@@ -314,58 +365,44 @@ def _split(key: Block, *, shape: tuple[int, ...]) -> Block:
     return _as_keys(children.reshape(shape), key.dtype == KEY)
 
 
-def _fold(key: Block, data: Any) -> Block:
-    value = int(data) % _WORD
-    child = Stream(key_value(key), DOMAINS["fold_in"]).words(1, value)
-    return _as_keys(child.reshape(()), key.dtype == KEY)
-
-
 def _fold_rule(operands: Sequence[Operand], params: Params) -> RuleText:
     term = key_term(operands[0])
     return f"{term}, -> {term.lstrip('!')}"
 
 
-def _key_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    kind = operands[0][1]
-    assert isinstance(kind, np.dtype)
-    return (kind,)
-
-
-def _seed_kernel(seed: Any) -> Block:
-    return _words(np.uint64(int(seed) % _WORD))
+def _fold(key: Block, data: Any) -> Block:
+    child = Stream(key_value(key), DOMAINS["fold_in"]).words(1, int(data) % _WORD)
+    return _as_keys(child.reshape(()), key.dtype == KEY)
 
 
 def _wrap(words: Block) -> Block:
     return np.ascontiguousarray(words).view(KEY).reshape(words.shape[:-1])
 
 
-def _unwrap(keys: Block) -> Block:
-    return keys["prng"]
+def _row(name: str, rule: Any, kernel: Any, dtype: Dtype | None, style: Any = "plain") -> None:
+    """Add a row; its result has a dtype of its own, or that of the key that it is made of."""
+
+    def law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+        found: Any = operands[0][1] if dtype is None else dtype
+        return (found,)
+
+    register(Op(name, rule, kernel, dtypes=law, style=style))
 
 
-register(Op("random_split", _split_rule, _split, dtypes=_key_law))
-register(Op("random_fold_in", _fold_rule, _fold, dtypes=_key_law))
-register(
-    Op(
-        "random_seed",
-        lambda operands, params: ("-> words", {"words": 2}),
-        _seed_kernel,
-        dtypes=lambda operands, params: (np.dtype(np.uint32),),
-    )
+_UINT32, _TWO = np.dtype(np.uint32), {"words": 2}
+_row("random_split", _split_rule, _split, None)
+_row("random_fold_in", _fold_rule, _fold, None)
+_row(
+    "random_seed",
+    lambda *_: ("-> words", _TWO),
+    lambda x: _words(np.uint64(int(x) % _WORD)),
+    _UINT32,
 )
-register(Op("random_wrap", "... !words -> ...", _wrap, dtypes=lambda operands, params: (KEY,)))
-register(
-    Op(
-        "random_unwrap",
-        lambda operands, params: ("... -> ... words", {"words": 2}),
-        _unwrap,
-        dtypes=lambda operands, params: (np.dtype(np.uint32),),
-        style="view",
-    )
-)
+_row("random_wrap", "... !words -> ...", _wrap, KEY)
+_row("random_unwrap", lambda *_: ("... -> ... words", _TWO), lambda x: x["prng"], _UINT32, "view")
 
 
-def split(key: Any, num: Any = 2) -> Any:
+def split(key: Any, num: Any = 2) -> Array:
     """Make new keys from one; child ``i`` depends on the key and ``i`` alone.
 
     Args:
@@ -376,18 +413,18 @@ def split(key: Any, num: Any = 2) -> Any:
         An array of keys of that shape; plain keys have a last dim of two words besides.
 
     Raises:
-        DtypeError: if ``key`` is no key.
-        ShapeError: if it is several, or ``num`` is no shape.
+        DtypeError: if ``key`` is not a key.
+        ShapeError: if there are several, or ``num`` is not a shape.
 
     >>> a, b = split(key(0))
     >>> a.shape, split(PRNGKey(0), 3).shape
     ((), (3, 2))
     """
     x = single_key(key, "split")
-    return bind("random_split", x, shape=shape_of(num, "split"))
+    return _made("random_split", x, shape=shape_of(num, "split"))
 
 
-def fold_in(key: Any, data: Any) -> Any:
+def fold_in(key: Any, data: Any) -> Array:
     """Make a new key from one and a number, such as a step or a device's position.
 
     Args:
@@ -396,7 +433,7 @@ def fold_in(key: Any, data: Any) -> Any:
             for example ``lax.axis_index("i")``.
 
     Raises:
-        DtypeError: if ``key`` is no key, or ``data`` no integer.
+        DtypeError: if ``key`` is not a key, or ``data`` is not an integer.
         ShapeError: if one of them is several.
 
     >>> fold_in(key(0), 3).shape
@@ -418,4 +455,4 @@ def fold_in(key: Any, data: Any) -> Any:
             f"fold_in accepts a scalar, but was given an array of shape {number.shape}. For many "
             "keys write split(key, num)."
         )
-    return bind("random_fold_in", x, number)
+    return _made("random_fold_in", x, number)

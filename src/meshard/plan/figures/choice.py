@@ -20,7 +20,7 @@ _LONGEST = (1 << 63) - 1
 
 @final
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class PlanLeaf:
     """One array of a plan.
 
     Attributes:

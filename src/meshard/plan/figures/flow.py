@@ -15,7 +15,7 @@ from meshard.tuning import TABLE_JOBS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from meshard.plan.figures.plan_figures import Planned
+    from meshard.plan.figures.plan_figures import PlanFigures
 
     Ints = NDArray[np.int64]
 
@@ -38,12 +38,12 @@ class Flow:
     estimated: bool
 
 
-def stages(plan: Planned) -> int:
+def stages(plan: PlanFigures) -> int:
     """Return the most hops that any array of a plan takes."""
     return max([len(r.layouts) - 1 for r in plan.routes], default=0)
 
 
-def flow_of(plan: Planned, stage: int, *, most: int = 64, most_jobs: int = TABLE_JOBS) -> Flow:
+def flow_of(plan: PlanFigures, stage: int, *, most: int = 64, most_jobs: int = TABLE_JOBS) -> Flow:
     """Return what passes between devices in one stage of a plan.
 
     Args:

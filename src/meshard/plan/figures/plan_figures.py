@@ -17,7 +17,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError
 from meshard.plan.figures.bounds import bounds_of, receive_bound
-from meshard.plan.figures.choice import Candidate, Choice, Leaf, direct_choice
+from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, direct_choice
 from meshard.plan.figures.footprint import added, footprint, union, windows
 from meshard.plan.figures.schedule import batches
 from meshard.plan.figures.window import checked_window
@@ -54,7 +54,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Planned:
+class PlanFigures:
     """The arrays of a plan, the routes that they take, and the figures that follow.
 
     `Plan` is the one kind of it; it adds what can be asked of a plan.
@@ -69,7 +69,7 @@ class Planned:
         given_rounds: how many times the window opens, where that was said.
     """
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[PlanLeaf, ...]
     choices: tuple[Choice, ...]
     max_bytes: int | None
     donate: bool
@@ -78,7 +78,7 @@ class Planned:
 
     def __init__(
         self,
-        leaves: Sequence[Leaf],
+        leaves: Sequence[PlanLeaf],
         choices: Sequence[Choice] | None = None,
         *,
         max_bytes: int | None = None,
@@ -86,7 +86,7 @@ class Planned:
         alive: Collection[int] | None = None,
         rounds: int | None = None,
     ) -> None:
-        listed = _listed(leaves, Leaf, "leaves", "arrays, each a Leaf")
+        listed = _listed(leaves, PlanLeaf, "leaves", "arrays, each a PlanLeaf")
         triples = Counter([_triple(leaf) for leaf in listed])
         if choices is None:
             choices = [direct_choice(*k, donate=donate, count=n) for k, n in triples.items()]
@@ -116,9 +116,9 @@ class Planned:
         return tuple([known.setdefault(_triple(leaf), len(known)) for leaf in self.leaves])
 
     @cached_property
-    def groups(self) -> tuple[tuple[Leaf, ...], ...]:
+    def groups(self) -> tuple[tuple[PlanLeaf, ...], ...]:
         """For each choice its leaves."""
-        found: list[list[Leaf]] = [[] for _ in self.choices]
+        found: list[list[PlanLeaf]] = [[] for _ in self.choices]
         for leaf, number in zip(self.leaves, self.choice_of, strict=True):
             found[number].append(leaf)
         return tuple(map(tuple, found))
@@ -367,5 +367,5 @@ def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]
     return found
 
 
-def _triple(leaf: Leaf) -> tuple[Layout, Layout, int]:
+def _triple(leaf: PlanLeaf) -> tuple[Layout, Layout, int]:
     return leaf.source, leaf.destination, leaf.itemsize

@@ -40,7 +40,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.errors import MeshardError, PlanError
-from meshard.plan.figures.choice import Candidate, Choice, Figures, Leaf
+from meshard.plan.figures.choice import Candidate, Choice, Figures, PlanLeaf
 from meshard.plan.file.json_shardings import Shardings, read_shardings
 from meshard.plan.file.json_values import (
     as_list,
@@ -56,7 +56,7 @@ from meshard.plan.file.json_values import (
 from meshard.plan.hops.route import Route
 
 if TYPE_CHECKING:
-    from meshard.plan.figures.plan_figures import Planned
+    from meshard.plan.figures.plan_figures import PlanFigures
 
 
 FORMAT, VERSION = "meshard.plan", 2
@@ -67,7 +67,7 @@ _LONGEST = (1 << 63) - 1
 # writing
 
 
-def json_text(plan: Planned, *, transfers: bool = False) -> str:
+def json_text(plan: PlanFigures, *, transfers: bool = False) -> str:
     """Return a plan as JSON; with ``transfers`` every box is listed with its two devices."""
     numbers: dict[Layout, int] = {}
 
@@ -122,7 +122,7 @@ def json_text(plan: Planned, *, transfers: bool = False) -> str:
     return json.dumps({**whole, "checksum": _checksum(whole)})
 
 
-def _totals(plan: Planned) -> dict[str, int]:
+def _totals(plan: PlanFigures) -> dict[str, int]:
     return {"bytes_moved": plan.bytes_moved, "devices": plan.device_count}
 
 
@@ -155,7 +155,7 @@ def _layout_form(layout: Layout) -> dict[str, object]:
 class Read:
     """What a text says of a plan, checked."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[PlanLeaf, ...]
     choices: tuple[Choice, ...]
     max_bytes: int | None
     donate: bool
@@ -163,7 +163,7 @@ class Read:
     rounds: int | None
     totals: Mapping[str, int]
 
-    def compare(self, plan: Planned) -> None:
+    def compare(self, plan: PlanFigures) -> None:
         """Refuse a text whose totals are not those of its plan."""
         try:
             totals = _totals(plan)
@@ -316,7 +316,7 @@ def _cuts(runs: object, size: int) -> tuple[int, ...]:
 
 def _leaf(
     form: object, number: int, layouts: Sequence[Layout], shardings: Sequence[Sharding]
-) -> Leaf:
+) -> PlanLeaf:
     given = as_mapping(form)
     a, b = layouts[as_number(given["source"])], layouts[as_number(given["destination"])]
     if a.shape != b.shape:
@@ -331,7 +331,7 @@ def _leaf(
         if sharding is not None and sharding.layout(layout.shape) != layout:
             _refuse(f"the {key} of array {number} lays it out otherwise than its layout")
         ends.append(sharding)
-    return Leaf(
+    return PlanLeaf(
         as_text(given["name"]),
         a,
         b,
@@ -387,7 +387,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
 
 def _check_counts(read: Read) -> None:
     """Refuse choices that are not those of the leaves."""
-    kinds: dict[object, list[Leaf]] = {}
+    kinds: dict[object, list[PlanLeaf]] = {}
     for leaf in read.leaves:
         kinds.setdefault((leaf.source, leaf.destination, leaf.itemsize), []).append(leaf)
     if len(kinds) != len(read.choices):

@@ -26,7 +26,7 @@ from meshard.plan.show.report import Table
 from meshard.plan.show.svg import centred, picture, rect, upright
 
 if TYPE_CHECKING:
-    from meshard.plan.figures.plan_figures import Planned
+    from meshard.plan.figures.plan_figures import PlanFigures
 
 
 MOST_DRAWN = 4  # choices whose layouts are drawn
@@ -36,21 +36,21 @@ CELL, LEFT, TOP = 10.0, 76.0, 64.0  # of the heat map
 BAND_WIDTH, ROW, BLOCK = 420.0, 26.0, 84.0
 
 
-def page(plan: Planned) -> str:
+def page(plan: PlanFigures) -> str:
     """Return a plan as a whole HTML page."""
     return whole_page(_headline(plan), plan_html(plan))
 
 
-def plan_html(plan: Planned) -> Markup:
+def plan_html(plan: PlanFigures) -> Markup:
     """Return a plan as one HTML element, for a notebook or a page."""
     return fragment(_headline(plan), *(_parts(plan) if plan.leaves else ()))
 
 
-def _headline(plan: Planned) -> str:
+def _headline(plan: PlanFigures) -> str:
     return f"{headline(plan)}, {size_text(plan.bytes_moved)} moved"
 
 
-def _parts(plan: Planned) -> Iterator[Markup]:
+def _parts(plan: PlanFigures) -> Iterator[Markup]:
     yield totals_table(plan).html()
     yield element("h3", "What moves where")
     yield arrays_table(plan, MOST_ROWS).html()
@@ -67,7 +67,7 @@ def _parts(plan: Planned) -> Iterator[Markup]:
     yield from _routes(plan)
 
 
-def _tilings(plan: Planned) -> Iterator[Markup]:
+def _tilings(plan: PlanFigures) -> Iterator[Markup]:
     largest = sorted(range(len(plan.groups)), key=lambda i: -sum(x.nbytes for x in plan.groups[i]))
     for number in largest[:MOST_DRAWN]:
         leaf, route = plan.groups[number][0], plan.choices[number].route
@@ -90,7 +90,7 @@ def _tilings(plan: Planned) -> Iterator[Markup]:
         yield element("p", f"and {rest:,} more groups of arrays are laid out otherwise")
 
 
-def _routes(plan: Planned) -> Iterator[Markup]:
+def _routes(plan: PlanFigures) -> Iterator[Markup]:
     told: set[tuple[str, str, tuple[str, ...]]] = set()
     for choice, group in zip(plan.choices, plan.groups, strict=True):
         kind = (choice.route.name, choice.why, tuple([f"{o.name}{o.why}" for o in choice.others]))

@@ -11,14 +11,14 @@ import numpy as np
 
 from meshard.algebra.layout import Layout
 from meshard.plan.captions import amount_text, bytes_text, device_label, size_text, wrap
-from meshard.plan.figures.choice import Candidate, Figures, Leaf
+from meshard.plan.figures.choice import Candidate, Figures, PlanLeaf
 from meshard.plan.figures.footprint import Traffic, distinct, traffic_of
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop
 from meshard.plan.show.report import WIDTH, Table
 
 if TYPE_CHECKING:
-    from meshard.plan.figures.plan_figures import Planned
+    from meshard.plan.figures.plan_figures import PlanFigures
 
 
 _ROWS = 24  # of arrays and of steps; the rest is added up in one line
@@ -59,7 +59,7 @@ def _pattern_text(words: Sequence[str], names: Sequence[str]) -> str:
     return text
 
 
-def array_text(leaf: Leaf) -> str:
+def array_text(leaf: PlanLeaf) -> str:
     """Return an array's dtype and shape, such as ``float32[8,128]``."""
     dtype = leaf.dtype or f"{leaf.itemsize}-byte"
     return f"{dtype}[{','.join(map(str, leaf.shape))}]"
@@ -147,7 +147,7 @@ class Step(NamedTuple):
     rounds: int
 
 
-def steps_of(plan: Planned) -> Iterator[Step]:
+def steps_of(plan: PlanFigures) -> Iterator[Step]:
     """Yield the steps of a plan, choice by choice."""
     for number, (route, weight) in enumerate(zip(plan.routes, plan.weights, strict=True)):
         for stage, hop in enumerate(route.hops):
@@ -167,7 +167,7 @@ def steps_of(plan: Planned) -> Iterator[Step]:
 # the tables
 
 
-def plan_table(plan: Planned) -> str:
+def plan_table(plan: PlanFigures) -> str:
     """Return a plan as text of at most 100 columns."""
     if not plan.leaves:
         return f"{headline(plan)}; nothing moves"
@@ -179,13 +179,13 @@ def plan_table(plan: Planned) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def headline(plan: Planned) -> str:
+def headline(plan: PlanFigures) -> str:
     """Return how much a plan is about."""
     count = len(plan.leaves)
     return f"Plan: {count:,} array{'s' * (count != 1)}, {size_text(plan.nbytes)}"
 
 
-def _arrays(plan: Planned) -> str:
+def _arrays(plan: PlanFigures) -> str:
     """Return the table of what moves where; names that are too long for it stand below."""
     table = arrays_table(plan, _ROWS)
     if table.width <= WIDTH:
@@ -196,7 +196,7 @@ def _arrays(plan: Planned) -> str:
     return "\n".join(lines)
 
 
-def arrays_table(plan: Planned, most: int, *, names: bool = True) -> Table:
+def arrays_table(plan: PlanFigures, most: int, *, names: bool = True) -> Table:
     """Return the table of what moves where.
 
     Args:
@@ -245,7 +245,7 @@ def _end_text(text: str, layout: Layout, *, devices: bool) -> str:
     return f"{text} on {_devices_text(layout)}" if devices else text
 
 
-def steps_table(plan: Planned, most: int, amount: Callable[[int], str] = amount_text) -> Table:
+def steps_table(plan: PlanFigures, most: int, amount: Callable[[int], str] = amount_text) -> Table:
     """Return the table of the steps, of which at most ``most`` are listed."""
     steps = list(steps_of(plan))
     through = any(len(r.hops) > 1 for r in plan.routes)
@@ -287,7 +287,7 @@ def _ratio(amount: int, bound: int, condition: str = "") -> str:
     return f"{amount / bound:.3f} x the least{condition}, {amount_text(bound)}"
 
 
-def totals_table(plan: Planned) -> Table:
+def totals_table(plan: PlanFigures) -> Table:
     """Return the totals of a plan: what, how much, and a remark."""
     relayed = any(len(r.hops) > 1 for r in plan.routes)
     memory = "sources freed as they go" if plan.donate else "sources stay"
@@ -308,7 +308,7 @@ def totals_table(plan: Planned) -> Table:
     return Table((), rows, "<><")
 
 
-def reasons(plan: Planned) -> Iterator[str]:
+def reasons(plan: PlanFigures) -> Iterator[str]:
     """Yield lines on why each route was taken, and what the others would have cost."""
     told: dict[tuple[object, ...], list[int]] = {}
     for number, choice in enumerate(plan.choices):

@@ -354,7 +354,7 @@ def wires_between(
     world: RuntimeWorld, source: ArrayType, type_: ArrayType
 ) -> tuple[()] | tuple[Wire]:
     """Return what an array moves to be laid out as another type says: one communication or none."""
-    if source.guest or source.layout == type_.layout:
+    if source.unplaced or source.layout == type_.layout:
         return ()
     from_ = (source.sharding,), type_.layout, (Source(source.layout),)
     move = Move(type_.sharding, *from_, type_.dtype.itemsize)

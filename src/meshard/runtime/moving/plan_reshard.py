@@ -15,7 +15,7 @@ from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
-from meshard.plan.figures.choice import Leaf
+from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import check_window
 from meshard.plan.plan import Plan, install_runner
@@ -112,12 +112,12 @@ def _ids(alive: Any) -> Any:
 
 def _planned(
     leaf: Any, target: Sharding | None, accessors: Sequence[optree.PyTreeAccessor]
-) -> Leaf:
+) -> PlanLeaf:
     """Return what a plan says of an array that is at one place of a tree, or at several."""
     name = " = ".join(leaf_names(accessors))
     shape, dtype, source = _described(leaf, name)
     target = source if target is None else target
-    return Leaf(
+    return PlanLeaf(
         name,
         source.layout(shape),
         target.layout(shape),
@@ -214,7 +214,7 @@ def _shown(paths: Sequence[str]) -> str:
     return ", ".join([path or "x" for path in paths[:3]]) + more
 
 
-def _check_as_planned(leaf: Leaf, value: Any) -> None:
+def _check_as_planned(leaf: PlanLeaf, value: Any) -> None:
     """Refuse an array that is not the one that a leaf of a plan describes."""
     placed_at = value.sharding if type(value) is Array else None
     host = value if type(value) is Array else as_host(value, "plan.run")
@@ -239,7 +239,7 @@ def _check_as_planned(leaf: Leaf, value: Any) -> None:
         )
 
 
-def _target(leaf: Leaf, by_id: Mapping[int, Device]) -> Sharding:
+def _target(leaf: PlanLeaf, by_id: Mapping[int, Device]) -> Sharding:
     """Return what a planned array is to have as its sharding, on the devices that there are."""
     layout, sharding = leaf.destination, leaf.sharding
     missing = sorted(layout.device_ids - by_id.keys())

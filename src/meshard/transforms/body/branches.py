@@ -81,7 +81,7 @@ def local_type(scope: Scope, shape: tuple[int, ...], dtype: Any) -> ArrayType:
     return scope.world.type_of(shape, dtype, sharding, True)
 
 
-def ghost(body: Body, kind: GridKind) -> Grid:
+def abstract_grid(body: Body, kind: GridKind) -> Grid:
     """Return a value of a kind without cells."""
     return Grid(body, kind, (None,) * body.scope.count(kind.extent))
 

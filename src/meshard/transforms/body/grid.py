@@ -32,7 +32,7 @@ class Grid(Traced):
     value of each cell that this process holds.
     """
 
-    __slots__ = ("__weakref__", "_cells", "body", "kind")
+    __slots__ = ("__weakref__", "_blocks", "_pending", "body", "kind")
     body: Running
     per_device = True
 
@@ -40,21 +40,29 @@ class Grid(Traced):
         self._type = kind._type
         self.body = body
         self.kind = kind
-        self._cells = cells
+        if type(cells) is Pending:
+            self._blocks: Cells | None = None
+            self._pending: Pending | None = cells
+        else:
+            self._blocks = cells
+            self._pending = None
+
+    def _live(self) -> Cells:
+        """Return the cells, computed now if they were put off, as an Array does its blocks."""
+        if self._pending is not None:
+            self._blocks, self._pending = self._pending.run(), None
+        assert self._blocks is not None
+        return self._blocks
 
     @property
     def cells(self) -> Cells:
         """The cells, computed now if they were put off."""
-        found = self._cells
-        if type(found) is Pending:
-            found = self._cells = found.run()
-        return found
+        return self._blocks or self._live()
 
     @property
     def pending(self) -> Pending | None:
         """The operation that has yet to compute the cells; None if they are there."""
-        found = self._cells
-        return found if type(found) is Pending else None
+        return self._pending
 
     @property
     def aval(self) -> GridKind:  # type: ignore[override]  # not of one array, but of each cell

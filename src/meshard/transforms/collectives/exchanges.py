@@ -187,7 +187,7 @@ class Exchange:
 
 @final
 @dataclass(frozen=True)
-class Fold:
+class FoldExchange:
     """Cells are combined along axes.
 
     Attributes:
@@ -503,16 +503,16 @@ def _added(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def plan_fold(
     field: Field, axes: Axes, combine: np.ufunc, scatter: int | None = None, tiled: bool = False
-) -> Fold:
+) -> FoldExchange:
     """Plan that cells are combined along axes, and each member keeps all, or one part of a dim."""
     how = _added if combine is np.add and accumulator(field.dtype) != field.dtype else combine
     rest = tuple(a for a in field.extent if a not in axes)
     shape = view = field.shape
     if scatter is None:
-        return Fold(field, axes, how, rest, None, view, shape, "all-reduce")
+        return FoldExchange(field, axes, how, rest, None, view, shape, "all-reduce")
     n = field.count(axes)
     own = shape[scatter] // n
     view = (*shape[:scatter], n, *(own,) * tiled, *shape[scatter + 1 :])
     shape = (*shape[:scatter], *(own,) * tiled, *shape[scatter + 1 :])
     extent = (*rest, *axes)
-    return Fold(field, axes, how, extent, scatter, view, shape, "reduce-scatter")
+    return FoldExchange(field, axes, how, extent, scatter, view, shape, "reduce-scatter")

@@ -28,14 +28,14 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid, laying_wires
+from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.exchanges import (
     Active,
     Axes,
     Exchange,
     Field,
-    Fold,
+    FoldExchange,
     plan_all_to_all,
     plan_fold,
     plan_gather,
@@ -45,7 +45,7 @@ from meshard.transforms.collectives.exchanges import (
 from meshard.transforms.jit.sharing import collective
 
 Groups = tuple[tuple[int, ...], ...] | None
-Plan = Callable[[Field, Axes], Exchange | Fold]
+Plan = Callable[[Field, Axes], Exchange | FoldExchange]
 
 
 @final
@@ -56,7 +56,7 @@ class Receipts:
         plans: its plans, with the axes that number the groups of each.
     """
 
-    def __init__(self, plans: Sequence[tuple[Exchange | Fold, Axes]]) -> None:
+    def __init__(self, plans: Sequence[tuple[Exchange | FoldExchange, Axes]]) -> None:
         self._plans = plans
         self.kind = plans[0][0].kind
 
@@ -98,7 +98,7 @@ class _Planned:
 
     extent: Axes
     shape: tuple[int, ...]
-    parts: tuple[tuple[Exchange | Fold, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+    parts: tuple[tuple[Exchange | FoldExchange, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
     count: int
     rest: Axes
 
@@ -344,7 +344,7 @@ class _Collective:
     ) -> tuple[Any, ...]:
         scope, full = self.scope, self.scope.extent(self.scope.manual)
         everywhere = active is None
-        arrays = laid(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
+        arrays = lay_out(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
         given = [None if x is None else x._live() for x in arrays]
         found = []
         for number, piece in enumerate(pieces):

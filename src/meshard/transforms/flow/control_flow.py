@@ -17,7 +17,7 @@ from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -27,7 +27,7 @@ from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import alike, common, idle, widened
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, outputs_alike, settled
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.flow.recorded_flow import recorded_for, recorded_switch, recorded_while
 from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.tracing.abstract import abstractly, is_abstract, types_only
@@ -168,7 +168,7 @@ def _switched(
         named = list(zip(names, branches, strict=True))
         return recorded_switch(what, index, named, args, _chosen(what, names), typed)
     if body is None:
-        unknown = isinstance(index, Ghost)
+        unknown = isinstance(index, AbstractArray)
         taken = 0 if unknown else int(index)
         results = [
             branch(*args) if unknown or i == taken else abstractly(branch, *args)
@@ -303,7 +303,7 @@ def _while_outside(
         return _condition(cond_fun(value))
 
     if is_abstract():
-        return settled(carry, body_fun, predicate).ghosts().value
+        return settled(carry, body_fun, predicate).abstract().value
     if any(carry.weak):
         carry = settled(carry, body_fun, predicate)
     elif not predicate(carry.value):
@@ -372,9 +372,8 @@ def fori_loop(
     Args:
         lower: the first integer.
         upper: the end. Inside `shard_map` both may differ between devices.
-        body_fun: from the integer (a `Count`, which with arrays is a Python number) and the carry
-            to the next carry, of the same structure, shapes
-            and dtypes.
+        body_fun: from the integer (a `LoopIndex`, which with arrays is a Python number) and the
+            carry to the next carry, of the same structure, shapes and dtypes.
         init_val: the first carry: a tree of arrays. A Python number in it takes the dtype that
             ``body_fun`` gives it.
         unroll: accepted as in JAX; there is nothing to unroll.
@@ -405,9 +404,9 @@ def fori_loop(
         return _while(carry, lambda state: state[0] < end, step)[1]
     carry = Carry.of("fori_loop", init_val, body)
     if body is not None or is_abstract() or any(carry.weak) or first >= end:
-        carry = settled(carry, lambda value: body_fun(Count(first), value))
+        carry = settled(carry, lambda value: body_fun(LoopIndex(first), value))
     if is_abstract() or (body is not None and idle(body)):
-        return carry.ghosts().value
+        return carry.abstract().value
     for i in range(first, end):
-        carry = carry.after(lambda value, i=i: body_fun(Count(i), value))  # type: ignore[misc]
+        carry = carry.after(lambda value, i=i: body_fun(LoopIndex(i), value))  # type: ignore[misc]
     return carry.value

@@ -9,13 +9,13 @@ from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
 from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import ghost, idle, local_type, widened
+from meshard.transforms.body.branches import abstract_grid, idle, local_type, widened
 from meshard.transforms.flow.carries import Carry, arrays_of, leaf_type, settled
 from meshard.transforms.flow.recorded_flow import recorded_scan
 from meshard.transforms.tracing.abstract import is_abstract
@@ -92,7 +92,7 @@ def scan(
         sample = trees.unflatten(shape, [_sample(body, x) for x in arrays])
         carry = settled(carry, lambda value: step(value, sample))
     if typed or not count:
-        return (carry.ghosts() if typed else carry).value, _unrun(body, results[-1], count, typed)
+        return (carry.abstract() if typed else carry).value, _unrun(body, results[-1], count, typed)
     results.clear()
     for i in range(count - 1, -1, -1) if reverse else range(count):
         x = trees.unflatten(shape, [a[i] for a in arrays])
@@ -108,13 +108,13 @@ def _sample(body: Body | None, x: Any) -> Any:
         return _typed(x.shape[1:], x.dtype)
     scope, kind = body.scope, x.kind
     local = local_type(scope, kind.shape[1:], kind.dtype)
-    return ghost(body, scope.kind(local, kind.extent, kind.varies))
+    return abstract_grid(body, scope.kind(local, kind.extent, kind.varies))
 
 
-def _typed(shape: tuple[int, ...], dtype: Any) -> Ghost:
+def _typed(shape: tuple[int, ...], dtype: Any) -> AbstractArray:
     """Return a value without data, on whatever devices it is needed."""
     world = here()
-    return Ghost(world.type_of(shape, dtype, home(world), False))
+    return AbstractArray(world.type_of(shape, dtype, home(world), False))
 
 
 def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
@@ -129,7 +129,7 @@ def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
         kind, scope = body.lift(y).kind, body.scope
         if typed:
             local = local_type(scope, shape, dtype)
-            made.append(ghost(body, scope.kind(local, kind.extent, kind.varies)))
+            made.append(abstract_grid(body, scope.kind(local, kind.extent, kind.varies)))
         else:
             made.append(widened(body.lift(zeros(shape, dtype)), kind.varies))
     return trees.unflatten(trees.structure(result), made)

@@ -29,6 +29,8 @@ AnyKind = Kind | GridKind
 Run = Callable[[Any, Sequence[Any]], Any]
 Moving = tuple[Wire, int | None]
 """A communication, and the operand that moves; None where that is no operand."""
+NamedPart = tuple[str, "Executable", int | None]
+"""A program that a step runs: its name there, and how often it runs; None if that is not known."""
 
 
 def nothing_around() -> tuple[()]:
@@ -55,7 +57,7 @@ class Step:
         around: tells what passes besides while it gets values to its parts, and from them, each
             with the operand that moves; None where that is no operand.
         eqns: the operations of the program.
-        parts: the programs that it runs, by name, and how often; None if that is not known.
+        parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
     """
@@ -71,7 +73,7 @@ class Step:
     wires: tuple[Wire, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
     eqns: tuple[Eqn, ...] = ()
-    parts: tuple[tuple[str, Executable, int | None], ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     once: bool = False
 
 
@@ -269,7 +271,7 @@ def crossing(step: Step) -> int:
     return sum(w.total for w in step.wires)
 
 
-def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
+def ensure_layout(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
     """Return a value as an array of a type of the same shape and dtype; a number stays one.
 
     ``what`` is how ledgers call the move.

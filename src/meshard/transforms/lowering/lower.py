@@ -18,7 +18,7 @@ from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import piecewise
-from meshard.ops.fused.segment import Segment
+from meshard.ops.fused.segment import FusedSegment
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -27,6 +27,7 @@ from meshard.transforms.body.constrained import settled
 from meshard.transforms.lowering.executable import (
     Executable,
     Moving,
+    NamedPart,
     Run,
     Step,
     crossing,
@@ -36,9 +37,9 @@ from meshard.transforms.lowering.executable import (
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
-    bring,
     converted,
     create,
+    ensured,
     first_of,
 )
 from meshard.transforms.lowering.preferences import wishes
@@ -55,7 +56,7 @@ from meshard.transforms.program.program import (
     crossing_text,
     lies,
 )
-from meshard.transforms.program.simplify import told_apart
+from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import anywhere
 
 
@@ -109,7 +110,7 @@ _Decisions = dict[Any, Decision]
 class _Group:
     """Operations that become one step."""
 
-    def __init__(self, run: Run | None, segment: Segment | None = None) -> None:
+    def __init__(self, run: Run | None, segment: FusedSegment | None = None) -> None:
         self.run = run
         self.segment = segment
         self.eqns: list[Eqn] = []
@@ -119,7 +120,7 @@ class _Group:
         self.outputs: list[Var] = []
         self.wires: tuple[Wire, ...] = ()
         self.around: Callable[[], Sequence[Moving]] = nothing_around
-        self.parts: tuple[tuple[str, Executable, int | None], ...] = ()
+        self.parts: tuple[NamedPart, ...] = ()
 
 
 @final
@@ -239,7 +240,7 @@ class _Lowering:
         leading: int | None = None,
     ) -> Decision:
         """Return one way to run an operation, worked out once for all that are alike."""
-        key = eqn.name, told_apart(eqn.params), tuple(kinds), tuple(preferred), leading
+        key = eqn.name, exact_key(eqn.params), tuple(kinds), tuple(preferred), leading
         found = self._decisions.get(key)
         if found is None:
             found = self._decisions[key] = decide(
@@ -281,7 +282,7 @@ class _Lowering:
         for kind, wish in zip(decision.outputs, wanted, strict=True):
             if wish is not None and wish != kind.sharding:
                 target = self.world.type_of(kind.shape, kind.dtype, wish, True)
-                if not kind.guest and target.layout != kind.layout:
+                if not kind.unplaced and target.layout != kind.layout:
                     wires += wires_between(self.world, kind, target)
         return sum(w.total for w in wires)
 
@@ -339,7 +340,7 @@ class _Lowering:
             break
         else:
             level = len(self._groups)
-            group = _Group(None, Segment(part))
+            group = _Group(None, FusedSegment(part))
             self._groups.append(group)
         assert group.segment is not None
         group.segment.add(part, names, numbers, eqn.outputs[0])
@@ -360,8 +361,8 @@ class _Lowering:
         self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
     ) -> None:
         source = self.kind(x)
-        group = _Group(partial(bring, kind, what))
-        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.guest:
+        group = _Group(partial(ensured, kind, what))
+        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.unplaced:
             group.wires = wires_between(self.world, source, kind)
         self._add(group, eqn, (kind,))
         group.name = "reshard" if what != eqn.name else what
@@ -410,7 +411,7 @@ class _Lowering:
     ) -> Kind | Sharding | None:
         """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
         kind = self.kind(atom)
-        free = kind.guest if isinstance(kind, ArrayType) else True
+        free = kind.unplaced if isinstance(kind, ArrayType) else True
         return place if wanted is None and free else wanted
 
     def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:

@@ -16,7 +16,7 @@ from meshard.ops.engine.accept import WEAK
 from meshard.ops.fused.compilers import chosen
 from meshard.runtime.doors import innermost, interpreting
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import entered, left
+from meshard.transforms.body.boundary import to_array, to_grid
 from meshard.transforms.lowering.body_flow import (
     Site,
     for_step,
@@ -170,13 +170,13 @@ def _run_nested(call: ShardMapCall, own: Executable, outer: Body, values: Sequen
     body = Body(scope, outer)
     try:
         given = [
-            entered(body, x.cells, spec, x.kind.varies, x.kind.type)
+            to_grid(body, x.cells, spec, x.kind.varies, x.kind.type)
             for x, spec in zip(map(outer.lift, values[count:]), call.in_specs, strict=True)
         ]
         with interpreting(body):
             found = own.run(body, [*map(body.lift, values[:count]), *given])
             made = [
-                left(body, body.lift(x), spec)
+                to_array(body, body.lift(x), spec)
                 for x, spec in zip(found, call.out_specs, strict=True)
             ]
     finally:

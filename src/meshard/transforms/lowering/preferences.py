@@ -53,7 +53,7 @@ def wishes(
 
 def _is_free(kind: Kind) -> bool:
     """Whether an argument lies nowhere in particular."""
-    return isinstance(kind, ArrayType) and kind.guest
+    return isinstance(kind, ArrayType) and kind.unplaced
 
 
 def _fits(kind: Kind, sharding: NamedSharding) -> bool:
@@ -112,7 +112,7 @@ def _on_mesh(
 ) -> list[ArrayType | type]:
     """Return operands' types on the mesh of the results' wishes, if nothing else says where."""
     meshes = [w.mesh for w in wanted if w is not None]
-    if not meshes or not all(t.guest for t in types if isinstance(t, ArrayType)):
+    if not meshes or not all(t.unplaced for t in types if isinstance(t, ArrayType)):
         return list(types)
     whole = NamedSharding(meshes[0], PartitionSpec())
     return [

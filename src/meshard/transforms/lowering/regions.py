@@ -16,7 +16,7 @@ from meshard.ops.fused.compilers import Compiler, Run, Work
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import Extent, GridKind, Scope
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.lowering.body_steps import Does, one_or_all
 from meshard.transforms.program.calls import ForCall, ScanCall, WhileCall
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var, evaluate
@@ -82,7 +82,7 @@ def region_step(body: Body, call: RegionCall, operands: Sequence[Any]) -> tuple[
 def _column(scope: Scope, x: Any, extent: Extent, numbers: Sequence[int]) -> list[Any]:
     """Return what each cell of a region reads of one operand."""
     if type(x) is not Grid:
-        return [int(x) if type(x) is Count else x] * len(numbers)
+        return [int(x) if type(x) is LoopIndex else x] * len(numbers)
     cells, onto = x.cells, scope.onto(x.kind.extent, extent)
     return [cells[onto[i]] for i in numbers]
 

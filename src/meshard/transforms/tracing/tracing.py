@@ -11,7 +11,7 @@ from typing import Any, final
 
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type, weak_of
+from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
@@ -119,7 +119,7 @@ class Tracing(Interpreter):
         world = here()
         given = [as_array(x) for x in operands]
         with types_only(None):
-            like = function(*[Ghost(self._kind(world, x)) for x in given], **params)
+            like = function(*[AbstractArray(self._kind(world, x)) for x in given], **params)
         several = isinstance(like, (list, tuple))
         types = [(self._kind(world, x), None) for x in (like if several else [like])]
         call = WholeCall(name, function, params, several, values)
