@@ -12,7 +12,7 @@ The tower; imports point down only::
     ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
     runtime       devices, blocks, pages, workers, Array, placing and moving
     plan          pure: layouts -> what moves, bounds, drawings
-    algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, Rule
+    algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
     settings      what each floor lets the environment and `config` set
     tuning        thresholds, with what was measured
     errors        every refusal, as one tree
