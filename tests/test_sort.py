@@ -246,7 +246,7 @@ def test_refusals() -> None:
         mnp.digitize(x, np.array([1, 3, 2]))
     with pytest.raises(
         ArgumentError,
-        match=r"unique: axis must be None, got 0\. Distinct slices along a dim are not",
+        match=r"unique: axis must be None, got 0 of type int\. Distinct slices along a dim are not",
     ):
         mnp.unique(x, axis=0)
     with pytest.raises(ShapeError, match=r"extract: a condition of shape \(3,\) .* \(4, 2\)"):

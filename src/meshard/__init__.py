@@ -2,7 +2,7 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding resharding debug tree config experimental
+    doors         numpy lax random nn sharding resharding debug tree typing config experimental
     cli testing   the roof
     transforms    interpreters of operations: shard_map, control flow
     ops           operations as rows, and the engine that runs them on blocks
@@ -87,6 +87,7 @@ if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an ed
         numpy as numpy,
         random as random,
         resharding as resharding,
+        typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
     from meshard.runtime.moving.reshard import reshard as reshard
@@ -116,6 +117,7 @@ else:
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.tracing.abstract:eval_shape",
+            "meshard.typing",
         ),
         advice=_ABSENT,
     )

@@ -31,9 +31,10 @@ from meshard.ops.engine.dtypes import (
 )
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -117,8 +118,9 @@ def _along(name: str, x: Any, how: str, n: int | None, dim: int, norm: str) -> A
     return bind("fft", x, how=how, dim=dim, n=n, norm=norm)
 
 
-def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str, real: bool = False) -> Any:
-    x = _samples(name, a, real)
+def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str) -> Any:
+    """Transform one dim; ``how`` is scipy's name of the transform."""
+    x = _samples(name, a, how == "rfft")
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
             f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
@@ -159,7 +161,7 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
 def _each(
     x: Any, *, name: str, how: str, work: Sequence[tuple[int, int | None]], scale: str
 ) -> Any:
-    """Transform dims one after another, those first that no device needs to wait for."""
+    """Transform dims one after another, first those that are whole on each device."""
     place = x.sharding
     parts = place.shards(x.ndim) if isinstance(place, NamedSharding) else (1,) * x.ndim
     for dim, n in sorted(work, key=lambda one: parts[one[0]] > 1):
@@ -167,19 +169,18 @@ def _each(
     return x
 
 
-def _many(
-    name: str, a: Any, how: str, s: Any, axes: Any, norm: str | None, two: bool = False
-) -> Any:
-    """Transform several dims, each dim by itself; ``how`` is ``fft``, ``ifft`` and with an ``r``.
+def _many(name: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
+    """Transform several dims, each dim by itself, for a function such as ``fftn`` or ``irfft2``.
 
     Of a real transform the last dim named goes first, and of its inverse last; for the others the
-    order is free, and those that no device needs to wait for go first.
+    order is free, and those that are whole on each device go first.
     """
+    how, two = name[:-1], name[-1] == "2"
     x = _samples(name, a, how == "rfft")
     scale = _norm(name, norm)
     work = _dims(name, x.ndim, s, axes)
     if two and len(work) != 2:
-        raise ArgumentError(f"{name}: takes two axes, got {axes}; {name[:-1]}n takes any number.")
+        raise ArgumentError(f"{name}: takes two axes, got {axes}; {how}n takes any number.")
     ends: list[tuple[int, int | None]] = []
     if how in ("rfft", "irfft"):
         if not work:
@@ -202,7 +203,7 @@ def _many(
 
 
 @checked
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the discrete Fourier transform along a dim, which is made whole on each device.
 
     Args:
@@ -226,7 +227,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
 
 
 @checked
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `fft`, whose arguments it takes.
 
     >>> import meshard.numpy as mnp
@@ -237,7 +238,7 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the half of the transform of real samples that says it all: ``n // 2 + 1`` numbers.
 
     Takes the arguments of `fft`.
@@ -249,11 +250,11 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     >>> mnp.fft.rfft(mnp.ones(4)).real.tolist()
     [4.0, 0.0, 0.0]
     """
-    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm), real=True)
+    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm))
 
 
 @checked
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `rfft`, real samples.
 
     Args:
@@ -270,7 +271,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 
 @checked
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the transform, real numbers, of samples of which one half mirrors the other.
 
     Args:
@@ -289,7 +290,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `hfft`: of real numbers one half of the samples, ``n // 2 + 1``.
 
     Takes the arguments of `fft`.
@@ -302,16 +303,16 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     [1.0, 0.0, 0.0]
     """
     scale = _SWAPPED[_norm("ihfft", norm)]
-    return conjugate(_one("ihfft", a, "rfft", n, axis, scale, real=True))
+    return conjugate(_one("ihfft", a, "rfft", n, axis, scale))
 
 
 @checked
 def fftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the discrete Fourier transform along several dims.
 
     Each dim is made whole by itself, its axes moving to other dims, so that the result of split
@@ -330,27 +331,27 @@ def fftn(
     >>> mnp.fft.fftn(mnp.ones((2, 2))).real.tolist()
     [[4.0, 0.0], [0.0, 0.0]]
     """
-    return _many("fftn", a, "fft", s, axes, norm)
+    return _many("fftn", a, s, axes, norm)
 
 
 @checked
 def ifftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `fftn`, whose arguments it takes."""
-    return _many("ifftn", a, "ifft", s, axes, norm)
+    return _many("ifftn", a, s, axes, norm)
 
 
 @checked
 def rfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the transform of real samples along several dims; of the last one named only a half.
 
     Takes the arguments of `fftn`.
@@ -362,55 +363,67 @@ def rfftn(
     >>> mnp.fft.rfftn(mnp.ones((2, 4))).shape
     (2, 3)
     """
-    return _many("rfftn", a, "rfft", s, axes, norm)
+    return _many("rfftn", a, s, axes, norm)
 
 
 @checked
 def irfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `rfftn`, real samples; ``s`` says how many to return along each dim.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.irfftn(mnp.fft.rfftn(mnp.ones((2, 4)))).shape
     (2, 4)
     """
-    return _many("irfftn", a, "irfft", s, axes, norm)
+    return _many("irfftn", a, s, axes, norm)
 
 
 @checked
 def fft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the discrete Fourier transform along two dims, by default the last; see `fftn`."""
-    return _many("fft2", a, "fft", s, axes, norm, two=True)
+    return _many("fft2", a, s, axes, norm)
 
 
 @checked
 def ifft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `fft2`."""
-    return _many("ifft2", a, "ifft", s, axes, norm, two=True)
+    return _many("ifft2", a, s, axes, norm)
 
 
 @checked
 def rfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the transform of real samples along two dims, of the last a half; see `rfftn`."""
-    return _many("rfft2", a, "rfft", s, axes, norm, two=True)
+    return _many("rfft2", a, s, axes, norm)
 
 
 @checked
 def irfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `rfft2`."""
-    return _many("irfft2", a, "irfft", s, axes, norm, two=True)
+    return _many("irfft2", a, s, axes, norm)
 
 
 def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
@@ -428,7 +441,7 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
 
 
 @checked
-def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Array:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
@@ -451,7 +464,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = No
 
 
 @checked
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Array:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp
@@ -463,7 +476,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = N
 
 
 @checked
-def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def fftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the array with frequency zero moved to the middle of dims, by default all.
 
     >>> import meshard.numpy as mnp
@@ -476,7 +489,7 @@ def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
 
 
 @checked
-def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def ifftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the inverse of `fftshift`; the two differ for odd sizes."""
     value = as_array(x)
     dims = normalised_axes(axes, value.ndim, "ifftshift")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
@@ -18,6 +19,19 @@ from meshard.algebra.layout import Layout
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
 """One block per piece of a layout; None for a piece that no device of this process holds."""
+
+
+class SupportsArray(Protocol):
+    """What NumPy makes an array of by asking it: arrays of any library, and NumPy's scalars."""
+
+    def __array__(self) -> Any: ...
+
+
+ArrayLike = SupportsArray | bool | int | float | complex
+"""What functions take where an array is meant: any array, NumPy's scalars and Python's numbers."""
+
+DTypeLike = npt.DTypeLike | None
+"""What functions take where a dtype is meant; None: the function's default."""
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""

@@ -36,7 +36,7 @@ from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import to_array, to_grid
+from meshard.transforms.body.boundary import known_way_in, to_array, to_grid, way_in
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
@@ -298,12 +298,15 @@ class _Mapped:
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            if ("enter", x._type, own) not in scope.decisions:
+            if around is not None:
                 self._check_input(x, own, call, number)
-            if around is None:
-                grid = to_grid(body, [None if body.typed else x], own, like=x._type)
-            else:
                 grid = to_grid(body, x.cells, own, x.kind.varies, x.kind.type)
+            else:
+                enter = known_way_in(scope, x._type, own)
+                if enter is None:
+                    self._check_input(x, own, call, number)
+                    enter = way_in(scope, x._type, own)
+                grid = enter(body, None if body.typed else x)
             call.given.append(x)
             call.specs.append(own)
             call.values.append(grid)

@@ -34,7 +34,7 @@ from meshard.ops.engine.decision import (
 from meshard.ops.engine.dtypes import order_matters, result_dtypes, weak_dtypes
 from meshard.ops.engine.kernels import for_operands
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.engine.reduction import plan_reduction
+from meshard.ops.engine.reduction import Partials, plan_reduction
 from meshard.ops.engine.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
@@ -425,17 +425,11 @@ class _Kernel:
         scatter = None if self.scatter is None else self.scatter[0]
         if self.world.process_count == 1:
             return Combination(None, scatter)
-        axes = [self.found.factors[f].axes for f in self.found.reduced]
-        across = plan_reduction(
-            self.world,
-            self.meets.mesh,
-            axes,
-            self.found.outputs[0],
-            output.shape,
-            self._cell_dtypes,
-            scatter,
+        axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
+        partials = Partials(
+            self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
         )
-        return Combination(across, scatter)
+        return Combination(plan_reduction(self.world, partials, scatter), scatter)
 
     def _fold(self, output: ArrayType) -> Wire:
         """Return what crosses when partial results are combined."""

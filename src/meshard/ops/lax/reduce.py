@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
+
+T = TypeVar("T")
 
 # reductions by one operation
 
@@ -178,9 +180,7 @@ def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Calla
 
 
 @named("lax.associative_scan(mnp.add, mnp.arange(5)).tolist()", "[0, 1, 3, 6, 10]")
-def associative_scan(
-    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
-) -> Any:
+def associative_scan(fn: Callable[..., Any], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Return what an associative operation makes of each element and those before it.
 
     In about 2 log2 of the size steps, each on all devices at once.
@@ -286,6 +286,14 @@ def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
+@overload
+def sort(
+    operand: ArrayLike, dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array: ...
+@overload
+def sort(
+    operand: Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
 @named(
     "[x.tolist() for x in lax.sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))]", "[[1, 2], [8, 7]]"
 )
@@ -319,7 +327,8 @@ def sort_key_val(
     keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Array, Array]:
     """Return keys sorted along a dim, and values in the same order."""
-    return sort((keys, values), dimension, is_stable)
+    first, second = sort((keys, values), dimension, is_stable)
+    return first, second
 
 
 top_k = sorting.top_k
@@ -421,12 +430,12 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
 
 
 @named("lax.stop_gradient(mnp.ones(2)).tolist()", "[1.0, 1.0]", x="a tree of arrays.")
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: T) -> T:
     """Return the tree as it is; a derivative takes it as constant."""
     return x
 
 
 @named("lax.optimization_barrier((mnp.ones(2), 1))[1].tolist()", "1", operand="a tree of arrays.")
-def optimization_barrier(operand: Any, /) -> Any:
+def optimization_barrier(operand: T, /) -> T:
     """Return the tree with its leaves as arrays; nothing is reordered here in any case."""
     return trees.map(as_array, operand)

@@ -7,7 +7,7 @@ The results' shapes depend on the values; each piece stays where the sort has br
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -26,48 +26,51 @@ from meshard.ops.engine.dtypes import is_whole
 from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.ops.reductions.scan import cumsum
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 class UniqueAllResult(NamedTuple):
     """What `unique_all` returns."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCountsResult(NamedTuple):
     """What `unique_counts` returns."""
 
-    values: Any
-    counts: Any
+    values: Array
+    counts: Array
 
 
 class UniqueInverseResult(NamedTuple):
     """What `unique_inverse` returns."""
 
-    values: Any
-    inverse_indices: Any
+    values: Array
+    inverse_indices: Array
+
+
+class _Wanted(NamedTuple):
+    """What is wanted besides the distinct elements."""
+
+    indices: bool = False
+    inverse: bool = False
+    counts: bool = False
 
 
 def _unique(
-    x: Any,
-    equal_nan: bool,
-    index: bool,
-    inverse: bool,
-    counts: bool,
-    size: int | None = None,
-    fill_value: Any = None,
+    x: Any, wanted: _Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
 ) -> list[Any]:
-    """Return the distinct elements, and those of the other three that are wanted."""
+    """Return the distinct elements, and what else is wanted."""
     if size is None:
         x = concrete(x, "unique", GIVE_SIZE)
     flat = ravel(x)
-    if index or inverse:
+    if wanted.indices or wanted.inverse:
         values, order = sort_split(flat, bind("positions", flat))
     else:
         (values,) = sort_split(flat)
@@ -80,16 +83,16 @@ def _unique(
     else:
         values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
     results: list[Any] = [values]
-    if index:
+    if wanted.indices:
         results.append(order_of)
-    if inverse:
+    if wanted.inverse:
         rank = cumsum(first) - 1
         back = sort_split(order, rank)[1]
         results.append(reshape(back, x.shape))
-    if counts and size is None:
+    if wanted.counts and size is None:
         after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
         results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
-    elif counts:
+    elif wanted.counts:
         ends = bind("where", bind("less", places, 0), flat.size, places)
         results.append(ends[1:] - ends[:-1])
     return results
@@ -132,9 +135,22 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
-@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+@overload
 def unique(
-    ar: Any,
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array: ...
+@overload
+def unique(
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -142,7 +158,20 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array | tuple[Array, ...]: ...
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
     """Return the distinct elements of the flat array, sorted.
@@ -171,13 +200,15 @@ def unique(
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
     """
-    wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
-    found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
+    wanted = _Wanted(bool(return_index), bool(return_inverse), bool(return_counts))
+    found = _unique(as_array(ar), wanted, size, fill_value, equal_nan=equal_nan)
     return tuple(found) if any(wanted) else found[0]
 
 
 @checked
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+def unique_values(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
     ``size`` and ``fill_value`` mean what they do to `unique`, here and in its kin.
@@ -186,36 +217,38 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
     [1, 2]
     """
-    return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
+    return _unique(as_array(x), _Wanted(), size, fill_value)[0]
 
 
 @checked
 def unique_counts(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
     """Return the distinct elements of the flat array, and how often each stands there."""
-    found = _unique(as_array(x), False, False, False, True, size, fill_value)
+    found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
 
 @checked
 def unique_inverse(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverseResult:
     """Return the distinct elements, and each element's place among them, in the array's shape."""
-    found = _unique(as_array(x), False, False, True, False, size, fill_value)
+    found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
     return UniqueInverseResult(*found)
 
 
 @checked
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAllResult:
     """Return the distinct elements, where each first stands, each element's place, and counts.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return UniqueAllResult(*_unique(as_array(x), False, True, True, True, size, fill_value))
+    return UniqueAllResult(*_unique(as_array(x), _Wanted(True, True, True), size, fill_value))
 
 
 # membership
@@ -243,13 +276,13 @@ register(
 
 @checked
 def isin(
-    element: Any,
-    test_elements: Any,
+    element: ArrayLike,
+    test_elements: ArrayLike,
     assume_unique: bool = False,
     invert: bool = False,
     *,
     kind: str | None = None,
-) -> Any:
+) -> Array:
     """Return where the elements are among the test elements; laid out like the elements.
 
     Args:
@@ -289,7 +322,9 @@ def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
 
 
 @checked
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def union1d(
+    ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements that are in either array, sorted.
 
     Args:
@@ -307,13 +342,13 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 @checked
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
     x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
@@ -324,13 +359,13 @@ def intersect1d(
 
 @checked
 def setdiff1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements of the first array that are not in the second, sorted.
 
     Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
@@ -345,13 +380,13 @@ def setdiff1d(
 
 @checked
 def setxor1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in one of two arrays only, sorted.
 
     Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
@@ -373,7 +408,9 @@ def _known_set(what: str, x: Any) -> Any:
 
 
 @checked
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def flatnonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions in the flat array of the elements that are not zero.
 
     The result stays split where the array was, each device keeping its own positions.
@@ -395,7 +432,9 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
 
 
 @checked
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def argwhere(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions of the elements that are not zero, a row of numbers for each.
 
     Args:
@@ -410,7 +449,9 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
 
 
 @checked
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
     """Return the elements of the flat array where a condition of the same size is true.
 
     Args:
@@ -447,13 +488,13 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
 
 @checked
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike,
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
-) -> Any:
+    fill_value: ArrayLike = 0,
+) -> Array:
     """Return the slices along a dim where a condition is true, or elements of the flat array.
 
     Args:

@@ -28,6 +28,7 @@ from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cell
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import Interpreter, Params
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.watching.profile import timed
@@ -201,13 +202,18 @@ def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
     return grid.reshape(shape)
 
 
+_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners in bodies", 1 << 14)
+_NUMBER = _RUNNERS.number
+
+
 def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """Return what runs an operation on values of these kinds, worked out once per scope."""
-    key = (config.epoch, name, params, kinds)
-    found: Runner | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _runner(scope, name, kinds, params)
-    return found
+    key, tables = (name, params, kinds), scope.tables
+    if scope.epoch == config.epoch and len(tables) > _NUMBER:  # `Memo.table`, without a call
+        found: Runner | None = tables[_NUMBER].get(key)
+        if found is not None:
+            return found
+    return _RUNNERS.keep(scope, key, _runner(scope, name, kinds, params))
 
 
 def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:

@@ -19,6 +19,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.grid import Grid
@@ -110,13 +111,30 @@ Enter = Callable[[Running, Array | None], Grid]
 """From an array of one type to a grid; from None, where cells are not wanted, to one without."""
 
 
+_WAYS_IN: Memo[tuple[ArrayType, PartitionSpec], Enter] = Memo("ways into bodies", 1 << 12)
+
+
 def way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
-    """Return how arrays of a type enter a body along all axes of a mesh: cells are their blocks."""
-    key = ("enter", type, spec)
-    found: Enter | None = scope.decisions.get(key)
+    """Return how arrays of a type enter a body that no other encloses; the spec is known to fit."""
+    found = known_way_in(scope, type, spec)
     if found is None:
-        found = scope.decisions[key] = _way_in(scope, type, spec)
+        enter = _among_arrays(scope, type, spec) if scope.auto else _way_in(scope, type, spec)
+        found = _WAYS_IN.keep(scope, (type, spec), enter)
     return found
+
+
+def known_way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter | None:
+    """Return how arrays of a type enter a body, if some have before: their spec was checked."""
+    return _WAYS_IN.table(scope).get((type, spec))
+
+
+def _among_arrays(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
+    """Return how arrays of a type enter a body whose cells are Arrays on the automatic axes."""
+
+    def enter(body: Running, x: Array | None) -> Grid:
+        return to_grid(body, [x], spec, like=type)
+
+    return enter
 
 
 def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
@@ -215,16 +233,9 @@ Leave = Callable[[Grid], Array]
 """From a grid of one kind to the array that it is outside."""
 
 
+@memoized(most=1 << 12)
 def way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     """Return how grids of a kind leave a body along all axes of a mesh: cells become blocks."""
-    key = ("leave", kind, spec)
-    found: Leave | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _way_out(scope, kind, spec)
-    return found
-
-
-def _way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     axes = spec.axes(kind.ndim)
     shape = tuple([n * c for n, c in zip(kind.shape, _counts(scope.sizes, axes), strict=True)])
     type = scope.world.type_of(shape, kind.dtype, NamedSharding(scope.mesh, spec), True)

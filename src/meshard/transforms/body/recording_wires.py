@@ -15,9 +15,10 @@ from typing import Any
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
-from meshard.ops.engine.decide import decide
+from meshard.ops.engine.decide import Type, decide
 from meshard.plan.move.wires import Wire, together
 from meshard.runtime.doors import Params
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import placed, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.ledger import wired
@@ -67,14 +68,17 @@ def cell_types(scope: Scope, kind: GridKind, cells: Sequence[Any]) -> list[Array
 
 
 def operation_wires(
-    scope: Scope, name: str, types: Sequence[ArrayType | type], params: Params
+    scope: Scope, name: str, types: Sequence[Type], params: Params
 ) -> Sequence[Wire]:
     """Return what an operation on operands of these types moves."""
-    key = ("wires", name, tuple(types), params)
-    found: Sequence[Wire] | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = decide(scope.world, name, types, params).wires
-    return found
+    return _operation_wires(scope, name, tuple(types), params)
+
+
+@memoized(most=1 << 12)
+def _operation_wires(
+    scope: Scope, name: str, types: tuple[Type, ...], params: Params
+) -> Sequence[Wire]:
+    return decide(scope.world, name, types, params).wires
 
 
 def laying_wires(

@@ -24,7 +24,13 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import device_tensor
 from meshard.ops.engine.dtypes import accumulator
-from meshard.ops.engine.reduction import Reduction, combined, combined_across, plan_reduction
+from meshard.ops.engine.reduction import (
+    Partials,
+    Reduction,
+    combined,
+    combined_across,
+    plan_reduction,
+)
 from meshard.plan.move import wires as traffic
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Message, Part
@@ -229,15 +235,10 @@ class FoldExchange:
         sizes = tuple(field.mesh.shape[a] for a in rest)
         placement = [Split((a,), tuple(range(n + 1))) for a, n in zip(rest, sizes, strict=True)]
         placement += [Split((), (0, n)) for n in self.view]
-        return plan_reduction(
-            field.world,
-            field.mesh,
-            [self.axes],
-            tuple(placement),
-            (*sizes, *self.view),
-            (field.dtype,),
-            None if self.scatter is None else len(rest) + self.scatter,
-        )
+        shape = (*sizes, *self.view)
+        partials = Partials(field.mesh, self.axes, tuple(placement), shape, (field.dtype,))
+        scatter = None if self.scatter is None else len(rest) + self.scatter
+        return plan_reduction(field.world, partials, scatter)
 
     def run(self, cells: Cells, active: Active = None) -> list[Any]:
         """Return the cells of the result; those that are not held or not active are None."""

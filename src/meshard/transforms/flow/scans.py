@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.create import zeros
@@ -21,17 +21,20 @@ from meshard.transforms.flow.recorded_flow import recorded_scan
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.tracing import recording
 
+C = TypeVar("C")
+Y = TypeVar("Y")
+
 
 @checked
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
+    f: Callable[[Any, Any], tuple[C, Y]],
     init: Any,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Call a function for each position along the first dim of some arrays, carrying a value along.
 
     Args:
@@ -119,7 +122,7 @@ def _typed(shape: tuple[int, ...], dtype: Any) -> AbstractArray:
 
 def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
     """Return the results of all positions where none was run: of no positions, or only typed."""
-    made = []
+    made: list[Any] = []
     for y in arrays_of(trees.leaves(result), "scan: the results of a position"):
         shape, dtype = leaf_type(y)
         shape = (count, *shape)
@@ -172,7 +175,7 @@ def _stacked(results: Sequence[Any]) -> Any:
 
 
 @checked
-def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[Any], Y], xs: Any, *, batch_size: int | None = None) -> Y:
     """Call a function for each position along the first dim of some arrays, and stack its results.
 
     Args:

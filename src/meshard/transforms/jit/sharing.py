@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from meshard.runtime.agree import agreed
+from meshard.runtime.memo import memoized
 from meshard.runtime.processes.canonical import described
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import Scope
@@ -69,17 +70,12 @@ def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     return tuple(sorted(members)), "\n".join([*exact, *bare, *moves])
 
 
+@memoized(most=1 << 8)
 def _processes(scope: Scope, rest: Axes) -> list[Members]:
     """Return for each position along some axes the processes that have devices there."""
-    key = ("processes", rest)
-    found: list[Members] | None = scope.decisions.get(key)
-    if found is None:
-        names = scope.mesh.axis_names
-        places = [names.index(a) for a in rest]
-        order = [*places, *(i for i in range(len(names)) if i not in places)]
-        devices = scope.mesh.devices.transpose(order)
-        count = scope.count(rest)
-        rows = devices.reshape(count, -1).tolist()
-        found = [tuple(sorted({d.process_index for d in row})) for row in rows]
-        scope.decisions[key] = found
-    return found
+    names = scope.mesh.axis_names
+    places = [names.index(a) for a in rest]
+    order = [*places, *(i for i in range(len(names)) if i not in places)]
+    devices = scope.mesh.devices.transpose(order)
+    rows = devices.reshape(scope.count(rest), -1).tolist()
+    return [tuple(sorted({d.process_index for d in row})) for row in rows]
