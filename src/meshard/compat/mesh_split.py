@@ -244,8 +244,8 @@ def _stops(given: object, mesh_axis: str, size: int) -> tuple[int, ...]:
     sections = _position(given, given)
     if sections < 1 or size % sections:
         raise ArgumentError(
-            f"{_SPLIT}: indices_or_sections asks for {sections} equal parts of {axis}, which "
-            f"{sections} does not divide. Give a divisor of {size}, or a list of cuts."
+            f"{_SPLIT}: indices_or_sections asks for {sections} equal parts of {axis}; "
+            f"their number must be a positive divisor of {size}. Give one, or a list of cuts."
         )
     step = size // sections
     return tuple(range(step, size + 1, step))
@@ -258,8 +258,8 @@ def _position(value: Any, given: object) -> int:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{_SPLIT}: indices_or_sections {shown(given)} is not None, an integer, or a list or "
-            f"tuple of integers; {shown(value)} is of type {type(value).__name__}."
+            f"{_SPLIT}: indices_or_sections must be None, an integer, or a list or tuple of "
+            f"integers, not {shown(given)}; {shown(value)} is of type {type(value).__name__}."
         ) from None
 
 

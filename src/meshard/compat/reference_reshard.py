@@ -94,7 +94,7 @@ def find_intermediate_sharding(
             _asked(in_sharding, out_sharding, before, after)
             + f"dim {dim} is a candidate, but its {s} shards are not a multiple of {d}: "
             f"{s // d} replicas of {d} shards are not {s} devices, and the source's devices "
-            "cannot be reshaped so. Use reshard, which needs no intermediate."
+            "cannot be reshaped in that way. Use reshard, which needs no intermediate."
         )
     mesh = _with_replicas(in_sharding.mesh, {a: after[dim] for a, dim in candidates.items()})
     entries = [e if e not in candidates else f"{e}{_SPLIT}" for e in in_sharding.spec]

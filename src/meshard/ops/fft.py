@@ -118,8 +118,9 @@ def _along(name: str, x: Any, how: str, n: int | None, dim: int, norm: str) -> A
     return bind("fft", x, how=how, dim=dim, n=n, norm=norm)
 
 
-def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str, real: bool = False) -> Any:
-    x = _samples(name, a, real)
+def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str) -> Any:
+    """Transform one dim; ``how`` is scipy's name of the transform."""
+    x = _samples(name, a, how == "rfft")
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
             f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
@@ -160,7 +161,7 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
 def _each(
     x: Any, *, name: str, how: str, work: Sequence[tuple[int, int | None]], scale: str
 ) -> Any:
-    """Transform dims one after another, those first that no device needs to wait for."""
+    """Transform dims one after another, first those that are whole on each device."""
     place = x.sharding
     parts = place.shards(x.ndim) if isinstance(place, NamedSharding) else (1,) * x.ndim
     for dim, n in sorted(work, key=lambda one: parts[one[0]] > 1):
@@ -168,19 +169,18 @@ def _each(
     return x
 
 
-def _many(
-    name: str, a: Any, how: str, s: Any, axes: Any, norm: str | None, two: bool = False
-) -> Any:
-    """Transform several dims, each dim by itself; ``how`` is ``fft``, ``ifft`` and with an ``r``.
+def _many(name: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
+    """Transform several dims, each dim by itself, for a function such as ``fftn`` or ``irfft2``.
 
     Of a real transform the last dim named goes first, and of its inverse last; for the others the
-    order is free, and those that no device needs to wait for go first.
+    order is free, and those that are whole on each device go first.
     """
+    how, two = name[:-1], name[-1] == "2"
     x = _samples(name, a, how == "rfft")
     scale = _norm(name, norm)
     work = _dims(name, x.ndim, s, axes)
     if two and len(work) != 2:
-        raise ArgumentError(f"{name}: takes two axes, got {axes}; {name[:-1]}n takes any number.")
+        raise ArgumentError(f"{name}: takes two axes, got {axes}; {how}n takes any number.")
     ends: list[tuple[int, int | None]] = []
     if how in ("rfft", "irfft"):
         if not work:
@@ -250,7 +250,7 @@ def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
     >>> mnp.fft.rfft(mnp.ones(4)).real.tolist()
     [4.0, 0.0, 0.0]
     """
-    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm), real=True)
+    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm))
 
 
 @checked
@@ -303,7 +303,7 @@ def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     [1.0, 0.0, 0.0]
     """
     scale = _SWAPPED[_norm("ihfft", norm)]
-    return conjugate(_one("ihfft", a, "rfft", n, axis, scale, real=True))
+    return conjugate(_one("ihfft", a, "rfft", n, axis, scale))
 
 
 @checked
@@ -331,7 +331,7 @@ def fftn(
     >>> mnp.fft.fftn(mnp.ones((2, 2))).real.tolist()
     [[4.0, 0.0], [0.0, 0.0]]
     """
-    return _many("fftn", a, "fft", s, axes, norm)
+    return _many("fftn", a, s, axes, norm)
 
 
 @checked
@@ -342,7 +342,7 @@ def ifftn(
     norm: str | None = None,
 ) -> Array:
     """Return the inverse of `fftn`, whose arguments it takes."""
-    return _many("ifftn", a, "ifft", s, axes, norm)
+    return _many("ifftn", a, s, axes, norm)
 
 
 @checked
@@ -363,7 +363,7 @@ def rfftn(
     >>> mnp.fft.rfftn(mnp.ones((2, 4))).shape
     (2, 3)
     """
-    return _many("rfftn", a, "rfft", s, axes, norm)
+    return _many("rfftn", a, s, axes, norm)
 
 
 @checked
@@ -379,7 +379,7 @@ def irfftn(
     >>> mnp.fft.irfftn(mnp.fft.rfftn(mnp.ones((2, 4)))).shape
     (2, 4)
     """
-    return _many("irfftn", a, "irfft", s, axes, norm)
+    return _many("irfftn", a, s, axes, norm)
 
 
 @checked
@@ -390,7 +390,7 @@ def fft2(
     norm: str | None = None,
 ) -> Array:
     """Return the discrete Fourier transform along two dims, by default the last; see `fftn`."""
-    return _many("fft2", a, "fft", s, axes, norm, two=True)
+    return _many("fft2", a, s, axes, norm)
 
 
 @checked
@@ -401,7 +401,7 @@ def ifft2(
     norm: str | None = None,
 ) -> Array:
     """Return the inverse of `fft2`."""
-    return _many("ifft2", a, "ifft", s, axes, norm, two=True)
+    return _many("ifft2", a, s, axes, norm)
 
 
 @checked
@@ -412,7 +412,7 @@ def rfft2(
     norm: str | None = None,
 ) -> Array:
     """Return the transform of real samples along two dims, of the last a half; see `rfftn`."""
-    return _many("rfft2", a, "rfft", s, axes, norm, two=True)
+    return _many("rfft2", a, s, axes, norm)
 
 
 @checked
@@ -423,7 +423,7 @@ def irfft2(
     norm: str | None = None,
 ) -> Array:
     """Return the inverse of `rfft2`."""
-    return _many("irfft2", a, "irfft", s, axes, norm, two=True)
+    return _many("irfft2", a, s, axes, norm)
 
 
 def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _platform(backend: str | None, what: str) -> None:
     if backend is not None and not is_text(backend, "cpu"):
-        raise ConfigError(f"{what}: there is no backend {shown(backend)}; it is 'cpu'.")
+        raise ConfigError(f"{what}: there is no backend {shown(backend)}; use 'cpu'.")
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -37,7 +37,8 @@ def local_devices(process_index: int | None = None, backend: str | None = None) 
     number = integer_of(process_index, "local_devices", "process_index")
     if not 0 <= number < world.process_count:
         raise ArgumentError(
-            f"local_devices: there is no process {number}; there are {world.process_count}."
+            f"local_devices: there is no process {number}; the numbers of processes are 0 to "
+            f"{world.process_count - 1}."
         )
     return [d for d in world.devices if d.process_index == number]
 

@@ -57,18 +57,18 @@ def _table(given: object) -> Table:
         sizes = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"table is a JSON object or a file that holds one, and {text!r} is neither: {error}."
+            f"table must be a JSON object or a file that holds one; {text!r} is neither: {error}."
         ) from error
     usual: dict[str, object] = {f.name: f.default for f in fields(Table)}
     if not isinstance(sizes, dict) or not sizes.keys() <= usual.keys():
         wrong = sizes if not isinstance(sizes, dict) else sorted(sizes.keys() - usual.keys())
-        raise ValueError(f"table is a JSON object with the names {list(usual)}, not {wrong}.")
+        raise ValueError(f"table must be a JSON object with the names {list(usual)}, not {wrong}.")
     for name, size in sizes.items():
         switch = isinstance(usual[name], bool)
         if isinstance(size, bool) if switch else type(size) is int and size >= 1:
             continue
         law = "true or false" if switch else "a positive integer, a number of bytes"
-        raise ValueError(f"{name} in table is {law}, not {json.dumps(size)}.")
+        raise ValueError(f"{name} in table must be {law}, not {json.dumps(size)}.")
     return Table(**sizes)
 
 

@@ -95,7 +95,7 @@ class RuntimeWorld(World, Remembering):
             if math.prod(shape) * dtype.itemsize > MOST_INTEGER:
                 raise ShapeError(
                     f"An array of shape {shape} and dtype {dtype} has "
-                    f"{math.prod(shape) * dtype.itemsize} bytes; there are none of 2**63 or more."
+                    f"{math.prod(shape) * dtype.itemsize} bytes; an array has fewer than 2**63."
                 )
             processes, me = self.process_map(sharding), self.process_index
             found = self._types[key] = ArrayType(

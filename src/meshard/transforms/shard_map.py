@@ -398,14 +398,21 @@ class _Mapped:
         world = here()
         if around is None and known is not None and known[0] is world and known[1] is mesh:
             return known[2]
-        taken: frozenset[str] = frozenset()
-        if around is not None:
-            if mesh != around.scope.mesh:
-                raise ShardingError(
-                    f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
-                    f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
-                )
-            taken = frozenset(around.scope.manual)
+        if around is not None and mesh != around.scope.mesh:
+            raise ShardingError(
+                f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
+                f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
+            )
+        taken = frozenset(() if around is None else around.scope.manual)
+        manual = self._manual(mesh, taken)
+        found = scope_of(world, mesh, manual | taken)
+        self._check_specs(found, manual - taken)
+        if around is None:
+            self._known = world, mesh, found
+        return found
+
+    def _manual(self, mesh: Mesh, taken: frozenset[str]) -> frozenset[str]:
+        """Return the axes of a mesh that the body runs along, of which some are taken around it."""
         for name in (*self._names, *self._auto):
             if name not in mesh.shape:
                 raise SpecError(
@@ -420,11 +427,7 @@ class _Mapped:
                 "shard_map around this one. A nested shard_map runs along the axes that are "
                 "left automatic: give the outer one axis_names= without it."
             )
-        found = scope_of(world, mesh, manual | taken)
-        self._check_specs(found, manual - taken)
-        if around is None:
-            self._known = world, mesh, found
-        return found
+        return manual
 
     def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
         """Refuse specs with axes that this does not run along."""

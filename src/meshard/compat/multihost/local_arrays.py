@@ -132,7 +132,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         if not whole and not leaf.given and len(peers) > 1:
             raise ShardingError(
                 f"{what}: {leaf.name}, {leaf.kind}, is a host-local value of process "
-                f"{world.process_index}, where a global array is meant. Make it one with "
+                f"{world.process_index}, but must be a global array. Make it one with "
                 "host_local_array_to_global_array, or leave it as it is: it is local already."
             )
     results = []

@@ -369,24 +369,13 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
-    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
-    given = [as_host(v, "arange").dtype for v in (first, last, by)]
-    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
-    if not real or not all(map(np.isfinite, (first, last, by))):
-        raise ArgumentError(
-            f"arange: start, stop and step are finite real numbers, got {start!r}, {stop!r} and "
-            f"{step!r}."
-        )
-    if by == 0:
-        raise ArgumentError("arange: the step cannot be zero.")
+    first, last, by = _limits(start, stop, step)
     wanted = _promoted((first, last, by, np.int64(0))) if dtype is None else as_dtype(dtype)
-    if all(d.kind != "f" for d in given):
+    if any(as_host(v, "arange").dtype.kind == "f" for v in (first, last, by)):
+        size = _float_steps(first, last, by)
+    else:  # in Python's integers, which do not overflow
         first, last, by = int(first), int(last), int(by)
         size = max(0, -((first - last) // by))
-    else:
-        steps = float((last - first) / by)
-        lost = steps == 0 and last != first  # there is a way, too short for a float
-        size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
     if wanted == np.bool_ and size > 2:
         raise ArgumentError(
             f"arange: {size} different bools were requested, but there are only two."
@@ -405,6 +394,33 @@ def arange(
         return values.astype(wanted)
 
     return _made((size,), wanted, device, part, "arange")
+
+
+def _limits(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
+    """Return the three numbers of `arange`.
+
+    Raises:
+        ArgumentError: if one is not a finite real number, or the step is zero.
+    """
+    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
+    given = [as_host(v, "arange").dtype for v in (first, last, by)]
+    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
+    if not real or not all(map(np.isfinite, (first, last, by))):
+        raise ArgumentError(
+            "arange: start, stop and step must be finite real numbers, got "
+            f"{start!r}, {stop!r} and {step!r}."
+        )
+    if by == 0:
+        raise ArgumentError("arange: the step cannot be zero.")
+    return first, last, by
+
+
+def _float_steps(first: Any, last: Any, by: Any) -> int:
+    """Return how many numbers `arange` counts where one of its own is a float."""
+    steps = float((last - first) / by)
+    if steps == 0 and last != first:  # there is a way, too short for a float
+        return int(math.copysign(1, steps) > 0)
+    return max(0, math.ceil(steps))
 
 
 def _number(value: Any) -> Any:
@@ -553,16 +569,15 @@ def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) 
 
 
 def _by_position(
-    n: int,
-    m: int | None,
+    what: str,
+    sizes: tuple[int, int | None],
     dtype: Any,
     device: Any,
-    what: str,
     test: Callable[[Any, Any], Any],
     k: Any,
 ) -> Any:
     """Return a matrix of which each element is what a test of j - i and ``k`` says."""
-    shape = shape_of((n, n if m is None else m), what)
+    shape = shape_of((sizes[0], sizes[0] if sizes[1] is None else sizes[1]), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if is_traced(k):
         off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
@@ -581,7 +596,7 @@ def eye(
     N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "eye", operator.eq, k)
+    return _by_position("eye", (N, M), dtype, device, operator.eq, k)
 
 
 @checked
@@ -595,7 +610,7 @@ def tri(
     N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "tri", operator.le, k)
+    return _by_position("tri", (N, M), dtype, device, operator.le, k)
 
 
 @checked

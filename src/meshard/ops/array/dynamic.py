@@ -95,23 +95,27 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
             f"{len(shape)} dims; each dim has one."
         )
     wraps = _wraps(what, negative, len(shape))
-    found = []
-    for d, (place, wrap) in enumerate(zip(places, wraps, strict=True)):
-        dtype = place.dtype if is_array(place) else as_host(place, what).dtype
-        if dtype.kind not in "iu" or np.ndim(place):
-            raise DtypeError(
-                f"{what}: the start index of dim {d} must be one integer, got {shown(place)} "
-                f"of dtype {dtype}."
-            )
-        fixed = isinstance(place, (int, np.integer))
-        at = place if is_traced(place) else index(_values(what, place)[()])
-        if fixed and at < 0 and not wrap:
-            raise IndexingError(
-                f"{what}: start index {at} of dim {d} is negative, and allow_negative_indices is "
-                f"False; give it from 0 to {shape[d]}, or allow it to count from the end."
-            )
-        found.append(at)
-    return found
+    return [_start_of(what, d, *given) for d, given in enumerate(zip(places, wraps, strict=True))]
+
+
+def _start_of(what: str, dim: int, place: Any, wrap: bool) -> Any:
+    """Return the start index of a dim: a Python integer, or a traced one."""
+    dtype = place.dtype if is_array(place) else as_host(place, what).dtype
+    if dtype.kind not in "iu" or np.ndim(place):
+        raise DtypeError(
+            f"{what}: the start index of dim {dim} must be one integer, got {shown(place)} "
+            f"of dtype {dtype}."
+        )
+    if is_traced(place):
+        return place
+    at = index(_values(what, place)[()])
+    # Only an integer that is written in the program can be refused: an array's value is data.
+    if isinstance(place, (int, np.integer)) and at < 0 and not wrap:
+        raise IndexingError(
+            f"{what}: start index {at} of dim {dim} is negative, and allow_negative_indices is "
+            "False. Give a non-negative integer, or allow it to count from the end."
+        )
+    return at
 
 
 def _values(what: str, given: Any) -> Block:

@@ -5,7 +5,7 @@ Each is a `DimMap` per dim; only what crosses between devices moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import index
 from typing import Any
@@ -267,57 +267,61 @@ def pad(
     [0, 0, 1, 2, 2, 2]
     """
     x = as_array(array)
-    if is_traced(pad_width):
-        way_out = "The result's shape depends on pad_width. Give Python integers."
-        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
-    filling = constant_values if is_traced(constant_values) else None
-    if filling is not None and filling.ndim:
-        way_out = "Of constant_values there may be one if traced. Give one, or pad side by side."
-        constant_values = np.asarray(concrete(filling, "pad", way_out))
-        filling = None
-    widths = _per_side("pad_width", pad_width, x.ndim)
-    if widths.size and widths.dtype.kind not in "iu":
-        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
-    if (widths < 0).any():
-        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
-    added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+    added = _added(pad_width, x.ndim)
     if mode in _PAD_MODES:
-        for d in added:
-            if not x.shape[d]:
-                raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
-        positions = {
-            d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
-            for d, pair in added.items()
-        }
-        dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
-        return bind("take_positions", x, dims=dims) if dims else x
+        return _padded_with_own(x, added, mode)
     if mode not in ("constant", "empty"):
         raise ArgumentError(
             f"pad: mode {mode!r} is not known; the modes are 'constant', 'empty' and "
             f"{', '.join(map(repr, _PAD_MODES))}."
         )
+    values = _border(constant_values, x)
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
-    if filling is not None and mode == "constant":
-        return _filled(x, result, added, filling)
-    filler = as_host(constant_values, "pad: constant_values")
-    values = _per_side("constant_values", filler, x.ndim).astype(x.dtype)
-    if mode == "constant" and values.any():
-        for d, (low, _) in added.items():
-            size, at = result.shape[d], np.arange(result.shape[d])
-            where = (at < low) | (at >= low + x.shape[d])
-            line = (size, *(1,) * (x.ndim - d - 1))
-            border = np.where(at < low, *values[d]).astype(x.dtype)
-            result = bind("where", where.reshape(line), border.reshape(line), result)
-    return result
-
-
-def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) -> Any:
-    """Return a padded array with a traced value where it was padded."""
+    if mode == "empty" or not (is_traced(values) or values.any()):
+        return result
     for d, (low, _) in added.items():
-        at = np.arange(result.shape[d])
-        border = ((at < low) | (at >= low + x.shape[d])).reshape((-1, *(1,) * (x.ndim - d - 1)))
-        result = bind("where", border, value.astype(x.dtype, copy=False), result)
+        # Broadcast along the dims behind: of shape (size, 1, ...).
+        at = np.arange(result.shape[d]).reshape((-1, *(1,) * (x.ndim - d - 1)))
+        border = values if is_traced(values) else np.where(at < low, *values[d]).astype(x.dtype)
+        result = bind("where", (at < low) | (at >= low + x.shape[d]), border, result)
     return result
+
+
+def _added(pad_width: Any, ndim: int) -> dict[int, tuple[int, int]]:
+    """Return for each dim that is padded how many elements come before and after."""
+    if is_traced(pad_width):
+        way_out = "The result's shape depends on pad_width. Give Python integers."
+        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
+    widths = _per_side("pad_width", pad_width, ndim)
+    if widths.size and widths.dtype.kind not in "iu":
+        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
+    if (widths < 0).any():
+        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
+    return {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+
+
+def _padded_with_own(x: Any, added: Mapping[int, tuple[int, int]], mode: str) -> Any:
+    """Return the array padded with elements of its own: NumPy pads the positions along each dim."""
+    for d in added:
+        if not x.shape[d]:
+            raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
+    positions = {
+        d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
+        for d, pair in added.items()
+    }
+    dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
+    return bind("take_positions", x, dims=dims) if dims else x
+
+
+def _border(constant_values: Any, x: Any) -> Any:
+    """Return what an array is padded with: a traced number, or a pair of values for each dim."""
+    if is_traced(constant_values) and not constant_values.ndim:
+        return constant_values.astype(x.dtype, copy=False)
+    if is_traced(constant_values):
+        way_out = "A traced constant_values must be one number. Give one, or pad side by side."
+        constant_values = np.asarray(concrete(constant_values, "pad", way_out))
+    filler = as_host(constant_values, "pad: constant_values")
+    return _per_side("constant_values", filler, x.ndim).astype(x.dtype)
 
 
 def _per_side(name: str, given: Any, ndim: int) -> Block:

@@ -119,7 +119,10 @@ def _true_rule(operands: Sequence[Operand], params: Params) -> RuleText:
 
 
 def _cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
-    return {**params, "cell": bisect_right(params["cuts"], bounds["d"][0]) - 1}
+    """Give the kernel its cell and the number of cells instead of all cuts."""
+    cuts = params["cuts"]
+    others = {name: value for name, value in params.items() if name != "cuts"}
+    return {**others, "row": (bisect_right(cuts, bounds["d"][0]) - 1, len(cuts) - 1)}
 
 
 def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
@@ -141,12 +144,16 @@ def _count(
     cells: Block,
     offsets: Block,
     *,
-    cuts: Cuts,
+    row: tuple[int, int],
     descending: bool,
-    cell: int,
 ) -> Block:
-    """Count the run's elements before each splitter, one element of the whole."""
-    found = np.zeros((len(cuts) - 1, len(values)), np.int64)
+    """Count the run's elements before each splitter, in the cell's row of a matrix of zeros.
+
+    Of elements that are equal to a splitter, those of earlier cells come before it, and in its own
+    cell those at earlier positions.
+    """
+    cell, count = row
+    found = np.zeros((count, len(values)), np.int64)
     if len(run):
         before = _search(run, values, "left", descending)
         after = _search(run, values, "right", descending)
@@ -154,8 +161,9 @@ def _count(
     return found
 
 
-def _true(mask: Block, *, cuts: Cuts, cell: int) -> Block:
-    found = np.zeros(len(cuts) - 1, np.int64)
+def _true(mask: Block, *, row: tuple[int, int]) -> Block:
+    cell, count = row
+    found = np.zeros(count, np.int64)
     if len(mask):
         found[cell] = np.count_nonzero(mask)
     return found

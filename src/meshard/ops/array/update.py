@@ -204,25 +204,27 @@ def _traced_mask(x: Any, index: Any) -> _Mask | None:
         IndexingError: if the mask does not fit the array.
     """
     entries = index if isinstance(index, tuple) else (index,)
-    masks = [e for e in entries if is_traced(e) and e.dtype.kind == "b"]
-    if not masks:
+    place = next((i for i, e in enumerate(entries) if is_traced(e) and e.dtype.kind == "b"), None)
+    if place is None:
         return None
-    mask = masks[0]
-    others = [e for e in entries if e is not mask]
-    if any(e is not Ellipsis and not (isinstance(e, slice) and e == slice(None)) for e in others):
+    mask, before, behind = entries[place], entries[:place], entries[place + 1 :]
+    if not all(e is Ellipsis or _takes_all(e) for e in (*before, *behind)):
         way_out = "A mask stands beside other indices. Combine all into one of the array's shape."
         concrete(mask, "x.at[mask, ...]", way_out)
         return None
-    place = next(i for i, e in enumerate(entries) if e is mask)
-    behind = len(entries) - 1 - place
-    dotted = any(e is Ellipsis for e in entries[:place])
-    first = x.ndim - mask.ndim - behind if dotted else place
+    # Behind an ellipsis, dims are counted from the end.
+    dotted = any(e is Ellipsis for e in before)
+    first = x.ndim - mask.ndim - len(behind) if dotted else place
     if first < 0 or x.shape[first : first + mask.ndim] != mask.shape:
         raise IndexingError(
             f"A boolean index of shape {mask.shape} does not fit the dims from {first} on of an "
             f"array of shape {x.shape}."
         )
     return _Mask(mask, first, x.ndim)
+
+
+def _takes_all(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry == slice(None)
 
 
 def _check_dtype(how: str, dtype: Dtype) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -42,31 +44,62 @@ def _letters(term: Term) -> list[str]:
     return [dim[0] for dim in term]
 
 
-def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
-    """Contract two blocks by a rule, as one (batched) matrix product."""
+@final
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A rule as one (batched) product of matrices.
+
+    Attributes:
+        plain: whether the operands and the result are matrices, none of them transposed.
+        batch: the number of dims that both operands and the result have.
+        rows: the number of dims that only the first operand and the result have.
+        inner: the number of dims that are summed over.
+        left: the first operand's dims in the order batch, rows, inner.
+        right: the second operand's dims in the order batch, inner, columns.
+        out: the dims of the result, counted in the order batch, rows, columns.
+    """
+
+    plain: bool
+    batch: int
+    rows: int
+    inner: int
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _product_of(rule: str) -> _Product:
     parsed = OpRule.parse(rule)
-    a, b = (_letters(t) for t in parsed.inputs)
-    out = _letters(parsed.outputs[0])
-    if len(a) == 2 and len(b) == 2 and a[1] == b[0] and out == [a[0], b[1]]:
-        thin = x.shape[0] == 1 or y.shape[1] == 1
-        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
+    a, b, out = map(_letters, (*parsed.inputs, *parsed.outputs))
     batch = [f for f in out if f in a and f in b]
     rows = [f for f in out if f in a and f not in b]
     columns = [f for f in out if f in b and f not in a]
-    inner_ = [f for f in a if f in b and f not in out]
-    size = {**dict(zip(a, x.shape, strict=True)), **dict(zip(b, y.shape, strict=True))}
-    m, n, k = (math.prod(size[f] for f in fs) for fs in (rows, columns, inner_))
-    x, y = _steady(x, m == 1 or n == 1), _steady(y, m == 1 or n == 1)
-    outer_shape = [size[f] for f in batch]
-    left = x.transpose([a.index(f) for f in (*batch, *rows, *inner_)])
-    right = y.transpose([b.index(f) for f in (*batch, *inner_, *columns)])
-    if batch and len(rows) == len(columns) == len(inner_) == 1:
-        found = np.matmul(left, right)
+    inner = [f for f in a if f in b and f not in out]
+    left = tuple(map(a.index, (*batch, *rows, *inner)))
+    right = tuple(map(b.index, (*batch, *inner, *columns)))
+    places = tuple(map([*batch, *rows, *columns].index, out))
+    plain = not batch and left == right == places == (0, 1)
+    return _Product(plain, len(batch), len(rows), len(inner), left, right, places)
+
+
+def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
+    """Contract two blocks by a rule, as one (batched) matrix product."""
+    way = _product_of(rule)
+    if way.plain:
+        thin = x.shape[0] == 1 or y.shape[1] == 1
+        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
+    first = [x.shape[d] for d in way.left]
+    batch, rows = first[: way.batch], first[way.batch :][: way.rows]
+    columns = [y.shape[d] for d in way.right[way.batch + way.inner :]]
+    m, n, k = math.prod(rows), math.prod(columns), math.prod(first[way.batch + way.rows :])
+    thin = m == 1 or n == 1
+    left, right = _steady(x, thin).transpose(way.left), _steady(y, thin).transpose(way.right)
+    if batch and len(rows) == len(columns) == way.inner == 1:
+        found = np.matmul(left, right)  # reshaped, strided blocks would be copied
     else:
-        found = np.matmul(left.reshape((*outer_shape, m, k)), right.reshape((*outer_shape, k, n)))
-    order = [*batch, *rows, *columns]
-    found = found.reshape([size[f] for f in order])
-    return found.transpose([order.index(f) for f in out])
+        found = np.matmul(left.reshape((*batch, m, k)), right.reshape((*batch, k, n)))
+    return found.reshape((*batch, *rows, *columns)).transpose(way.out)
 
 
 def _steady(x: Block, thin: bool) -> Block:

@@ -98,20 +98,15 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
 
 
 def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
-    if isinstance(bins, str):
-        raise ArgumentError(
-            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
-            "a number of bins, or their edges."
-        )
+    """Return the edges of bins, laid out beside the array."""
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
     given = [v for v in (bins, *(limits or ())) if is_array(v)]
-    if not isinstance(bins, (int, np.integer)):
-        bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
-    if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
-        return _traced_edges(name, x, bins, limits)
+    bins = _host_bins(name, bins)
     sample = np.zeros(0, x.dtype)
-    if limits is None and np.ndim(bins) == 0 and x.size:
+    if limits is None and np.ndim(bins) == 0 and x.size:  # equal bins over the elements' range
+        if is_traced(x):
+            return _traced_edges(name, x, bins, limits)
         sample = np.stack([known(min_(x)), known(max_(x))])
     try:
         if limits is not None:
@@ -122,6 +117,18 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
             f"{name}: bins={bins!r} and range={limits!r} do not define bins: {error}"
         ) from error
     return replicated_beside(name, np.array(edges), x, *given)
+
+
+def _host_bins(name: str, bins: Any) -> Any:
+    """Return bins that are not traced as a number or as NumPy's array of edges."""
+    if isinstance(bins, str):
+        raise ArgumentError(
+            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
+            "a number of bins, or their edges."
+        )
+    if isinstance(bins, (int, np.integer)):
+        return bins
+    return known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
 
 
 @checked

@@ -135,17 +135,32 @@ def average(
         return mean(x, dims, keepdims=keepdims)
     w = as_array(weights)
     if w.shape != x.shape:
-        along = dims if axis is None or hasattr(axis, "__index__") else tuple(axis)
-        order = [d % x.ndim for d in along]
-        if axis is None or w.shape != tuple([x.shape[d] for d in order]):
-            wanted = x.shape if axis is None else tuple([x.shape[d] for d in order])
-            raise ShapeError(
-                f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
-                f"axis={axis}; they must have the array's shape, or {wanted}."
-            )
-        w = w.transpose([order.index(d) for d in dims])
-        w = w.reshape(tuple(n if d in dims else 1 for d, n in enumerate(x.shape)))
+        w = _weights_along(x, w, axis)
     if not is_float(x.dtype) and x.dtype.kind != "c":
         x = x.astype(default_float())  # products of small integers would wrap
     weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
     return weighted / sum(w, axis, weighted.dtype, keepdims)
+
+
+def _weights_along(x: Any, w: Any, axis: Axis) -> Any:
+    """Return weights of the shape of the dims that ``axis`` names, broadcast over the others.
+
+    Raises:
+        ShapeError: if they do not have that shape.
+    """
+    if axis is None:
+        raise _misshapen(x, w, axis, x.shape)
+    order = [d % x.ndim for d in ((axis,) if hasattr(axis, "__index__") else axis)]
+    wanted = tuple([x.shape[d] for d in order])
+    if w.shape != wanted:
+        raise _misshapen(x, w, axis, wanted)
+    # The weights' dims come in the order in which `axis` names them.
+    w = w.transpose([order.index(d) for d in sorted(order)])
+    return w.reshape(tuple(n if d in order else 1 for d, n in enumerate(x.shape)))
+
+
+def _misshapen(x: Any, w: Any, axis: Axis, wanted: tuple[int, ...]) -> ShapeError:
+    return ShapeError(
+        f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
+        f"axis={axis}; they must have the array's shape, or {wanted}."
+    )

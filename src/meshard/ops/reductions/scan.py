@@ -201,10 +201,12 @@ def _without_nan(a: Any, value: int) -> Any:
     return bind("where", bind("isnan", x), np.asarray(value, x.dtype), x)
 
 
-def _cumulative(
-    name: str, x: Any, axis: int | None, how: str, dtype: Any, include_initial: bool, first: int
-) -> Any:
-    value = as_array(x)
+_CUMULATIVE = {"cumulative_sum": ("add", 0), "cumulative_prod": ("multiply", 1)}
+"""How these functions of the Array API standard scan, and the initial value."""
+
+
+def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+    value, (how, first) = as_array(x), _CUMULATIVE[name]
     if axis is None:
         if value.ndim != 1:
             raise ArgumentError(
@@ -244,7 +246,7 @@ def cumulative_sum(
     >>> mnp.cumulative_sum(mnp.arange(1, 4), include_initial=True).tolist()
     [0, 1, 3, 6]
     """
-    return _cumulative("cumulative_sum", x, axis, "add", dtype, include_initial, 0)
+    return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 @checked
@@ -264,7 +266,7 @@ def cumulative_prod(
     >>> mnp.cumulative_prod(mnp.arange(2, 5), include_initial=True).tolist()
     [1, 2, 6, 24]
     """
-    return _cumulative("cumulative_prod", x, axis, "multiply", dtype, include_initial, 1)
+    return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
 # differences

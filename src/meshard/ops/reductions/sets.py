@@ -55,20 +55,22 @@ class UniqueInverseResult(NamedTuple):
     inverse_indices: Array
 
 
+class _Wanted(NamedTuple):
+    """What is wanted besides the distinct elements."""
+
+    indices: bool = False
+    inverse: bool = False
+    counts: bool = False
+
+
 def _unique(
-    x: Any,
-    equal_nan: bool,
-    index: bool,
-    inverse: bool,
-    counts: bool,
-    size: int | None = None,
-    fill_value: Any = None,
+    x: Any, wanted: _Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
 ) -> list[Any]:
-    """Return the distinct elements, and those of the other three that are wanted."""
+    """Return the distinct elements, and what else is wanted."""
     if size is None:
         x = concrete(x, "unique", GIVE_SIZE)
     flat = ravel(x)
-    if index or inverse:
+    if wanted.indices or wanted.inverse:
         values, order = sort_split(flat, bind("positions", flat))
     else:
         (values,) = sort_split(flat)
@@ -81,16 +83,16 @@ def _unique(
     else:
         values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
     results: list[Any] = [values]
-    if index:
+    if wanted.indices:
         results.append(order_of)
-    if inverse:
+    if wanted.inverse:
         rank = cumsum(first) - 1
         back = sort_split(order, rank)[1]
         results.append(reshape(back, x.shape))
-    if counts and size is None:
+    if wanted.counts and size is None:
         after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
         results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
-    elif counts:
+    elif wanted.counts:
         ends = bind("where", bind("less", places, 0), flat.size, places)
         results.append(ends[1:] - ends[:-1])
     return results
@@ -198,8 +200,8 @@ def unique(
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
     """
-    wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
-    found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
+    wanted = _Wanted(bool(return_index), bool(return_inverse), bool(return_counts))
+    found = _unique(as_array(ar), wanted, size, fill_value, equal_nan=equal_nan)
     return tuple(found) if any(wanted) else found[0]
 
 
@@ -215,7 +217,7 @@ def unique_values(
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
     [1, 2]
     """
-    return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
+    return _unique(as_array(x), _Wanted(), size, fill_value)[0]
 
 
 @checked
@@ -223,7 +225,7 @@ def unique_counts(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
     """Return the distinct elements of the flat array, and how often each stands there."""
-    found = _unique(as_array(x), False, False, False, True, size, fill_value)
+    found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
 
@@ -232,7 +234,7 @@ def unique_inverse(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverseResult:
     """Return the distinct elements, and each element's place among them, in the array's shape."""
-    found = _unique(as_array(x), False, False, True, False, size, fill_value)
+    found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
     return UniqueInverseResult(*found)
 
 
@@ -246,7 +248,7 @@ def unique_all(
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return UniqueAllResult(*_unique(as_array(x), False, True, True, True, size, fill_value))
+    return UniqueAllResult(*_unique(as_array(x), _Wanted(True, True, True), size, fill_value))
 
 
 # membership

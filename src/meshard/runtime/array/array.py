@@ -207,7 +207,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             why = (
                 f"is spread over {self._type.layout.piece_count} blocks"
                 if fresh
-                else f"holds {value.dtype} where {wanted} is asked for"
+                else f"holds {value.dtype}, not {wanted}"
             )
             raise ArgumentError(
                 f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
@@ -248,11 +248,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             why = (
                 f"is spread over {self._type.layout.piece_count} blocks"
                 if fresh
-                else "is immutable, which DLPack can say from version 1.0 on and NumPy from 2.1 on"
+                else "is immutable, which only DLPack 1.0 and NumPy 2.1 or later can express"
             )
             raise BufferError(
-                f"This array {self._type.str_short()} {why}, and has no DLPack form but a copy; "
-                "leave out copy=False."
+                f"This array {self._type.str_short()} {why}, and can be given through DLPack "
+                "only as a copy; leave out copy=False."
             )
         value = to_numpy(self) if copy is False else _to_keep(_read(self), fresh)
         if not _SAYS_READ_ONLY:
@@ -413,7 +413,7 @@ def live_arrays(platform: str | None = None) -> list[Array]:
         ConfigError: if ``platform`` is another than ``"cpu"``.
     """
     if platform is not None and not is_text(platform, "cpu"):
-        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; it is 'cpu'.")
+        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; use 'cpu'.")
     mark = here().mark
     return [
         x

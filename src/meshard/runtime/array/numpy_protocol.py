@@ -77,7 +77,7 @@ def spans_processes(kind: ArrayType) -> str:
     me, held, count = here().process_index, len(kind.local), kind.layout.piece_count
     owners = sorted({d.process_index for d in kind.sharding.device_order})
     if len(owners) == 1:
-        where = f"lies on process {owners[0]}, and this is process {me}, which has nothing of it."
+        where = f"is on process {owners[0]}, and this is process {me}, which holds no part of it."
     else:
         where = (
             f"spans processes: process {me} holds {held} of its {count} pieces, and cannot show "

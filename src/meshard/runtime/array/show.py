@@ -104,5 +104,5 @@ def _local_repr(kind: ArrayType, blocks: Blocks) -> str:
     if hidden > 0:
         lines.append(f"  and {hidden} more pieces of this process")
     if not kind.local:
-        lines.append("  no piece lies on this process")
+        lines.append("  no piece is on this process")
     return "\n".join(lines)

@@ -59,12 +59,12 @@ class Traced(ArrayMethods):
         """Return the value laid out as a sharding says.
 
         Raises:
-            ConcretizationError: if it lies as the transformation says.
+            ConcretizationError: if the transformation decides how the value is laid out.
         """
         raise ConcretizationError(
-            f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
-            f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
-            "results instead."
+            f"{what}: {self.aval.str_short()} is inside a transformation, which decides where "
+            f"it is; it cannot be placed on {sharding!r} there. Place the arguments or the results "
+            "of the transformation instead."
         )
 
     def _varying(self, x: Any) -> Any:
@@ -72,11 +72,11 @@ class Traced(ArrayMethods):
         return x
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not found: what an Array says of its place, and this cannot.
+        # Called only for missing names, such as those that say where an Array is placed.
         if name in _PLACED:
             raise AttributeError(
                 f"{name}: this {self._type.str_short()} is a value inside a transformation, which "
-                "is on no device by itself. Ask the array that goes in or comes out."
+                "has no devices of its own. Ask the array that goes in or comes out."
             )
         raise no_attribute(type(self), name, INSTEAD)
 

@@ -85,11 +85,11 @@ def refuse_in_child(born: int) -> None:
     """
     if born != _depth:
         raise TransportError(
-            f"This process (pid {os.getpid()}) was forked from one of a job of several processes, "
-            "and is not one of them: here, arrays that span processes can be neither computed "
-            "with nor moved. Arrays of the parent's own devices are this process's to use. Fetch "
-            "what it needs before the fork (multihost_utils.process_allgather), or do the "
-            "operation in the parent."
+            f"This process (pid {os.getpid()}) was forked from a process of a job of several, and "
+            "does not take part in that job: it cannot compute with arrays that span processes, "
+            "or move them. It can use arrays that are on the parent's own devices. Fetch what else "
+            "it needs before the fork (multihost_utils.process_allgather), or do the operation in "
+            "the parent."
         )
 
 

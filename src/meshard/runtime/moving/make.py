@@ -361,8 +361,8 @@ def _check_devices(given: Mapping[Device, Array], needed: Sequence[Device], what
     for device in needed:
         if device not in given:
             foreign = [d for d in given if d.process_index != device.process_index]
-            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
+            whose = "".join(f" {d!r} belongs to process {d.process_index}." for d in foreign[:1])
             raise ShardingError(
                 f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
-                "Each process gives one array for each of its own devices."
+                "Each process must give one array for each of its own devices."
             )

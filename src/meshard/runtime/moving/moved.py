@@ -382,7 +382,7 @@ class _Mover:
         names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
         total = sum(way.local_bytes for way in ways)
         return AllocationError(
-            f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
+            f"{self._what}: {names} could not be moved: that takes {total:,} bytes. {error} "
             "Move fewer arrays at once, give up the sources (donate=True), or use more processes."
         )
 

@@ -114,7 +114,7 @@ def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     small = dtype.type.__module__.startswith(ml_dtypes.__name__)
     if dtype.kind not in "biufc" and not small and dtype != KEY:
         raise DtypeError(
-            f"{what}: dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, "
+            f"{what}: dtype {dtype} is not a numeric dtype: arrays hold bool, integers, floats, "
             "complex numbers and the small floats of ml_dtypes."
         )
     return dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -124,7 +124,7 @@ def dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
     """Return the dtype that is meant, if arrays can have it.
 
     Raises:
-        DtypeError: if it is not a dtype, or not one of numbers.
+        DtypeError: if it is not a dtype, or not a numeric one.
     """
     try:
         found: np.dtype[Any] = np.dtype(given)

@@ -155,7 +155,10 @@ def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sh
     if type(leaf) in (Array, ShapeDtypeStruct):
         source = leaf.sharding
         if source is None:
-            raise ArgumentError(f"plan_reshard: {name} is a {leaf!r} that carries no sharding.")
+            raise ArgumentError(
+                f"plan_reshard: {name} is {leaf!r}, which has no sharding. Give it one with "
+                "ShapeDtypeStruct(shape, dtype, sharding=...)."
+            )
         return leaf.shape, leaf.dtype, source
     value = as_host(leaf, "plan_reshard")
     alone: SingleDeviceSharding = home(here())
@@ -201,7 +204,7 @@ def _order(plan: Plan, paths: Sequence[str]) -> list[int]:
     strange = [path for path in paths if path not in planned]
     if lost or strange:
         told = [f"it has no leaf {_shown(lost)}"] * bool(lost)
-        told += [f"the plan has none at {_shown(strange)}"] * bool(strange)
+        told += [f"the plan has no leaf {_shown(strange)}"] * bool(strange)
         raise TreeError(
             f"plan.run: the tree is not the one that was planned: {', and '.join(told)}. Make a "
             "plan for this tree, with plan_reshard."

@@ -168,8 +168,8 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         return own
     if world.process_index not in processes:
         raise CoverageError(
-            f"{_WHAT}: process {world.process_index} has no device of {sharding!r}; say "
-            "global_shape=."
+            f"{_WHAT}: process {world.process_index} has no device of {sharding!r}; "
+            "pass global_shape=."
         )
     meet(world, processes, _WHAT)
     told: list[Any] = world.transport.all_gather((value.shape, str(value.dtype)), processes)
@@ -181,7 +181,7 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         )
         raise CoverageError(f"{_WHAT}: the parts differ in rank or dtype: {parts}.")
     if not isinstance(sharding, NamedSharding):
-        raise CoverageError(f"{_WHAT}: for a sharding without a mesh, say global_shape=.")
+        raise CoverageError(f"{_WHAT}: for a sharding without a mesh, pass global_shape=.")
     grid = sharding.shards(value.ndim)
     probe = NamedSharding(sharding.mesh, sharding.spec).layout(grid)
     held = {p: _held(probe, process_of, p) for p in processes}
@@ -195,8 +195,8 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         if shapes[p] != needed:
             raise CoverageError(
                 f"{_WHAT}: the parts join to the global shape {shape}, of which process {p} holds "
-                f"{needed}, but its data has shape {shapes[p]}. Say global_shape=, or give each "
-                "process what it holds."
+                f"{needed}, but its data has shape {shapes[p]}. Pass global_shape=, or give each "
+                "process the data of its own shards."
             )
     return shape
 
@@ -215,6 +215,6 @@ def _joined_dim(dim: int, parts: Mapping[int, tuple[tuple[tuple[int, int], ...],
     if len(set(every)) != len(every):
         raise CoverageError(
             f"{_WHAT}: along dim {dim} processes share some of their shards but not all, so that "
-            "the global shape does not follow from the parts; say global_shape=."
+            "the global shape does not follow from the parts; pass global_shape=."
         )
     return sum(length for _, length in lengths.values())

@@ -110,9 +110,9 @@ def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequen
     """Say which value differs first, and between whom."""
     start = f"{what}: the processes give different "
     end = (
-        " What is put on devices of several processes is the whole array, the same on each. If "
-        "each process has a part of its own, make one array of the parts with "
-        "meshard.make_array_from_process_local_data or "
+        " A value that is put on devices of several processes is the whole array, and must be the "
+        "same on each of them. If each process has a part of its own, make one array of the parts "
+        "with meshard.make_array_from_process_local_data or "
         "multihost_utils.host_local_array_to_global_array; if one process has the right value, "
         "send it to all with multihost_utils.broadcast_one_to_all."
     )

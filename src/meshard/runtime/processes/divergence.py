@@ -159,7 +159,7 @@ def modes(accounts: Mapping[int, Account]) -> str | None:
         return None
     return (
         f"The setting check (MESHARD_CHECK) is {_grouped(told)}: it must be the same on all "
-        "processes, and be changed at the same place of the program."
+        "processes, and must be changed at the same place in the program."
     )
 
 

@@ -120,9 +120,9 @@ class Watchdog:
         if self._unsure and peers:
             raise TransportError(
                 f"Process {self.agreement.index} cannot communicate with {numbered(peers)}: an "
-                "operation has failed before, and where the setting check (MESHARD_CHECK) is 'off' "
-                "its messages cannot be told from those of others. To go on after a failure, use "
-                "'hash'."
+                "operation has failed before, and while the setting check (MESHARD_CHECK) is "
+                "'off', its messages cannot be distinguished from those of other operations. To go "
+                "on after a failure, set check to 'hash'."
             )
 
     def begin(self) -> None:
@@ -180,7 +180,7 @@ class Watchdog:
             self._next_ask = now + max(_PATIENCE, min(_NOTICE, (now - self._begun) / 2))
             self._ask(self._missing)
         if late:
-            law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
+            law = "MESHARD_TIMEOUT sets how many seconds a process waits for another."
             self._give_up(f"has waited {self.deadline:g} s", law=law)
         self._judge(now, asks=asks)
         return True
@@ -428,7 +428,7 @@ class Watchdog:
         )
         self.agreement.begin(self._epochs)
         self._epochs.clear()
-        quiet = f" {numbered(silent, capital=True)} said nothing yet." if silent else ""
+        quiet = f" There is no report of {numbered(silent)} yet." if silent else ""
         raise AgreementError(told + quiet)
 
     # those who do not come

@@ -137,7 +137,7 @@ class Ledger:
             "meshard.debug.ledger() shows every communication."
         )
         if not self.records:
-            return f"{text} Nothing has moved before it."
+            return f"{text} Nothing had moved before."
         return f"{text} The lines that moved most:\n{lines_table(self.records)}"
 
     def _add(self, record: Record) -> None:
