@@ -180,9 +180,6 @@ DOORS = [
 
 # What returns a value that really can be anything, or a tree of another make than its argument.
 ANYTHING = {
-    "numpy.finfo": "what NumPy or ml_dtypes has for the dtype",
-    "numpy.iinfo": "what NumPy or ml_dtypes has for the dtype",
-    "typeof": "the type of an array, of no public class",
     "lax.reduce": "a tree like the operands",
     "tree.broadcast": "a tree of one make with the leaves of another",
     "tree.map": "a tree of whatever the function returns",
