@@ -7,14 +7,16 @@ the same; decisions about operations are keyed by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
+from meshard.algebra.spec import PartitionSpec
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
@@ -32,6 +34,12 @@ ArrayLike = SupportsArray | bool | int | float | complex
 
 DTypeLike = npt.DTypeLike | None
 """What functions take where a dtype is meant; None: the function's default."""
+
+DeviceLike = Sharding | Device | PartitionSpec | None
+"""What functions take where it is said how a result is laid out; a spec where a mesh is set."""
+
+ShapeLike = int | Sequence[int]
+"""What functions take where a shape is meant."""
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""

@@ -11,7 +11,7 @@ from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import call, namespace
-from meshard.runtime.types import ArrayLike, ArrayType, DTypeLike, Typed
+from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
 _API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
@@ -181,12 +181,12 @@ class ArrayMethods(Typed, ArrayOperators):
         """The imaginary part."""
         return call("imag", self)
 
-    def astype(self, dtype: DTypeLike, copy: bool = True, device: Any = None) -> Self:
+    def astype(self, dtype: DTypeLike, copy: bool = True, device: DeviceLike = None) -> Self:
         """Return the array converted to another dtype, and placed on a device or sharding."""
         found = call("astype", self, dtype, copy=copy)
         return found if device is None else call("device_put", found, device)
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Self:
+    def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Self:
         """Return the array placed on a device or sharding, as `meshard.device_put` does."""
         if stream is not None:
             raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
