@@ -1,7 +1,7 @@
-"""Memos: what a world found out once for arguments of one kind, and looks up from then on.
+"""Memos: results that a world computes once for each key, and then looks up.
 
-In: the function that finds out, or the types of a key and a value, and a bound. Out: for each world
-a table of its own, which forgets everything when it is full and when a setting changes.
+In: the function that computes them, or the types of a key and a value, and a bound. Out: a table
+for each world, which is emptied when it is full and when a setting changes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MISSING = object()
 
 @final
 class Memo(Generic[K, V]):
-    """What was found out for each key; every world has a table of its own.
+    """The results for each key; every world has a table of its own.
 
     Attributes:
         name: what is kept, for people.
-        most: how many keys a table may have; one that is full is emptied.
+        most: how many keys a table may have; a full one is emptied.
         number: its place among a world's tables.
     """
 
@@ -63,7 +63,7 @@ class Memo(Generic[K, V]):
 def memoized(
     most: int,
 ) -> Callable[[Callable[[RuntimeWorld, *Ts], V]], Callable[[RuntimeWorld, *Ts], V]]:
-    """Let a function of a world and hashable arguments run once for each of them in each world.
+    """Let a function of a world and hashable arguments run once per arguments and world.
 
     Args:
         most: how many results a world keeps.
