@@ -42,7 +42,13 @@ from meshard.transforms.collectives.axis_arguments import (
     members,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
-from meshard.transforms.collectives.rows import Receipts, active_groups, check_mask, piece_meshes
+from meshard.transforms.collectives.rows import (
+    Receipts,
+    active_groups,
+    check_mask,
+    kept_axes,
+    piece_meshes,
+)
 from meshard.transforms.jit.sharing import collective
 
 Axes = tuple[str, ...]
@@ -407,19 +413,11 @@ class _ArrayCells:
     def __init__(self, scope: Scope, operand: GridKind, output: GridKind, table: GridKind) -> None:
         self._scope, self._kinds = scope, (operand, output, table)
         world, submeshes = scope.world, scope.submeshes
-        sharding = output.type.sharding
-        own: list[tuple[str, ...]] = [()] * output.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == submeshes[0]
-            and sharding.uneven is None
-        ):
-            own[1:] = sharding.spec.axes(output.ndim)[1:]
-        lies = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
+        own = PartitionSpec((), *kept_axes(scope, output)[1:])
+        self._rows = [NamedSharding(m, own) for m in submeshes]
         self._lists = [NamedSharding(m, PartitionSpec()) for m in submeshes]
-        self._lies = lies
         self.outputs: list[ArrayType] = [
-            world.type_of(output.shape, output.dtype, s, True) for s in lies
+            world.type_of(output.shape, output.dtype, s, True) for s in self._rows
         ]
         layouts = [t.layout for t in self.outputs]
         self.meshes = piece_meshes(scope, layouts)
@@ -427,8 +425,8 @@ class _ArrayCells:
 
     def wires(self, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what laying all cells out moves."""
-        ways = zip(self._kinds, given, (self._lies, self._lies, self._lists), strict=True)
-        return [w for k, cells, lies in ways for w in laying_wires(self._scope, k, cells, lies)]
+        ways = zip(self._kinds, given, (self._rows, self._rows, self._lists), strict=True)
+        return [w for k, cells, own in ways for w in laying_wires(self._scope, k, cells, own)]
 
     def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""
@@ -441,7 +439,7 @@ class _ArrayCells:
         """Return for each piece the blocks of the cells of each array."""
         blocks = []
         for kind, cells in zip(self._kinds[:2], given, strict=True):
-            found = lay_out(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
+            found = lay_out(self._scope, kind, cells, self._rows, _NAME, everywhere=everywhere)
             blocks.append([None if x is None else x._live() for x in found])
         return [
             [[None if c is None else c[number] for c in x] for x in blocks]

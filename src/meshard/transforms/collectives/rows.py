@@ -312,7 +312,9 @@ class _Collective:
         """Plan it on cells that are Arrays: piece by piece of the automatic axes."""
         scope, kind = self.scope, self.kind
         world, submeshes = scope.world, scope.submeshes
-        own = self._split_axes()
+        own = kept_axes(scope, kind)
+        for dim in self.row.whole(self.params):
+            own[dim] = ()
         inputs = [
             world.type_of(kind.shape, kind.dtype, NamedSharding(m, PartitionSpec(*own)), True)
             for m in submeshes
@@ -334,20 +336,6 @@ class _Collective:
         shardings = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
         run = partial(self._run_arrays, pieces, outputs, shardings)
         return _Way(extent, pieces, out, run, shardings, _receipts(pieces))
-
-    def _split_axes(self) -> list[tuple[str, ...]]:
-        """Return the automatic axes that go on splitting each dim of a cell."""
-        kind, sharding = self.kind, self.kind.type.sharding
-        own: list[tuple[str, ...]] = [()] * kind.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == self.scope.submeshes[0]
-            and sharding.uneven is None
-        ):
-            own = list(sharding.spec.axes(kind.ndim))
-        for dim in self.row.whole(self.params):
-            own[dim] = ()
-        return own
 
     def _run_arrays(
         self,
@@ -424,6 +412,18 @@ def _times(block: Any, factor: int) -> Any:
 
 
 # axes that stay automatic
+
+
+def kept_axes(scope: Scope, kind: GridKind) -> list[tuple[str, ...]]:
+    """Return the automatic axes that can go on splitting each dim of cells: evenly, if at all."""
+    sharding = kind.type.sharding
+    if (
+        isinstance(sharding, NamedSharding)
+        and sharding.mesh == scope.submeshes[0]
+        and sharding.uneven is None
+    ):
+        return list(sharding.spec.axes(kind.ndim))
+    return [()] * kind.ndim
 
 
 def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:

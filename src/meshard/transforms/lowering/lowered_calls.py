@@ -17,7 +17,6 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
@@ -36,7 +35,7 @@ from meshard.transforms.program.calls import (
 )
 from meshard.transforms.program.program import Eqn, Kind, Literal, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import anywhere, traced
+from meshard.transforms.tracing.tracing import abstract_value, anywhere, traced
 
 _TURNS = 4
 """How often a carry may come to lie otherwise before it is brought back in every turn."""
@@ -242,12 +241,7 @@ def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
 
 def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
     """Return the types of a function's results, from its arguments' types."""
-    given = [
-        AbstractArray(k)
-        if isinstance(k, ArrayType)
-        else AbstractArray(anywhere(world, as_array(k(0))), k)
-        for k in kinds
-    ]
+    given = [abstract_value(world, k) for k in kinds]
     with types_only(None):
         found = f(*given)
     return [x._type for x in (found if isinstance(found, list) else [found])]

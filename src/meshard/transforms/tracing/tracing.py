@@ -21,7 +21,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import MakeCall, WholeCall
-from meshard.transforms.program.program import Program
+from meshard.transforms.program.program import Kind, Program
 from meshard.transforms.tracing.abstract import types_only
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 
@@ -130,6 +130,13 @@ class Tracing(Interpreter):
 def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
     """Return the type of an array as it is while a program is traced: it lies nowhere yet."""
     return world.type_of(x.shape, x.dtype, home(world), False)
+
+
+def abstract_value(world: RuntimeWorld, kind: Kind) -> AbstractArray:
+    """Return a value without data of a type, or that stands for a Python number of one."""
+    if isinstance(kind, ArrayType):
+        return AbstractArray(kind)
+    return AbstractArray(anywhere(world, as_array(kind(0))), kind)
 
 
 def tracing() -> Tracing | None:
