@@ -26,7 +26,7 @@ _DEMO = """\
 Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices, in this process or several:
 
   1  read every weight straight into an FSDP layout, each device only its own rows
-  2  draw how some of them lie
+  2  draw how some of them are laid out
   3  reshard all of them to a data x tensor-parallel mesh; bytes against the lower bound
   4  encode sentences, the batch split over "data", the attention heads over "model"
   5  compare with NumPy on one device, and check that sentences find their neighbours
