@@ -4,13 +4,17 @@ The tower; imports point down only::
 
     doors         numpy lax random nn sharding resharding debug tree typing config experimental
     cli testing   the roof
-    transforms    interpreters of operations: shard_map, control flow
+    compat        other systems' names and rules
+    interop       JAX's arrays, XLA as a compiler
+    transforms    interpreters of operations: shard_map, jit, control flow
+    mpi           processes joined by MPI
     ops           operations as rows, and the engine that runs them on blocks
     ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
-    runtime       devices, blocks, pages, workers, Array, placement, executor
+    runtime       devices, blocks, pages, workers, Array, placing and moving
     plan          pure: layouts -> what moves, bounds, drawings
     algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
     settings      what each floor lets the environment and `config` set
+    tuning        thresholds, with what was measured
     errors        every refusal, as one tree
 """
 

@@ -34,7 +34,7 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, registe
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import ArrayLike, Block
+from meshard.runtime.types import ArrayLike, Block, DeviceLike
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -441,7 +441,7 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
 
 
 @checked
-def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Array:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None) -> Array:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
@@ -464,7 +464,9 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = No
 
 
 @checked
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Array:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None
+) -> Array:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp

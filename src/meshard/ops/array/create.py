@@ -40,7 +40,7 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
-from meshard.runtime.types import ArrayLike, ArrayType, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
 
 
@@ -93,7 +93,7 @@ def array(
     *,
     copy: bool | None = True,
     ndmin: int = 0,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
@@ -142,7 +142,7 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: DeviceLike = None
 ) -> Array:
     """Make an array; one that is an array already stays where it is.
 
@@ -160,7 +160,11 @@ def copy(a: ArrayLike) -> Array:
 
 @checked
 def full(
-    shape: Any, fill_value: ArrayLike, dtype: AnyDtypeLike = None, *, device: Any = None
+    shape: ShapeLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of one value.
 
@@ -216,13 +220,15 @@ class Constant(Protocol):
     """A function that makes an array of one number."""
 
     def __call__(
-        self, shape: int | Sequence[int], dtype: AnyDtypeLike = None, *, device: Any = None
+        self, shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
     ) -> Array:
         """Make an array of it."""
 
 
 def _constant_of(name: str, number: float) -> Constant:
-    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Array:
+    def function(
+        shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+    ) -> Array:
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
@@ -253,8 +259,8 @@ def full_like(
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
-    shape: Any = None,
-    device: Any = None,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of one value with the shape, dtype and sharding of another.
 
@@ -309,7 +315,11 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
 
 @checked
 def zeros_like(
-    a: ArrayLike, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
@@ -317,7 +327,11 @@ def zeros_like(
 
 @checked
 def ones_like(
-    a: ArrayLike, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
@@ -325,7 +339,11 @@ def ones_like(
 
 @checked
 def empty_like(
-    a: ArrayLike, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
@@ -335,10 +353,10 @@ def empty_like(
 def arange(
     start: ArrayLike,
     stop: ArrayLike | None = None,
-    step: Any = None,
+    step: ArrayLike | None = None,
     dtype: DtypeLike = None,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
@@ -445,7 +463,7 @@ def linspace(
     dtype: DtypeLike = None,
     axis: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Array: ...
 @overload
 def linspace(
@@ -457,7 +475,7 @@ def linspace(
     retstep: Literal[True],
     dtype: DtypeLike = None,
     axis: int = 0,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> tuple[Array, Any]: ...
 @checked
 def linspace(
@@ -469,7 +487,7 @@ def linspace(
     dtype: DtypeLike = None,
     axis: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Any:
     """Make an array of evenly spaced numbers from ``start`` to ``stop``.
 
@@ -575,7 +593,7 @@ def _by_position(
 
 @checked
 def eye(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
     return _by_position("eye", (N, M), dtype, device, operator.eq, k)
@@ -589,7 +607,7 @@ def identity(n: int, dtype: DtypeLike = None) -> Array:
 
 @checked
 def tri(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
     return _by_position("tri", (N, M), dtype, device, operator.le, k)

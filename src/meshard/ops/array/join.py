@@ -377,7 +377,11 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
 
 @checked
 def repeat(
-    a: ArrayLike, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+    a: ArrayLike,
+    repeats: ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
 ) -> Array:
     """Return the array with each element repeated along a dim, or in the flat array.
 

@@ -23,7 +23,7 @@ from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import ArrayLike
+from meshard.runtime.types import ArrayLike, DeviceLike
 
 # arrays by a formula
 
@@ -40,7 +40,7 @@ def logspace(
     base: ArrayLike = 10.0,
     dtype: DtypeLike = None,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of powers of ``base`` whose exponents are evenly spaced.
 
@@ -60,7 +60,7 @@ def geomspace(
     endpoint: bool = True,
     dtype: DtypeLike = None,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make an array of numbers in a geometric sequence from ``start`` to ``stop``.
 
@@ -171,7 +171,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Arra
 
 
 @checked
-def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Array, ...]:
+def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> tuple[Array, ...]:
     """Return the positions along each dim of positions in the flat array.
 
     Raises:
@@ -198,7 +198,7 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Array, ...]:
 
 
 @checked
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
+def from_dlpack(x: Any, /, *, device: DeviceLike = None, copy: bool | None = None) -> Array:
     """Return an array of what another library's array on the host holds.
 
     Args:

@@ -28,7 +28,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayLike, ArrayType, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block, ShapeLike
 from meshard.runtime.world import RuntimeWorld, here
 
 
@@ -158,7 +158,9 @@ register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="
 
 
 @checked
-def reshape(a: ArrayLike, /, shape: Any, *, order: str = "C", copy: bool | None = None) -> Array:
+def reshape(
+    a: ArrayLike, /, shape: ShapeLike, *, order: str = "C", copy: bool | None = None
+) -> Array:
     """Return the array in another shape with the same elements in C order.
 
     Args:
@@ -359,7 +361,7 @@ def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-def broadcast_to(a: ArrayLike, shape: Any) -> Array:
+def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
     """Return the array repeated along dims of size one to a shape; no memory is used.
 
     Raises:

@@ -50,7 +50,7 @@ def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill:
 @checked
 def take(
     a: ArrayLike,
-    indices: Any,
+    indices: ArrayLike | Sequence[int],
     axis: int | None = None,
     mode: str | None = None,
     *,
@@ -149,7 +149,7 @@ register(
 @checked
 def take_along_axis(
     arr: ArrayLike,
-    indices: Any,
+    indices: ArrayLike | Sequence[int],
     axis: int | None = -1,
     mode: str | None = None,
     fill_value: ArrayLike | None = None,

@@ -57,14 +57,14 @@ for _name, _ufunc in (
 class Fold(Protocol):
     """A reduction by one operation."""
 
-    def __call__(self, operand: Any, axes: Sequence[int]) -> Array:
+    def __call__(self, operand: ArrayLike, axes: Sequence[int]) -> Array:
         """Reduce these dims."""
 
 
 class Running(Protocol):
     """A running reduction along a dim."""
 
-    def __call__(self, operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    def __call__(self, operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
         """Run along this dim."""
 
 
@@ -275,13 +275,13 @@ cumlogsumexp = _cumulative(
 
 
 @named('lax.argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "1")
-def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+def argmax(operand: ArrayLike, axis: int, index_dtype: DtypeLike) -> Array:
     """Return the positions of the first maximum along a dim, in a dtype of integers."""
     return reductions.argmax(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
 @named('lax.argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "0")
-def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+def argmin(operand: ArrayLike, axis: int, index_dtype: DtypeLike) -> Array:
     """Return the positions of the first minimum along a dim, in a dtype of integers."""
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
@@ -324,7 +324,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     "[[1, 2], [8, 7]]",
 )
 def sort_key_val(
-    keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Array, Array]:
     """Return keys sorted along a dim, and values in the same order."""
     first, second = sort((keys, values), dimension, is_stable)
@@ -342,8 +342,8 @@ top_k = sorting.top_k
     "(2, 3)",
 )
 def dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
@@ -387,8 +387,8 @@ def dot_general(
 
 @named("lax.dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()", "[3.0, 3.0]")
 def dot(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     *,
     dimension_numbers: Any = None,
     precision: Any = None,
@@ -411,7 +411,7 @@ def dot(
 
 
 @named("lax.batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape", "(2, 3, 5)")
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
+def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Array:
     """Return the products of matrices, whose leading dims are the same.
 
     Raises:

@@ -456,7 +456,11 @@ def logmeanexp(
 
 @checked
 def standardize(
-    x: ArrayLike, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
+    x: ArrayLike,
+    axis: Axis = -1,
+    mean: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+    epsilon: float = 1e-5,
 ) -> Array:
     """Return the array minus its mean, divided by its standard deviation over dims.
 

@@ -103,7 +103,7 @@ def allclose(
 
 
 @checked
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
     """Return whether two arrays have one shape and equal elements: an array without dims.
 
     >>> import meshard.numpy as mnp
@@ -120,7 +120,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
     return all_(same)
 
 
-def array_equiv(a1: Any, a2: Any) -> Array:
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Array:
     """Return whether two arrays broadcast against each other and then are equal."""
     x, y = as_array(a1), as_array(a2)
     try:

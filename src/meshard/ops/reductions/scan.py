@@ -331,7 +331,9 @@ def ediff1d(
 
 
 @checked
-def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: Any = 1.0, axis: int = -1) -> Array:
+def trapezoid(
+    y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1
+) -> Array:
     """Return the integral along a dim by the trapezoidal rule.
 
     Args:
