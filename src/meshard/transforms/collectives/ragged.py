@@ -122,7 +122,7 @@ class _Holders:
         )
 
     def received(self, runs: Mapping[int, Sequence[_Rows]], row: int) -> dict[int, int]:
-        """Return the bytes that each device receives, of rows of so many bytes."""
+        """Return the bytes that each device receives, of rows of that many bytes."""
         found: dict[int, int] = {}
         for cell, parts in runs.items():
             rows = sum(r.stop - r.start for r in parts if r.source not in (None, cell))
@@ -178,8 +178,8 @@ def _runs(
                     )
                 if size < 0:
                     raise ArgumentError(
-                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size is at least "
-                        "0."
+                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size must be at "
+                        "least 0."
                     )
                 for begin, most, array, name in (
                     (at, rows[0], "operand", "input_offsets"),
@@ -311,7 +311,7 @@ class _Ragged:
         """Return what is known before the sizes are, where the code runs under a condition or not.
 
         Args:
-            over: the axes along which the condition differs; None where there is none.
+            over: the axes along which the condition differs; None if there is no condition.
         """
         found = self._plans.get(over)
         if found is not None:
@@ -492,7 +492,7 @@ def ragged_all_to_all(
     Raises:
         AxisNameError: if an axis is not bound.
         DtypeError: if a list does not hold integers, or the arrays differ in dtype.
-        ShapeError: if shapes do not go together, or rows lie outside of an array.
+        ShapeError: if shapes do not go together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
     >>> import meshard, numpy as np
@@ -515,7 +515,7 @@ def ragged_all_to_all(
         )
     if not rows.ndim or not into.ndim or rows.shape[1:] != into.shape[1:]:
         raise ShapeError(
-            f"{what}: operand and output have rows of one shape, but their shapes are "
+            f"{what}: operand and output must have rows of one shape, but their shapes are "
             f"{rows.shape} and {into.shape}."
         )
     lists = {
@@ -531,7 +531,7 @@ def ragged_all_to_all(
         if x.ndim != 1 or x.shape != lists["input_offsets"].shape or x.size < 1 or x.size % n:
             shapes = ", ".join(f"{k} {v.shape}" for k, v in lists.items())
             raise ShapeError(
-                f"{what}: the lists have one dim, of one size, which is a multiple of the axis "
+                f"{what}: each list must have one dim, all of one size, a multiple of the axis "
                 f"size {n}, but their shapes are {shapes}."
             )
     table = stack([x.astype(np.int64) for x in lists.values()])

@@ -1,7 +1,7 @@
 """Collectives as operations of a body: from a grid and some axes to a grid.
 
 Each collective is a row: what it does to the type of a value (over which axes the result varies),
-and the plan for its cells (`exchanges`). Around the plan lie the things that all have in common:
+and the plan for its cells (`exchanges`). Around the plan is what all have in common:
 the mask of the code at hand, groups within an axis, and axes that stay automatic.
 """
 
@@ -427,7 +427,7 @@ def kept_axes(scope: Scope, kind: GridKind) -> list[tuple[str, ...]]:
 
 
 def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
-    """Return for each piece of cells that lie alike the devices that hold it, by manual axes."""
+    """Return the devices that hold each piece of cells of one layout, by manual axes."""
     by_id = {d.id: d for d in scope.mesh.flat_devices}
     found = []
     for piece in range(layouts[0].piece_count):

@@ -77,7 +77,7 @@ class Tracing(Interpreter):
         operands: Sequence[Any],
         params: Mapping[str, Any],
     ) -> Any:
-        """Write a function down that is gone through when its operands' layouts are known."""
+        """Write a function down that is followed when its operands' layouts are known."""
         if self.layouts_known:
             return function(*operands, **params)
         return self._whole(name, function, operands, params, False)
@@ -128,7 +128,7 @@ class Tracing(Interpreter):
 
 
 def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
-    """Return the type of an array as it is while a program is traced: it lies nowhere yet."""
+    """Return the type of an array as it is while a program is traced: on no devices yet."""
     return world.type_of(x.shape, x.dtype, home(world), False)
 
 
@@ -225,7 +225,7 @@ def traced(
         f: from the flat arguments to its flat results, and whatever else is to be kept.
         types: the arguments' types.
         origins: what each argument is, for messages.
-        placed: whether the types say how the arguments lie.
+        placed: whether the types say how the arguments are laid out.
 
     Returns:
         The program, the arrays that it captures, and what else the function returned.
