@@ -7,7 +7,7 @@ from typing import Protocol
 from bench.figures import Figure, digits, unit_of
 
 MESHARD, JAX_EAGER, JAX_JIT, BY_HAND = "meshard", "jax eager", "jax jit", "by hand"
-NUMPY = "numpy"
+NUMPY, UNJITTED = "numpy", "unjitted"
 PEERS = (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND)
 Figures = Mapping[str, Figure]
 

@@ -12,12 +12,24 @@ import numpy as np
 
 from bench import programs_by_hand as by_hand
 from bench.by_hand import Array
-from bench.claims import JAX_JIT, MESHARD, NUMPY, Claim, Faster
+from bench.claims import JAX_JIT, MESHARD, NUMPY, UNJITTED, Claim, Faster
 from bench.harness import Peer, Row, Work
 from bench.libraries import Library, Spec, load
 from bench.row import ArrayRow, Program
 from bench.rows_foundation import FLAT, GRID, WHOLE, normal, square
-from bench.rows_programs import CENTRES, FEATURES, ITERATIONS, PLATE, POINTS, STEPS, heat, kmeans
+from bench.rows_programs import (
+    CENTRES,
+    FEATURES,
+    ITERATIONS,
+    PLATE,
+    POINTS,
+    STEPS,
+    Collective,
+    heat,
+    kmeans,
+    mapped,
+    summed,
+)
 from bench.verify import check_value
 
 ROUNDS = 20
@@ -45,6 +57,39 @@ class JitRow(ArrayRow):
         if self.hand:
             makers["by hand"] = lambda: self._handmade(inputs(), expected)
         return makers
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyRow(JitRow):
+    """A row of a small body of shard_map, jitted in both libraries, and not jitted in meshard."""
+
+    def peers(self) -> Mapping[str, Callable[[], Peer]]:
+        """Makers of meshard jitted, JAX jitted, and meshard without jit."""
+        inputs = functools.cache(self.inputs)
+        expected = functools.cache(lambda: self.expected(*inputs()))
+        return {
+            MESHARD: lambda: self._placed(load("meshard"), self._jit, inputs(), expected),
+            JAX_JIT: lambda: self._placed(load("jax"), self._jit, inputs(), expected),
+            UNJITTED: lambda: self._placed(load("meshard"), self.program, inputs(), expected),
+        }
+
+
+def body_row(
+    key: str, title: str, work: Collective, out: Spec, expected: Callable[[Array], Array]
+) -> Row:
+    """A row of a body on tiles of 2 x 4, where calls cost more than kernels."""
+    return BodyRow(
+        key=key,
+        title=f"jit(shard_map): {title}",
+        claims=[Faster(1, than=UNJITTED)],
+        inputs=lambda: (normal(8, 8),),
+        specs=(GRID,),
+        program=mapped(work, out),
+        expected=expected,
+        layout=out,
+        by_hand=_nothing,
+        batch=20,
+    )
 
 
 def _nothing(*_: Any) -> Any:
@@ -305,6 +350,15 @@ ROWS: tuple[Row, ...] = (
         (("i",), (None, "j"), ("j",), ("j",)),
         tolerance=1e-3,
         settle=SETTLE,
+    ),
+    body_row("body-psum", "psum over i", lambda lax, x: lax.psum(x, "i"), (None, "j"), summed),
+    body_row("body-20", "20 operations", twenty, GRID, functools.partial(twenty, None)),
+    body_row(
+        "body-loop",
+        "fori_loop of 10 turns",
+        lambda lax, x: lax.fori_loop(0, 10, lambda _, v: v * 0.5 + 1, x),
+        GRID,
+        functools.partial(twenty, None),
     ),
     Encoder(),
 )

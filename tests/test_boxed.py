@@ -116,8 +116,8 @@ def test_many_boxes_print_short():
         ((4, 4), boxes(Box((0,), (4,))), r"has 1 dims, the shape \(4, 4\) has 2"),
         ((4,), boxes((slice(0, 4, 2),)), r"slice\(0, 4, 2\), which is not a slice of step 1"),
         ((4,), boxes((2,)), "holds 2, which is not a slice of step 1"),
-        ((4,), boxes((slice(0, 5),)), r"the box \[0:5\] of .* is not one of the shape \(4,\)"),
-        ((4,), boxes((slice(5, None),)), r"the box \[5:\] of VirtualDevice\(id=0\) is not one"),
+        ((4,), boxes((slice(0, 5),)), r"the box \[0:5\] of .* does not fit the shape \(4,\)"),
+        ((4,), boxes((slice(5, None),)), r"the box \[5:\] of VirtualDevice\(id=0\) does not fit"),
         ((4,), boxes(Box((-1,), (3,))), r"the box \[-1:3\] of .*: it reaches outside"),
         ((4,), boxes(Box((3,), (1,))), r"the box \[3:1\] of .* or stops before it starts"),
         (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshard.ops.fused.chain import Chain, Step, Work, laid_out, run_chain
+from meshard.ops.fused.chain import Chain, ChainStep, Work, laid_out, run_chain
 from meshard.runtime.world import here
 from tests.worlds import alone
 
@@ -15,9 +15,9 @@ def test_a_chain_gives_what_its_steps_give(shape: tuple[int, ...]) -> None:
     """(x * 2 + y) > x, with the sum wanted too, a broadcast row and a scalar."""
     chain = Chain(
         (
-            Step(np.multiply, (0, 2), 3),
-            Step(np.add, (3, 1), 4),
-            Step(np.greater, (4, 0), 5),
+            ChainStep(np.multiply, (0, 2), 3),
+            ChainStep(np.add, (3, 1), 4),
+            ChainStep(np.greater, (4, 0), 5),
         ),
         (True, len(shape) == 1, False),
         ((shape[1:], F8),),
@@ -39,7 +39,11 @@ def test_a_chain_gives_what_its_steps_give(shape: tuple[int, ...]) -> None:
 
 def test_a_temporary_may_be_overwritten_by_what_reads_it() -> None:
     chain = Chain(
-        (Step(np.add, (0, 0), 1), Step(np.sqrt, (1,), 1), Step(np.negative, (1,), 2)),
+        (
+            ChainStep(np.add, (0, 0), 1),
+            ChainStep(np.sqrt, (1,), 1),
+            ChainStep(np.negative, (1,), 2),
+        ),
         (True,),
         (((500,), F4),),
         (((500,), F4),),
@@ -88,13 +92,13 @@ def test_an_error_in_a_step_is_raised_and_leaves_the_workers_alive() -> None:
     def fails(x: np.ndarray, out: np.ndarray) -> None:
         raise FloatingPointError("no")
 
-    chain = Chain((Step(fails, (0,), 1),), (True,), (), (((500,), F4),), 4000)
+    chain = Chain((ChainStep(fails, (0,), 1),), (True,), (), (((500,), F4),), 4000)
     x = np.ones((4000, 500), np.float32)
 
     def body() -> None:
         with pytest.raises(FloatingPointError):
             run_chain(here(), chain, [(x,), (x,)])
-        good = Chain((Step(np.negative, (0,), 1),), (True,), (), (((500,), F4),), 4000)
+        good = Chain((ChainStep(np.negative, (0,), 1),), (True,), (), (((500,), F4),), 4000)
         assert run_chain(here(), good, [(x,)])[0][0][0, 0] == -1
 
     alone(body)

@@ -18,6 +18,7 @@ from meshard.ops.engine.row import REGISTRY
 from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, P
+from tests.test_api import collectives
 from tests.worlds import alone, everywhere, in_processes, in_worlds, mesh, put, whole
 
 both = P(("i", "j"))
@@ -354,6 +355,14 @@ COLLECTIVES: dict[str, tuple[Callable[[Any, str], Any], Callable[[np.ndarray], n
     "pshuffle": (lambda v, a: lax.pshuffle(v, a, [1, 0]), lambda g: g[::-1]),
     "pbroadcast": (lambda v, a: lax.pbroadcast(v, a, 1), lambda g: np.stack([g[1]] * 2)),
 }
+
+
+def test_every_collective_is_tried_under_a_mask() -> None:
+    elsewhere = {"pswapaxes": "it is all_to_all", "ragged_all_to_all": "in test_ragged"}
+    sends_nothing = {"axis_index", "axis_size", "pcast", "pvary"}
+    tried = {name.split()[0] for name in COLLECTIVES}
+    assert collectives() - tried - {*elsewhere} - sends_nothing == set(), "give it a model above"
+
 
 # The mesh (stage, model) of 4 x 2: groups over model within a process of four, across processes,
 # and some of each.

@@ -504,14 +504,14 @@ def test_nothing_split_is_gathered_for_what_is_whole():
 
 @in_worlds
 def test_uncommitted_operands_follow_committed_ones():
-    a, guest = put(np.ones((8, 8)), "i", "j"), mnp.arange(8.0)
-    assert not guest.committed
-    for result in (a + guest, guest + a, a + guest[:, None]):
+    a, unplaced = put(np.ones((8, 8)), "i", "j"), mnp.arange(8.0)
+    assert not unplaced.committed
+    for result in (a + unplaced, unplaced + a, a + unplaced[:, None]):
         assert result.sharding == a.sharding
         assert result.committed
-    assert not (guest + 1).committed
+    assert not (unplaced + 1).committed
     alone_there = meshard.device_put(np.ones(8), meshard.devices()[3])
-    result = alone_there + guest
+    result = alone_there + unplaced
     assert result.sharding == SingleDeviceSharding(meshard.devices()[3])
     assert result.committed
     same(fetched(result), 1 + np.arange(8.0))

@@ -23,7 +23,7 @@ from meshard.errors import (
 from meshard.ops.engine.decide import decide
 from meshard.sharding import NamedSharding, P
 from meshard.transforms.lowering import lower
-from meshard.transforms.program.simplify import told_apart
+from meshard.transforms.program.simplify import exact_key
 from tests.worlds import alone, everywhere, in_worlds, mesh, put, whole
 
 GRID = np.arange(64.0).reshape(8, 8)
@@ -447,7 +447,7 @@ def test_operations_that_are_alike_are_decided_once(monkeypatch: pytest.MonkeyPa
 def test_parameters_of_equal_numbers_are_told_apart():
     groups = (1, 1.0, True), (0.0, -0.0), (0j, complex(-0.0, 0.0))
     for numbers in (*groups, tuple(map(np.float32, (0.0, -0.0)))):
-        keys = {told_apart((("value", n),)) for n in numbers}
+        keys = {exact_key((("value", n),)) for n in numbers}
         assert len(keys) == len(numbers)
 
 

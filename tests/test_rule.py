@@ -145,9 +145,9 @@ def test_a_merged_dim_needs_sizes():
     rule = parse("(a b) c -> a (b c)")
     bound = rule.bind([(6, 5)], {"a": 2, "b": 3})
     assert bound.output_shape(0) == (2, 15)
-    with pytest.raises(RuleError, match=r"split: the shapes do not tell the size of 'a', 'b' in"):
+    with pytest.raises(RuleError, match=r"split: the shapes do not give the size of 'a', 'b' in"):
         rule.bind([(6, 5)], op="split")
-    with pytest.raises(RuleError, match=r"do not tell the size of 'b' in .* Give it in sizes="):
+    with pytest.raises(RuleError, match=r"do not give the size of 'b' in .* Give it in sizes="):
         rule.bind([(6, 5)], {"a": 2})
     with pytest.raises(RuleError, match="the size of 'z'"):
         parse("a -> a z").bind([(6,)])

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.errors import ArgumentError
+from meshard.plan.captions import time_text
 from meshard.plan.figures.bounds import bounds_of
 from meshard.plan.figures.load import DevicePlaces, load_of
 from meshard.plan.figures.presets import topology
-from meshard.plan.figures.simulate import simulate, simulate_many, time_text
+from meshard.plan.figures.simulate import simulate, simulate_many
 from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route

@@ -21,6 +21,7 @@ from meshard import lax, nn, random
 from meshard.errors import NotAddressableError
 from meshard.sharding import NamedSharding, P
 from meshard.testing import simulate
+from tests.test_api import collectives
 from tests.worlds import alone, mesh, put
 
 MODULES = {
@@ -44,12 +45,6 @@ MADE_OF_NUMBERS = (
 
 Only the value that `full` repeats says it: that is a case of its own.
 """
-
-ALONG_AN_AXIS = (
-    "all_gather all_gather_invariant all_to_all axis_index axis_size pbroadcast pcast pmax pmean "
-    "pmin ppermute pshuffle psum psum_scatter pswapaxes pvary ragged_all_to_all"
-)
-"""Functions that run only in the body of a `shard_map`."""
 
 OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
 """Methods that are about one shard, or end the array's life."""
@@ -171,6 +166,7 @@ def _arrays(found: Any) -> Iterator[meshard.Array]:
 def _names() -> dict[str, Callable[..., Any]]:
     found = {}
     apart = {*MADE_OF_NUMBERS.split(), *OF_ONE_DEVICE.split()}
+    apart |= {f"lax.{name}" for name in collectives()}  # they run in bodies only
     for module, members in MODULES.items():
         names = getattr(members, "__all__", None) or [n for n in dir(members) if n[0] != "_"]
         names = [n for n in names if hasattr(members, n)]  # not those that only say what to use
@@ -178,7 +174,7 @@ def _names() -> dict[str, Callable[..., Any]]:
             member, whole_name = getattr(members, name), f"{module}.{name}"
             if not callable(member) or isinstance(member, type):
                 continue
-            if name not in ALONG_AN_AXIS.split() and whole_name not in apart:
+            if whole_name not in apart:
                 found[whole_name] = member
     return found
 

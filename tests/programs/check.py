@@ -71,7 +71,7 @@ def widened(value: np.ndarray) -> np.ndarray:
 
 
 def drawn(
-    seed: int,
+    seed: int | tuple[int, int],
     names: Sequence[str],
     weights: Any = None,
     length: int = 1,

@@ -44,24 +44,7 @@ class BoxSharding(Sharding):
         self.global_shape = shape
         self._boxes: dict[Device, Box] = {}
         for device, given in boxes.items():
-            if not isinstance(device, Device):
-                raise ShardingError(f"BoxSharding: {shown(device)} is not a Device.")
-            index = given.slices if isinstance(given, Box) else _slices(given, device)
-            box = box_of(index, shape, device, "BoxSharding")
-            # A slice may reach past the end in NumPy; here it means a shape other than this.
-            lost = any(
-                max(s.start or 0, s.stop or 0) > n for s, n in zip(index, shape, strict=True)
-            )
-            if lost or (isinstance(given, Box) and box != given):
-                asked = ", ".join(
-                    f"{'' if s.start is None else s.start}:{'' if s.stop is None else s.stop}"
-                    for s in index
-                )
-                raise ShardingError(
-                    f"BoxSharding: the box [{asked}] of {device!r} is not one of the shape {shape}:"
-                    " it reaches outside, or stops before it starts."
-                )
-            self._boxes[device] = box
+            self._boxes[device] = _box_in(shape, given, device)
         if len({d.id for d in self._boxes}) != len(self._boxes):
             raise ShardingError("BoxSharding: two of the devices have the same id.")
         self._hash = hash((shape, tuple(self._boxes.items())))
@@ -112,6 +95,31 @@ class BoxSharding(Sharding):
         shown = ", ".join(f"{d!r}: {b}" for d, b in list(self._boxes.items())[:4])
         more = f", … {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
         return f"BoxSharding({self.global_shape}, {{{shown}{more}}})"
+
+
+def _box_in(shape: tuple[int, ...], given: object, device: object) -> Box:
+    """Return a device's box in an array of a shape.
+
+    Raises:
+        ShardingError: if the device is not one, or the box does not fit the shape.
+    """
+    if not isinstance(device, Device):
+        raise ShardingError(f"BoxSharding: {shown(device)} is not a Device.")
+    index = given.slices if isinstance(given, Box) else _slices(given, device)
+    box = box_of(index, shape, device, "BoxSharding")
+    # NumPy lets a slice reach past the end; here that means the boxes are of another shape.
+    outside = any(max(s.start or 0, s.stop or 0) > n for s, n in zip(index, shape, strict=True))
+    if outside or (isinstance(given, Box) and box != given):
+        asked = ", ".join(f"{_bound(s.start)}:{_bound(s.stop)}" for s in index)
+        raise ShardingError(
+            f"BoxSharding: the box [{asked}] of {device!r} does not fit the shape {shape}: it "
+            "reaches outside, or stops before it starts."
+        )
+    return box
+
+
+def _bound(bound: int | None) -> str:
+    return "" if bound is None else str(bound)
 
 
 def _slices(given: object, device: Device) -> Index:

@@ -1,4 +1,4 @@
-"""Layouts: how one array of a given shape lies on devices.
+"""Layouts: how one array of a given shape is laid out on devices.
 
 In the product form a layout is, for each dim, the tuple of cut points, and a *device tensor*
 ``T[shard of dim 0, ..., shard of the last dim, replica]`` of device ids. Device order is data in
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
@@ -58,7 +58,7 @@ def ceil_cuts(size: int, shards: int) -> Cuts:
 
 @final
 class Layout:
-    """How an array of ``shape`` lies on devices.
+    """How an array of ``shape`` is laid out on devices.
 
     Args:
         shape: the array's shape.
@@ -237,46 +237,77 @@ def layout_of_boxes(shape: tuple[int, ...], boxes: Sequence[tuple[int, Box]]) ->
         holders.setdefault(box, []).append(device)
     # An empty box says nothing about where the array is cut.
     full = [b for b in holders if b.volume]
-    cuts = tuple(
-        tuple(sorted({0, n, *(b.starts[i] for b in full), *(b.stops[i] for b in full)}))
-        for i, n in enumerate(shape)
-    )
-    cuts = tuple(c if len(c) > 1 else (0, 0) for c in cuts)
-    grid = tuple(len(c) - 1 for c in cuts)
-    elements = math.prod(shape)
-    covered = np.zeros(grid, bool)
-    cells: dict[tuple[int, ...], list[int]] = {}
-    product = len(full) == len(holders)
-    for box in full:
-        spans = [
-            slice(bisect_left(c, a), bisect_left(c, b))
-            for c, a, b in zip(cuts, box.starts, box.stops, strict=True)
-        ]
-        covered[tuple(spans)] = True
-        if all(s.stop - s.start == 1 for s in spans):
-            cells[tuple(s.start for s in spans)] = holders[box]
-        else:
-            product = False
-    if elements and not covered.all():
-        first = tuple(int(i) for i in np.argwhere(~covered)[0])
-        gap = Box(
-            tuple(c[i] for c, i in zip(cuts, first, strict=True)),
-            tuple(c[i + 1] for c, i in zip(cuts, first, strict=True)),
-        )
-        raise CoverageError(
-            f"The boxes leave a gap: no device holds {gap} of an array of shape {shape}. "
-            "Together the boxes must hold every element."
-        )
-    counts = {len(ids) for ids in holders.values()}
-    if product and elements and len(counts) == 1 and len(cells) == covered.size:
-        tensor = np.empty((*grid, counts.pop()), np.int64)
-        for place, ids in cells.items():
-            tensor[place] = ids
+    cuts = _cuts_at_boxes(shape, full)
+    spans = {box: _span(cuts, box) for box in full}
+    _check_covered(shape, cuts, list(spans.values()))
+    tensor = _tensor_of_boxes(shape, cuts, spans, holders)
+    if tensor is not None:
         return Layout(shape, cuts, tensor)
-    if list(holders) == [Box.whole(shape)]:  # replicas of an array without elements
-        (ids,) = holders.values()
-        return Layout(shape, cuts, np.array(ids, np.int64).reshape(*grid, len(ids)))
-    distinct = tuple(holders)
     return Layout(
-        shape, cuts, None, boxes=distinct, box_holders=tuple(tuple(holders[b]) for b in distinct)
+        shape, cuts, None, boxes=tuple(holders), box_holders=tuple(map(tuple, holders.values()))
     )
+
+
+# The boxes of a layout cut the array into a grid: along each dim at every place where a box starts
+# or stops. Each box is then a run of cells along each dim, its span.
+
+_Span = tuple[slice, ...]
+
+
+def _cuts_at_boxes(shape: tuple[int, ...], boxes: Sequence[Box]) -> tuple[Cuts, ...]:
+    """Return for each dim where boxes start or stop, its ends included."""
+    cuts = []
+    for dim, size in enumerate(shape):
+        found = {0, size, *(b.starts[dim] for b in boxes), *(b.stops[dim] for b in boxes)}
+        cuts.append(tuple(sorted(found)) if size else (0, 0))
+    return tuple(cuts)
+
+
+def _span(cuts: tuple[Cuts, ...], box: Box) -> _Span:
+    """Return the cells of the grid that a box is made of."""
+    return tuple(
+        slice(bisect_left(c, a), bisect_left(c, b))
+        for c, a, b in zip(cuts, box.starts, box.stops, strict=True)
+    )
+
+
+def _check_covered(shape: tuple[int, ...], cuts: tuple[Cuts, ...], spans: Sequence[_Span]) -> None:
+    """Refuse spans that leave a cell out, where the array has elements."""
+    covered = np.zeros([len(c) - 1 for c in cuts], bool)
+    for span in spans:
+        covered[span] = True
+    if covered.all() or not math.prod(shape):
+        return
+    first = tuple(int(i) for i in np.argwhere(~covered)[0])
+    gap = Box(
+        tuple(c[i] for c, i in zip(cuts, first, strict=True)),
+        tuple(c[i + 1] for c, i in zip(cuts, first, strict=True)),
+    )
+    raise CoverageError(
+        f"The boxes leave a gap: no device holds {gap} of an array of shape {shape}. "
+        "Together the boxes must hold every element."
+    )
+
+
+def _tensor_of_boxes(
+    shape: tuple[int, ...],
+    cuts: tuple[Cuts, ...],
+    spans: Mapping[Box, _Span],
+    holders: Mapping[Box, Sequence[int]],
+) -> NDArray[np.int64] | None:
+    """Return the device tensor, if each box is one cell and as many devices hold each of them.
+
+    Distinct boxes of one cell never overlap, so that they are all cells when there are as many.
+    """
+    grid = tuple(len(c) - 1 for c in cuts)
+    if list(holders) == [Box.whole(shape)]:  # replicas; the array may have no elements
+        (ids,) = holders.values()
+        return np.array(ids, np.int64).reshape(*grid, len(ids))
+    counts = {len(ids) for ids in holders.values()}
+    single = all(s.stop - s.start == 1 for span in spans.values() for s in span)
+    if not single or len(counts) != 1 or not len(spans) == len(holders) == math.prod(grid):
+        return None
+    tensor = np.empty((*grid, *counts), np.int64)
+    for box, span in spans.items():
+        tensor[tuple(s.start for s in span)] = holders[box]
+    return tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Mesh(Frozen, contextlib.ContextDecorator):
     (4, 8)
     """
 
-    devices: NDArray[np.object_]
+    devices: np.ndarray[tuple[int, ...], np.dtype[Any]]
     axis_names: tuple[str, ...]
     axis_types: tuple[AxisType, ...]
     axis_sizes: tuple[int, ...]
@@ -310,7 +310,7 @@ def make_mesh(
         axis_types: accepted as in JAX; only Auto has an effect.
         devices: the devices to use, in this order. By default all devices of all processes, those
             of one process together and the processes of one host together, so that neighbours
-            along the last axes lie on one host.
+            along the last axes are on one host.
 
     Raises:
         ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.

@@ -116,8 +116,8 @@ def run(
     _check_arrived(params, reference)
     _draw_after(out, params)
 
-    ids, mask = example.tokenize(list(lines), tokenizer_file)
-    vectors, expected = _encode(out, example, mesh, params, reference, ids, mask)
+    tokens = example.tokenize(list(lines), tokenizer_file)
+    vectors, expected = _encode(out, example, mesh, params, reference, tokens)
     if expected is None:
         return
     show.heading(out, 5, "Check", "against NumPy on one device, and by what the sentences mean")
@@ -315,10 +315,10 @@ def _encode(
     mesh: Mesh,
     params: Params,
     reference: Params,
-    ids: npt.NDArray[np.int64],
-    mask: npt.NDArray[np.int64],
+    tokens: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
     """Step 4: encode on the mesh, and on process 0 by plain NumPy; return both results."""
+    ids, mask = tokens
     data, model = mesh.devices.shape
     show.heading(
         out,

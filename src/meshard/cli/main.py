@@ -12,11 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import meshard
 from meshard.cli.errors import CommandError
 from meshard.mpi.launch import end_job
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DEMO_PACKAGES = ("rich", "safetensors", "tokenizers")
 _DEMO = """\
@@ -86,7 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"meshard {meshard.__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    _add_demo(commands)
+    _add_run(commands)
+    return parser
 
+
+def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="run a real sentence encoder on 8 virtual devices",
@@ -116,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
+
+def _add_run(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
         help="run a program in several processes, joined by MPI",
@@ -147,7 +157,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a script and its arguments, or -- -m, a module and its arguments",
     )
     run.set_defaults(run=_run)
-    return parser
 
 
 def _positive(text: str) -> int:

@@ -8,7 +8,7 @@ own planner knows more routes than this one; here the reference's rules are kept
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of, shown
@@ -21,6 +21,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.reshard import reshard
 from meshard.runtime.trees import flatten, unflatten
+from meshard.runtime.types import ArrayLike
 
 _REPLICA = "_intermediate_replica"
 _SPLIT = "_intermediate_split"
@@ -185,6 +186,29 @@ def _without_cuts(uneven: Uneven, dims: Any) -> Uneven:
     return tuple(None if dim in dims else cuts for dim, cuts in enumerate(uneven))
 
 
+T = TypeVar("T")
+
+
+@overload
+def reshard_with_intermediate_sharding(
+    x: ArrayLike,
+    in_sharding: Any,
+    out_sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+) -> Array: ...
+@overload
+def reshard_with_intermediate_sharding(
+    x: T,
+    in_sharding: Any,
+    out_sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+) -> T: ...
 def reshard_with_intermediate_sharding(
     x: Any,
     in_sharding: Any,

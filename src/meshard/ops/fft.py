@@ -2,7 +2,7 @@
 
 A transform needs its dim whole on a device: where the dim is split, its axes move to other dims
 that are long enough, as a pencil transpose does, and where there are none every device gets the
-whole dim. Transforms of several dims go dim by dim, first those that lie whole already, so that no
+whole dim. Transforms of several dims go dim by dim, first those that are whole already, so that no
 device holds more than its share. Integers are taken as the default float, floats shorter than 32
 bits as float32.
 """
@@ -31,9 +31,10 @@ from meshard.ops.engine.dtypes import (
 )
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, DeviceLike
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -74,7 +75,7 @@ def _norm(name: str, norm: str | None) -> str:
     found = "backward" if norm is None else norm
     if found not in _SWAPPED:
         raise ArgumentError(
-            f"{name}: norm is 'backward', 'ortho', 'forward' or None, not {norm!r}."
+            f"{name}: norm must be 'backward', 'ortho', 'forward' or None, not {norm!r}."
         )
     return found
 
@@ -99,7 +100,7 @@ def _length(name: str, n: Any) -> int:
     """Return a number of samples.
 
     Raises:
-        ArgumentError: if it is not a whole number from 1 on.
+        ArgumentError: if it is not a positive integer.
     """
     if not hasattr(n, "__index__") or n.__index__() < 1:
         raise ArgumentError(f"{name}: the number of samples must be a positive integer, not {n!r}.")
@@ -117,11 +118,12 @@ def _along(name: str, x: Any, how: str, n: int | None, dim: int, norm: str) -> A
     return bind("fft", x, how=how, dim=dim, n=n, norm=norm)
 
 
-def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str, real: bool = False) -> Any:
-    x = _samples(name, a, real)
+def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str) -> Any:
+    """Transform one dim; ``how`` is scipy's name of the transform."""
+    x = _samples(name, a, how == "rfft")
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
+            f"{name}: axis must be one integer, not {axis!r}; fftn and the like take several axes."
         )
     (dim,) = normalised_axes(axis, x.ndim, name)
     return _along(name, x, how, None if n is None else _length(name, n), dim, norm)
@@ -131,10 +133,10 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
     """Return the dims to transform in the order given, each with its number of samples.
 
     Raises:
-        ArgumentError: if a dim does not exist or stands twice, or the lengths do not fit.
+        ArgumentError: if a dim does not exist or is named twice, or the lengths do not fit.
     """
     if s is not None and np.ndim(s) == 0:
-        raise ArgumentError(f"{name}: s has one number of samples per dim, it is not {s!r}.")
+        raise ArgumentError(f"{name}: s must give one number of samples per dim, got {s!r}.")
     lengths = None if s is None else list(s)
     if axes is not None:
         given = [axes] if np.ndim(axes) == 0 else list(axes)
@@ -159,7 +161,7 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
 def _each(
     x: Any, *, name: str, how: str, work: Sequence[tuple[int, int | None]], scale: str
 ) -> Any:
-    """Transform dims one after another, those first that no device needs to wait for."""
+    """Transform dims one after another, first those that are whole on each device."""
     place = x.sharding
     parts = place.shards(x.ndim) if isinstance(place, NamedSharding) else (1,) * x.ndim
     for dim, n in sorted(work, key=lambda one: parts[one[0]] > 1):
@@ -167,19 +169,18 @@ def _each(
     return x
 
 
-def _many(
-    name: str, a: Any, how: str, s: Any, axes: Any, norm: str | None, two: bool = False
-) -> Any:
-    """Transform several dims, each dim by itself; ``how`` is ``fft``, ``ifft`` and with an ``r``.
+def _many(name: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
+    """Transform several dims, each dim by itself, for a function such as ``fftn`` or ``irfft2``.
 
-    Of a real transform the last dim named goes first, and of its inverse last; for the others the
-    order is free, and those that no device needs to wait for go first.
+    A real transform takes the last dim named first, and its inverse takes it last. The order of the
+    others is free, and those that are whole on each device go first.
     """
+    how, two = name[:-1], name[-1] == "2"
     x = _samples(name, a, how == "rfft")
     scale = _norm(name, norm)
     work = _dims(name, x.ndim, s, axes)
     if two and len(work) != 2:
-        raise ArgumentError(f"{name}: takes two axes, got {axes}; {name[:-1]}n takes any number.")
+        raise ArgumentError(f"{name}: takes two axes, got {axes}; {how}n takes any number.")
     ends: list[tuple[int, int | None]] = []
     if how in ("rfft", "irfft"):
         if not work:
@@ -202,7 +203,7 @@ def _many(
 
 
 @checked
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the discrete Fourier transform along a dim, which is made whole on each device.
 
     Args:
@@ -216,7 +217,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
         A complex array; complex64 of float32 and shorter floats.
 
     Raises:
-        ArgumentError: if ``n``, ``axis`` or ``norm`` is none of these.
+        ArgumentError: if ``n``, ``axis`` or ``norm`` is not one of these.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.fft(mnp.asarray([1.0, 0.0, 0.0])).real.tolist()
@@ -226,7 +227,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
 
 
 @checked
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `fft`, whose arguments it takes.
 
     >>> import meshard.numpy as mnp
@@ -237,8 +238,8 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """Return the half of the transform of real samples that says it all: ``n // 2 + 1`` numbers.
+def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """Return the first half of the transform of real samples, ``n // 2 + 1`` numbers.
 
     Takes the arguments of `fft`.
 
@@ -249,11 +250,11 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     >>> mnp.fft.rfft(mnp.ones(4)).real.tolist()
     [4.0, 0.0, 0.0]
     """
-    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm), real=True)
+    return _one("rfft", a, "rfft", n, axis, _norm("rfft", norm))
 
 
 @checked
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `rfft`, real samples.
 
     Args:
@@ -270,8 +271,8 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 
 @checked
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """Return the transform, real numbers, of samples of which one half mirrors the other.
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """Return the real transform of samples whose second half mirrors the first.
 
     Args:
         a: the half of the samples; the other half is its conjugate.
@@ -289,7 +290,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `hfft`: of real numbers one half of the samples, ``n // 2 + 1``.
 
     Takes the arguments of `fft`.
@@ -302,20 +303,20 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     [1.0, 0.0, 0.0]
     """
     scale = _SWAPPED[_norm("ihfft", norm)]
-    return conjugate(_one("ihfft", a, "rfft", n, axis, scale, real=True))
+    return conjugate(_one("ihfft", a, "rfft", n, axis, scale))
 
 
 @checked
 def fftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the discrete Fourier transform along several dims.
 
-    Each dim is made whole by itself, its axes moving to other dims, so that the result of split
-    dims lies otherwise than the samples; those that lie whole go first, and move nothing.
+    Each dim is made whole by itself, and its axes move to other dims, so that the result of split
+    dims is laid out differently from the samples. Dims that are whole go first, and move nothing.
 
     Args:
         a: the samples, real or complex.
@@ -324,33 +325,33 @@ def fftn(
         norm: as for `fft`.
 
     Raises:
-        ArgumentError: if an axis does not exist or stands twice, or ``s`` does not fit the axes.
+        ArgumentError: if an axis does not exist or is named twice, or ``s`` does not fit the axes.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.fftn(mnp.ones((2, 2))).real.tolist()
     [[4.0, 0.0], [0.0, 0.0]]
     """
-    return _many("fftn", a, "fft", s, axes, norm)
+    return _many("fftn", a, s, axes, norm)
 
 
 @checked
 def ifftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `fftn`, whose arguments it takes."""
-    return _many("ifftn", a, "ifft", s, axes, norm)
+    return _many("ifftn", a, s, axes, norm)
 
 
 @checked
 def rfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the transform of real samples along several dims; of the last one named only a half.
 
     Takes the arguments of `fftn`.
@@ -362,55 +363,67 @@ def rfftn(
     >>> mnp.fft.rfftn(mnp.ones((2, 4))).shape
     (2, 3)
     """
-    return _many("rfftn", a, "rfft", s, axes, norm)
+    return _many("rfftn", a, s, axes, norm)
 
 
 @checked
 def irfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `rfftn`, real samples; ``s`` says how many to return along each dim.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.irfftn(mnp.fft.rfftn(mnp.ones((2, 4)))).shape
     (2, 4)
     """
-    return _many("irfftn", a, "irfft", s, axes, norm)
+    return _many("irfftn", a, s, axes, norm)
 
 
 @checked
 def fft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the discrete Fourier transform along two dims, by default the last; see `fftn`."""
-    return _many("fft2", a, "fft", s, axes, norm, two=True)
+    return _many("fft2", a, s, axes, norm)
 
 
 @checked
 def ifft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `fft2`."""
-    return _many("ifft2", a, "ifft", s, axes, norm, two=True)
+    return _many("ifft2", a, s, axes, norm)
 
 
 @checked
 def rfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the transform of real samples along two dims, of the last a half; see `rfftn`."""
-    return _many("rfft2", a, "rfft", s, axes, norm, two=True)
+    return _many("rfft2", a, s, axes, norm)
 
 
 @checked
 def irfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `rfft2`."""
-    return _many("irfft2", a, "irfft", s, axes, norm, two=True)
+    return _many("irfft2", a, s, axes, norm)
 
 
 def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
@@ -418,7 +431,7 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
     count = _length(name, n)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if not is_float(wanted) and wanted.kind != "c":
-        raise DtypeError(f"{name}: frequencies are floats, not {wanted.name}.")
+        raise DtypeError(f"{name}: the dtype of frequencies must be a float, not {wanted.name}.")
     distance = as_host(d, name)
     if distance.ndim or distance.dtype.kind not in "iuf" or not distance:
         raise ArgumentError(
@@ -428,17 +441,17 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
 
 
 @checked
-def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None) -> Array:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
         n: the number of samples.
         d: the distance between samples; frequencies are cycles per its unit.
         dtype: the dtype, by default the default float.
-        device: a Sharding or Device to lie on.
+        device: a Sharding or Device for the result.
 
     Raises:
-        ArgumentError: if ``n`` is not a whole number from 1 on, or ``d`` not a number but zero.
+        ArgumentError: if ``n`` is not a positive integer, or ``d`` not a number other than zero.
         DtypeError: if the dtype is not a float.
 
     >>> import meshard.numpy as mnp
@@ -451,7 +464,9 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = No
 
 
 @checked
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None
+) -> Array:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp
@@ -463,7 +478,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = N
 
 
 @checked
-def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def fftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the array with frequency zero moved to the middle of dims, by default all.
 
     >>> import meshard.numpy as mnp
@@ -476,7 +491,7 @@ def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
 
 
 @checked
-def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def ifftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the inverse of `fftshift`; the two differ for odd sizes."""
     value = as_array(x)
     dims = normalised_axes(axes, value.ndim, "ifftshift")

@@ -201,3 +201,15 @@ def wrap(words: Iterable[str], width: int, *, between: str = "  ") -> list[str]:
         else:
             lines.append(word)
     return lines
+
+
+def time_text(seconds: float) -> str:
+    """Return a time with three digits and a unit.
+
+    >>> time_text(0.00123), time_text(4.56e-7), time_text(78.9), time_text(0.0)
+    ('1.23 ms', '456 ns', '78.9 s', '0 ns')
+    """
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    unit, size = next((x for x in units if seconds >= x[1]), units[-1])
+    text = f"{seconds / size:.3g}"
+    return f"{seconds / size:,.0f} {unit}" if "e+" in text else f"{text} {unit}"

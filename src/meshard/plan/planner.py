@@ -303,12 +303,14 @@ def _choice(leaf: PlanLeaf, options: PlanOptions) -> Choice:
     return Choice(route, figures, why, beaten, 1)
 
 
+DETOURS = (striped, chained)
+"""What may find a route between two layouts, or None: each is told the direct hop."""
+
+
 def _detours(direct: Route, itemsize: int, options: PlanOptions) -> list[Route]:
     """Return the routes that may be better than the direct one."""
     ends, alive, split = (direct.source, direct.destination), options.alive, options.split
-    found = [
-        make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in (striped, chained)
-    ]
+    found = [make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in DETOURS]
     limit = MOST_DETOURS if len(direct.source.device_ids) < VAST_DEVICES else VAST_DETOURS
     most = None if options.max_bytes is None else options.max_bytes // itemsize
     return [route for route in found if route is not None] + candidates(

@@ -129,7 +129,7 @@ def token_of(
     if agreement is None:
         return None
     arrays = [t for t in types if isinstance(t, ArrayType)]
-    shardings: list[Sharding] = [t.sharding for t in arrays if not t.guest]
+    shardings: list[Sharding] = [t.sharding for t in arrays if not t.unplaced]
     members = agreement.members(shardings)
     if members is None:
         return None

@@ -7,17 +7,39 @@ the same; decisions about operations are keyed by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
+from meshard.algebra.spec import PartitionSpec
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
 """One block per piece of a layout; None for a piece that no device of this process holds."""
+
+
+class SupportsArray(Protocol):
+    """What NumPy makes an array of by asking it: arrays of any library, and NumPy's scalars."""
+
+    def __array__(self) -> Any: ...
+
+
+ArrayLike = SupportsArray | bool | int | float | complex
+"""What functions take where an array is meant: any array, NumPy's scalars and Python's numbers."""
+
+DTypeLike = npt.DTypeLike | None
+"""What functions take where a dtype is meant; None: the function's default."""
+
+DeviceLike = Sharding | Device | PartitionSpec | None
+"""What functions take where it is said how a result is laid out; a spec where a mesh is set."""
+
+ShapeLike = int | Sequence[int]
+"""What functions take where a shape is meant."""
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""
@@ -128,7 +150,7 @@ class ArrayType(Shaped):
         return frozenset()
 
     @property
-    def guest(self) -> bool:
+    def unplaced(self) -> bool:
         """Whether it is uncommitted on one device, and counts as if it were on every one."""
         return not self.committed and self.sharding.num_devices == 1
 

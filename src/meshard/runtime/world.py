@@ -15,6 +15,7 @@ from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.algebra.world import World, current, install_world_factory, num_devices
 from meshard.errors import ShapeError
+from meshard.runtime.memo import Remembering
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
@@ -22,12 +23,11 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.types import ArrayType
-from meshard.settings import config
 from meshard.tuning import MOST_TYPES
 
 
 @final
-class RuntimeWorld(World):
+class RuntimeWorld(World, Remembering):
     """A world with all that the runtime needs.
 
     Attributes:
@@ -35,11 +35,9 @@ class RuntimeWorld(World):
         agreement: the record of operations run together with others; None without others.
         memory: where blocks are allocated, and how they get to and from the host.
         workers: the thread pool.
-        tables: the results that this world keeps, by the number of each `Memo`.
         device_set: all devices, as a set.
         known_shardings: shardings whose devices are known to exist.
         homes: the sharding of new arrays on each device.
-        epoch: the state of the settings under which the tables were filled.
         ledgers: the open ledgers and budgets, outermost first, and the open profiles.
         profiles: the open profiles, outermost first.
         mark: the mark of this world's types.
@@ -61,8 +59,7 @@ class RuntimeWorld(World):
         self.agreement: Agreement | None = None if watchdog is None else watchdog.agreement
         self.memory: Memory = Pages()
         self.workers = Workers()
-        self.tables: list[dict[Any, Any]] = []
-        self.epoch = config.epoch
+        self.remember()
         self.ledgers: tuple[Any, ...] = ()
         self.profiles: tuple[Any, ...] = ()
         self.device_set = frozenset(self.devices)
@@ -105,12 +102,6 @@ class RuntimeWorld(World):
                 self.mark, processes, me, shape, dtype, sharding, committed
             )
         return found
-
-    def forget(self) -> None:
-        """Empty all tables: the settings under which they were filled have changed."""
-        self.epoch = config.epoch
-        for table in self.tables:
-            table.clear()
 
     def close(self) -> None:
         """End the threads and give idle memory back."""

@@ -1,8 +1,8 @@
-"""`with_sharding_constraint`: a value lies as is said, here and now."""
+"""`with_sharding_constraint`: a value is laid out as it is told, here and now."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_host, placed
+from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.constrained import CONSTRAINT, constrained, evened, needed, settled
@@ -20,7 +21,13 @@ from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.tracing.recorder import Tracer
 from meshard.transforms.tracing.tracing import anywhere
 
+T = TypeVar("T")
 
+
+@overload
+def with_sharding_constraint(x: ArrayLike, shardings: Any) -> Array: ...
+@overload
+def with_sharding_constraint(x: T, shardings: Any) -> T: ...
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Lay arrays out as shardings say.
 
@@ -36,7 +43,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
     Raises:
         ArgumentError: if a sharding is None.
-        ShardingError: if an array cannot lie so, or no axis is automatic in this body.
+        ShardingError: if an array cannot be laid out so, or no axis is automatic in this body.
         SpecError: if a spec names an axis that the body runs along.
 
     >>> import meshard, numpy as np
@@ -73,5 +80,5 @@ def _constrained(leaf: Any, target: Sharding, what: str) -> Any:
     x = leaf if isinstance(leaf, Traced) or type(leaf) is Array else as_host(leaf, what)
     place = evened(target, x.shape)
     now = settled(place, anywhere(here(), x) if isinstance(x, np.ndarray) else x._type)
-    now.layout(x.shape)  # refuses what cannot lie so
+    now.layout(x.shape)  # refuses what cannot be laid out so
     return placed(x, place if type(x) is Tracer else now, what=what)

@@ -29,14 +29,14 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import entered, left
+from meshard.transforms.body.boundary import known_way_in, to_array, to_grid, way_in
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
@@ -118,8 +118,8 @@ def shard_map(
         in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
             arguments. Axes that a spec does not name leave the argument whole on each device
             along them; None names none. By default each array's own.
-        out_specs: a spec for each result, likewise: how the devices' results are joined. Along
-            axes that a spec does not name the result must be the same on all devices.
+        out_specs: a spec for each result, in the same way: how the devices' results are joined.
+            Along axes that a spec does not name the result must be the same on all devices.
         check_vma: whether to refuse a result that may differ along an axis that its spec does
             not name; else the first device's is taken.
         axis_names: the axes that the body runs along; by default all. The others stay
@@ -156,7 +156,10 @@ def shard_map(
     axis_names = _axes(axis_names, "axis_names")
     auto = _axes(auto, "auto")
     if auto and axis_names:
-        raise ArgumentError("shard_map: give axis_names or auto, not both; one is the others.")
+        raise ArgumentError(
+            "shard_map: give axis_names or auto, not both; each names the axes that the other "
+            "leaves."
+        )
     if mesh is not None:
         advice = "Write shard_map(f, mesh=mesh, in_specs=..., out_specs=...)."
         instance_of(mesh, Mesh, "shard_map", "mesh", advice=advice)
@@ -260,7 +263,7 @@ class _Mapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise ArgumentError(
-                f"shard_map of {self._name!r}: arguments are passed by position, since in_specs "
+                f"shard_map of {self._name!r}: arguments must be passed by position, as in_specs "
                 f"are; got the keyword argument {next(iter(kwargs))!r}."
             )
         outer = innermost()
@@ -271,7 +274,7 @@ class _Mapped:
         if recorder is not None:
             body.recorder = Recorder(self._name, recorder)
         leaves, structure = trees.flatten(args)
-        call = self._entered(body, args, leaves, structure)
+        call = self._arguments(body, args, leaves, structure)
         try:
             with interpreting(body), entered_mesh(scope.mesh):
                 result = self._f(*optree.tree_unflatten(structure, call.values))
@@ -282,12 +285,12 @@ class _Mapped:
         wanted = self._outputs.get(shape)
         if wanted is None:
             wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
-        joined = self._left(call, grids, wanted, result)
+        joined = self._results(call, grids, wanted, result)
         if recorder is not None:
             joined = self._recorded(recorder, call, grids, wanted, joined)
         return optree.tree_unflatten(shape, joined)
 
-    def _entered(
+    def _arguments(
         self, body: Body, args: tuple[Any, ...], leaves: Sequence[Any], structure: Any
     ) -> _Call:
         """Check the arguments, and make grids of them."""
@@ -298,12 +301,15 @@ class _Mapped:
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            if ("enter", x._type, own) not in scope.decisions:
+            if around is not None:
                 self._check_input(x, own, call, number)
-            if around is None:
-                grid = entered(body, [None if body.typed else x], own, like=x._type)
+                grid = to_grid(body, x.cells, own, x.kind.varies, x.kind.type)
             else:
-                grid = entered(body, x.cells, own, x.kind.varies, x.kind.type)
+                enter = known_way_in(scope, x._type, own)
+                if enter is None:
+                    self._check_input(x, own, call, number)
+                    enter = way_in(scope, x._type, own)
+                grid = enter(body, None if body.typed else x)
             call.given.append(x)
             call.specs.append(own)
             call.values.append(grid)
@@ -323,7 +329,7 @@ class _Mapped:
             )
         return as_array(leaf)
 
-    def _left(
+    def _results(
         self, call: _Call, grids: Sequence[Grid], specs: Sequence[PartitionSpec], result: Any
     ) -> list[Any]:
         """Check the results, and join the devices' values."""
@@ -333,8 +339,8 @@ class _Mapped:
             if (grid.kind, spec, outermost) not in self._passed:
                 self._check_output(grid, spec, call.scope, result, number)
                 self._passed.add((grid.kind, spec, outermost))
-            whole = left(body, grid, spec)
-            joined.append(Ghost(whole._type) if body.typed and outermost else whole)
+            whole = to_array(body, grid, spec)
+            joined.append(AbstractArray(whole._type) if body.typed and outermost else whole)
         return joined
 
     def _recorded(
@@ -395,14 +401,21 @@ class _Mapped:
         world = here()
         if around is None and known is not None and known[0] is world and known[1] is mesh:
             return known[2]
-        taken: frozenset[str] = frozenset()
-        if around is not None:
-            if mesh != around.scope.mesh:
-                raise ShardingError(
-                    f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
-                    f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
-                )
-            taken = frozenset(around.scope.manual)
+        if around is not None and mesh != around.scope.mesh:
+            raise ShardingError(
+                f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
+                f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
+            )
+        taken = frozenset(() if around is None else around.scope.manual)
+        manual = self._manual(mesh, taken)
+        found = scope_of(world, mesh, manual | taken)
+        self._check_specs(found, manual - taken)
+        if around is None:
+            self._known = world, mesh, found
+        return found
+
+    def _manual(self, mesh: Mesh, taken: frozenset[str]) -> frozenset[str]:
+        """Return the axes of a mesh that the body runs along, of which some are taken around it."""
         for name in (*self._names, *self._auto):
             if name not in mesh.shape:
                 raise SpecError(
@@ -413,15 +426,11 @@ class _Mapped:
         again = [a for a in mesh.axis_names if a in manual & taken]
         if again and (self._names or not (manual - taken)):
             raise ShardingError(
-                f"shard_map of {self._name!r}: the axis {again[0]!r} is manual already, by the "
+                f"shard_map of {self._name!r}: the axis {again[0]!r} is already manual, by the "
                 "shard_map around this one. A nested shard_map runs along the axes that are "
                 "left automatic: give the outer one axis_names= without it."
             )
-        found = scope_of(world, mesh, manual | taken)
-        self._check_specs(found, manual - taken)
-        if around is None:
-            self._known = world, mesh, found
-        return found
+        return manual
 
     def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
         """Refuse specs with axes that this does not run along."""
@@ -453,7 +462,7 @@ class _Mapped:
             if named.count(axis) > 1:
                 raise SpecError(
                     f"{what}: the axis {axis!r} is repeated in {spec!r} of {name}; it can split "
-                    "one dim once."
+                    "only one dim."
                 )
 
     # trees

@@ -1,6 +1,6 @@
 """Creation: arrays from values, constants and counting, on any sharding.
 
-With ``device=`` a sharding, each piece is made where it lies; nothing whole is made first.
+With ``device=`` a sharding, each piece is made on its own device; nothing whole is made first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
 
 
@@ -93,8 +93,8 @@ def array(
     *,
     copy: bool | None = True,
     ndmin: int = 0,
-    device: Any = None,
-) -> Any:
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
     Args:
@@ -102,11 +102,11 @@ def array(
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
         ndmin: the least number of dims; dims of size one are put in front.
-        device: a Sharding or Device to lie on; None for the default device, uncommitted.
+        device: a Sharding or Device for the result; None for the default device, uncommitted.
 
     Raises:
-        DtypeError: if the elements are no numbers.
-        ArgumentError: if ``copy`` is False and the value is not an array that lies so already.
+        DtypeError: if the elements are not numbers.
+        ArgumentError: if ``copy`` is False and the value is not such an array already.
 
     >>> import meshard.numpy as mnp
     >>> mnp.array([[1, 2], [3, 4]]).shape
@@ -122,7 +122,7 @@ def array(
     else:
         host = as_host(value, "array", wanted)
         check_same_values(host, [host], [place], "array")
-        if place is not None:  # from here each piece goes where it lies
+        if place is not None:  # from here each piece goes to its own device
             return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
         result = as_array(host)
     if result.ndim < ndmin:
@@ -142,8 +142,8 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
-) -> Any:
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: DeviceLike = None
+) -> Array:
     """Make an array; one that is an array already stays where it is.
 
     >>> import meshard.numpy as mnp
@@ -153,20 +153,26 @@ def asarray(
     return array(a, dtype, copy=copy, device=device)
 
 
-def copy(a: Any) -> Any:
+def copy(a: ArrayLike) -> Array:
     """Return an equal array with the same sharding."""
     return as_array(a).copy()
 
 
 @checked
-def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+def full(
+    shape: ShapeLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of one value.
 
     Args:
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
-        device: a Sharding or Device to lie on.
+        device: a Sharding or Device for the result.
 
     >>> import meshard.numpy as mnp
     >>> mnp.full((2,), 7).tolist()
@@ -210,8 +216,19 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
     return block
 
 
-def _constant_of(name: str, number: float) -> Callable[..., Any]:
-    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+class Constant(Protocol):
+    """A function that makes an array of one number."""
+
+    def __call__(
+        self, shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+    ) -> Array:
+        """Make an array of it."""
+
+
+def _constant_of(name: str, number: float) -> Constant:
+    def function(
+        shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+    ) -> Array:
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
@@ -221,7 +238,7 @@ def _constant_of(name: str, number: float) -> Callable[..., Any]:
     Args:
         shape: the global shape.
         dtype: the dtype.
-        device: a Sharding or Device to lie on; each piece is made where it lies.
+        device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
     >>> mnp.{name}((2, 3)).shape
@@ -238,17 +255,22 @@ empty = _constant_of("empty", 0)
 
 @checked
 def full_like(
-    a: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
-) -> Any:
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of one value with the shape, dtype and sharding of another.
 
     Args:
         a: the other array.
         fill_value: the value, or values that broadcast to the shape.
         dtype: another dtype.
-        shape: another shape. The result lies on the same devices, split alike if it has as many
-            dims and they divide so, else whole on each device.
-        device: a Sharding or Device to lie on instead.
+        shape: another shape. The result is on the same devices, split alike if it has as many
+            dims and they can be divided so; otherwise it is whole on each device.
+        device: a Sharding or Device for the result instead.
     """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
@@ -266,15 +288,16 @@ def full_like(
 
 
 def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
-    """Make an array of one value that lies like another."""
+    """Make an array of one value that is laid out like another."""
     place = x.sharding if shape == x.shape else _place_like(x, shape)
     return _full(shape, value, place, "full_like", x.committed)
 
 
 def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
-    """Return where an array of another shape lies: on the same devices, and split alike if it can.
+    """Return a sharding for another shape: on the same devices, and split alike if it can be.
 
-    It can if it has as many dims, and these divide as the sharding says. Else it is whole on each.
+    It can be if it has as many dims, and these divide as the sharding says. Otherwise each device
+    holds the whole.
     """
     own: Sharding = x.sharding
     if isinstance(own, SingleDeviceSharding):
@@ -292,27 +315,50 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
 
 
 @checked
-def zeros_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def zeros_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
-def ones_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def ones_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
 @checked
-def empty_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def empty_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
     Raises:
@@ -324,24 +370,13 @@ def arange(
     """
     if stop is None:
         start, stop = 0, start
-    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
-    given = [as_host(v, "arange").dtype for v in (first, last, by)]
-    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
-    if not real or not all(map(np.isfinite, (first, last, by))):
-        raise ArgumentError(
-            f"arange: start, stop and step are finite real numbers, got {start!r}, {stop!r} and "
-            f"{step!r}."
-        )
-    if by == 0:
-        raise ArgumentError("arange: the step cannot be zero.")
+    first, last, by = _limits(start, stop, step)
     wanted = _promoted((first, last, by, np.int64(0))) if dtype is None else as_dtype(dtype)
-    if all(d.kind != "f" for d in given):
+    if any(as_host(v, "arange").dtype.kind == "f" for v in (first, last, by)):
+        size = _float_steps(first, last, by)
+    else:  # in Python's integers, which do not overflow
         first, last, by = int(first), int(last), int(by)
         size = max(0, -((first - last) // by))
-    else:
-        steps = float((last - first) / by)
-        lost = steps == 0 and last != first  # there is a way, too short for a float
-        size = int(math.copysign(1, steps) > 0) if lost else max(0, math.ceil(steps))
     if wanted == np.bool_ and size > 2:
         raise ArgumentError(
             f"arange: {size} different bools were requested, but there are only two."
@@ -360,6 +395,33 @@ def arange(
         return values.astype(wanted)
 
     return _made((size,), wanted, device, part, "arange")
+
+
+def _limits(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
+    """Return the three numbers of `arange`.
+
+    Raises:
+        ArgumentError: if one is not a finite real number, or the step is zero.
+    """
+    first, last, by = (_number(v) for v in (start, stop, 1 if step is None else step))
+    given = [as_host(v, "arange").dtype for v in (first, last, by)]
+    real = all(np.ndim(v) == 0 for v in (first, last, by)) and all(d.kind in "biuf" for d in given)
+    if not real or not all(map(np.isfinite, (first, last, by))):
+        raise ArgumentError(
+            "arange: start, stop and step must be finite real numbers, got "
+            f"{start!r}, {stop!r} and {step!r}."
+        )
+    if by == 0:
+        raise ArgumentError("arange: the step cannot be zero.")
+    return first, last, by
+
+
+def _float_steps(first: Any, last: Any, by: Any) -> int:
+    """Return how many numbers `arange` counts where one of its numbers is a float."""
+    steps = float((last - first) / by)
+    if steps == 0 and last != first:  # there is a way, too short for a float
+        return int(math.copysign(1, steps) > 0)
+    return max(0, math.ceil(steps))
 
 
 def _number(value: Any) -> Any:
@@ -392,17 +454,41 @@ def _promoted(values: Sequence[Any]) -> Dtype:
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
 
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: Literal[False] = False,
+    dtype: DtypeLike = None,
+    axis: int = 0,
+    *,
+    device: DeviceLike = None,
+) -> Array: ...
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    retstep: Literal[True],
+    dtype: DtypeLike = None,
+    axis: int = 0,
+    device: DeviceLike = None,
+) -> tuple[Array, Any]: ...
 @checked
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
     dtype: DtypeLike = None,
     axis: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Any:
     """Make an array of evenly spaced numbers from ``start`` to ``stop``.
 
@@ -412,12 +498,12 @@ def linspace(
         num: how many.
         endpoint: whether ``stop`` is one of them.
         retstep: whether to return the distance between them, too.
-        dtype: the dtype; numbers are rounded down to whole ones.
-        axis: where the new dim stands, if ``start`` or ``stop`` is an array.
-        device: a Sharding or Device to lie on; each piece is made where it lies.
+        dtype: the dtype; for integers, the numbers are rounded down.
+        axis: where the new dim goes, if ``start`` or ``stop`` is an array.
+        device: a Sharding or Device for the result; each piece is made on its own device.
 
     Raises:
-        ArgumentError: if ``num`` is not a whole number from 0 on.
+        ArgumentError: if ``num`` is not a non-negative integer.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linspace(0, 1, 5).tolist()
@@ -458,7 +544,7 @@ def linspace(
 
 
 def _whole(values: Any, dtype: Any) -> Any:
-    """Return values in a dtype, rounded down where it is one of whole numbers."""
+    """Return values in a dtype, rounded down where it is one of integers."""
     if dtype is None:
         return values
     wanted = as_dtype(dtype)
@@ -484,16 +570,15 @@ def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) 
 
 
 def _by_position(
-    n: int,
-    m: int | None,
+    what: str,
+    sizes: tuple[int, int | None],
     dtype: Any,
     device: Any,
-    what: str,
     test: Callable[[Any, Any], Any],
     k: Any,
 ) -> Any:
-    """Return a matrix of which each element is what a test of j - i and ``k`` says."""
-    shape = shape_of((n, n if m is None else m), what)
+    """Return a matrix whose elements are the results of a test of j - i and ``k``."""
+    shape = shape_of((sizes[0], sizes[0] if sizes[1] is None else sizes[1]), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if is_traced(k):
         off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
@@ -509,31 +594,31 @@ def _by_position(
 
 @checked
 def eye(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+) -> Array:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "eye", operator.eq, k)
+    return _by_position("eye", (N, M), dtype, device, operator.eq, k)
 
 
 @checked
-def identity(n: int, dtype: DtypeLike = None) -> Any:
+def identity(n: int, dtype: DtypeLike = None) -> Array:
     """Make an identity matrix."""
     return eye(n, dtype=dtype)
 
 
 @checked
 def tri(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+) -> Array:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
-    return _by_position(N, M, dtype, device, "tri", operator.le, k)
+    return _by_position("tri", (N, M), dtype, device, operator.le, k)
 
 
 @checked
-def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
+def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
     """Return the coordinates of a grid, one array per axis of it."""
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
+        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
     arrays = [as_array(x).reshape(-1) for x in xi]
     count = len(arrays)
     order = list(range(count))

@@ -22,9 +22,10 @@ from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.row import Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _start(start: Any, size: int, length: int, wrap: bool) -> int:
@@ -91,26 +92,30 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
     if len(places) != len(shape):
         raise ShapeError(
             f"{what}: {len(places)} start indices for an array of shape {shape}, which has "
-            f"{len(shape)} dims; each dim has one."
+            f"{len(shape)} dims; give one per dim."
         )
     wraps = _wraps(what, negative, len(shape))
-    found = []
-    for d, (place, wrap) in enumerate(zip(places, wraps, strict=True)):
-        dtype = place.dtype if is_array(place) else as_host(place, what).dtype
-        if dtype.kind not in "iu" or np.ndim(place):
-            raise DtypeError(
-                f"{what}: the start index of dim {d} must be one integer, got {shown(place)} "
-                f"of dtype {dtype}."
-            )
-        fixed = isinstance(place, (int, np.integer))
-        at = place if is_traced(place) else index(_values(what, place)[()])
-        if fixed and at < 0 and not wrap:
-            raise IndexingError(
-                f"{what}: start index {at} of dim {d} is negative, and allow_negative_indices is "
-                f"False; give it from 0 to {shape[d]}, or allow it to count from the end."
-            )
-        found.append(at)
-    return found
+    return [_start_of(what, d, *given) for d, given in enumerate(zip(places, wraps, strict=True))]
+
+
+def _start_of(what: str, dim: int, place: Any, wrap: bool) -> Any:
+    """Return the start index of a dim: a Python integer, or a traced one."""
+    dtype = place.dtype if is_array(place) else as_host(place, what).dtype
+    if dtype.kind not in "iu" or np.ndim(place):
+        raise DtypeError(
+            f"{what}: the start index of dim {dim} must be one integer, got {shown(place)} "
+            f"of dtype {dtype}."
+        )
+    if is_traced(place):
+        return place
+    at = index(_values(what, place)[()])
+    # Only an integer that is written in the program can be refused: an array's value is data.
+    if isinstance(place, (int, np.integer)) and at < 0 and not wrap:
+        raise IndexingError(
+            f"{what}: start index {at} of dim {dim} is negative, and allow_negative_indices is "
+            "False. Give a non-negative integer, or allow it to count from the end."
+        )
+    return at
 
 
 def _values(what: str, given: Any) -> Block:
@@ -130,19 +135,19 @@ def _wraps(what: str, negative: Any, ndim: int) -> tuple[bool, ...]:
 def _check_sizes(what: str, sizes: Sequence[int], shape: tuple[int, ...], name: str) -> None:
     if len(sizes) != len(shape) or any(not 0 <= m <= n for m, n in zip(sizes, shape, strict=False)):
         raise ShapeError(
-            f"{what}: {name} {tuple(sizes)} for an array of shape {shape}; it has one size for "
-            "each dim, from 0 to the dim's."
+            f"{what}: {name} {tuple(sizes)} for an array of shape {shape}; it must have one "
+            "size for each dim, from 0 to the dim's."
         )
 
 
 @checked
 def dynamic_slice(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Any,
     slice_sizes: Sequence[int],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """Return a slice of fixed size from a place that may be computed.
 
     A slice that would leave the array is moved inside. Where the place is known, the result keeps
@@ -158,7 +163,7 @@ def dynamic_slice(
 
     Raises:
         ShapeError: if a size is greater than the dim's, or there is not one for each dim.
-        DtypeError: if a place is no integer.
+        DtypeError: if a place is not an integer.
         IndexingError: if a Python integer is negative, and that is not allowed.
 
     >>> import meshard.numpy as mnp
@@ -182,16 +187,16 @@ def dynamic_slice(
 
 @checked
 def dynamic_update_slice(
-    operand: Any,
-    update: Any,
+    operand: ArrayLike,
+    update: ArrayLike,
     start_indices: Any,
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """Return a copy of an array with another laid over it at a place that may be computed.
 
-    The copy lies like the array; blocks that the update does not touch stay what they are. An
-    update that would leave the array is moved inside.
+    The copy is laid out like the array; blocks that the update does not touch stay what they are.
+    An update that would leave the array is moved inside.
 
     Args:
         operand: the array.
@@ -229,13 +234,13 @@ def _along(x: Any, axis: int, what: str, start: Any) -> tuple[int, list[Any]]:
 
 @checked
 def dynamic_slice_in_dim(
-    operand: Any,
+    operand: ArrayLike,
     start_index: Any,
     slice_size: int,
     axis: int = 0,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """Return a slice of fixed size along one dim; as `dynamic_slice`, the other dims whole.
 
     >>> import meshard.numpy as mnp
@@ -250,13 +255,13 @@ def dynamic_slice_in_dim(
 
 @checked
 def dynamic_index_in_dim(
-    operand: Any,
+    operand: ArrayLike,
     index: Any,
     axis: int = 0,
     keepdims: bool = True,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """Return the elements at one place along a dim, which stays with size one, or goes.
 
     >>> import meshard.numpy as mnp
@@ -271,8 +276,13 @@ def dynamic_index_in_dim(
 
 @checked
 def dynamic_update_slice_in_dim(
-    operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    update: ArrayLike,
+    start_index: Any,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """Return a copy with another array laid over it from a place along one dim on.
 
     >>> import meshard.numpy as mnp
@@ -286,8 +296,13 @@ def dynamic_update_slice_in_dim(
 
 @checked
 def dynamic_update_index_in_dim(
-    operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    update: ArrayLike,
+    index: Any,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """Return a copy with the elements at one place along a dim replaced.
 
     Args:

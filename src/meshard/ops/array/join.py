@@ -5,7 +5,7 @@ Each is a `DimMap` per dim; only what crosses between devices moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import index
 from typing import Any
@@ -30,9 +30,10 @@ from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import MoveOp, Params, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _concatenate_maps(
@@ -79,7 +80,9 @@ _ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
 
 
 @checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
-def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
+def concatenate(
+    arrays: Sequence[ArrayLike], /, axis: int | None = 0, *, dtype: DtypeLike = None
+) -> Array:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -115,7 +118,7 @@ concat = concatenate
 
 
 @checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
-def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
+def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
     if not values:
@@ -130,20 +133,20 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
 
 
 @checked
-def hstack(arrays: Sequence[Any]) -> Any:
+def hstack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the second dim, or the first of one-dim arrays."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
 
 
 @checked
-def vstack(arrays: Sequence[Any]) -> Any:
+def vstack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the first dim, one-dim arrays as rows."""
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
 
 @checked
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
     """Return the parts along a dim, without it."""
     value = as_array(x)
     (dim,) = normalised_axes(axis, value.ndim, "unstack")
@@ -152,7 +155,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 
 
 @checked
-def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
+def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of the array along a dim: a number of equal ones, or at cut points.
 
     Raises:
@@ -175,7 +178,7 @@ def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
 
 
 @checked
-def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
+def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """Return the array with some dims reversed, all by default."""
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
@@ -183,16 +186,18 @@ def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
 
 
 @checked
-def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
+def roll(
+    a: ArrayLike, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
+) -> Array:
     """Return the array with its elements moved along dims, those that fall out coming back in.
 
     Args:
         a: the array.
         shift: by how many positions; a number, or one for each of ``axis``.
-        axis: the dim or dims, of which one may stand several times; None for the flat array.
+        axis: the dim or dims, of which one may be named several times; None for the flat array.
 
     Raises:
-        ArgumentError: if a dim does not exist, or as many shifts as dims are not given.
+        ArgumentError: if a dim does not exist, or the numbers of shifts and of dims differ.
     """
     x = as_array(a)
     if axis is None:
@@ -241,7 +246,9 @@ _PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
 
 
 @checked
-def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+def pad(
+    array: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
+) -> Array:
     """Return the array with elements added at the ends of its dims.
 
     Args:
@@ -250,7 +257,7 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
         mode: ``"constant"``, ``"empty"`` (zeros), ``"edge"``, ``"wrap"``, ``"reflect"`` or
             ``"symmetric"``.
         constant_values: the value of the added elements in mode ``"constant"``; like
-            ``pad_width`` a number, a pair or a pair per dim, of which later dims go over earlier.
+            ``pad_width`` a number, a pair or a pair per dim; in corners, the later dim decides.
 
     Raises:
         ArgumentError: if the widths do not fit the dims, or the mode is unknown.
@@ -260,57 +267,61 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: 
     [0, 0, 1, 2, 2, 2]
     """
     x = as_array(array)
-    if is_traced(pad_width):
-        way_out = "The result's shape depends on pad_width. Give Python integers."
-        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
-    filling = constant_values if is_traced(constant_values) else None
-    if filling is not None and filling.ndim:
-        way_out = "Of constant_values there may be one if traced. Give one, or pad side by side."
-        constant_values = np.asarray(concrete(filling, "pad", way_out))
-        filling = None
-    widths = _per_side("pad_width", pad_width, x.ndim)
-    if widths.size and widths.dtype.kind not in "iu":
-        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
-    if (widths < 0).any():
-        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
-    added = {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+    added = _added(pad_width, x.ndim)
     if mode in _PAD_MODES:
-        for d in added:
-            if not x.shape[d]:
-                raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
-        positions = {
-            d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
-            for d, pair in added.items()
-        }
-        dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
-        return bind("take_positions", x, dims=dims) if dims else x
+        return _padded_with_own(x, added, mode)
     if mode not in ("constant", "empty"):
         raise ArgumentError(
             f"pad: mode {mode!r} is not known; the modes are 'constant', 'empty' and "
             f"{', '.join(map(repr, _PAD_MODES))}."
         )
+    values = _border(constant_values, x)
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
-    if filling is not None and mode == "constant":
-        return _filled(x, result, added, filling)
-    filler = as_host(constant_values, "pad: constant_values")
-    values = _per_side("constant_values", filler, x.ndim).astype(x.dtype)
-    if mode == "constant" and values.any():
-        for d, (low, _) in added.items():
-            size, at = result.shape[d], np.arange(result.shape[d])
-            where = (at < low) | (at >= low + x.shape[d])
-            line = (size, *(1,) * (x.ndim - d - 1))
-            border = np.where(at < low, *values[d]).astype(x.dtype)
-            result = bind("where", where.reshape(line), border.reshape(line), result)
-    return result
-
-
-def _filled(x: Any, result: Any, added: dict[int, tuple[int, int]], value: Any) -> Any:
-    """Return a padded array with a traced value where it was padded."""
+    if mode == "empty" or not (is_traced(values) or values.any()):
+        return result
     for d, (low, _) in added.items():
-        at = np.arange(result.shape[d])
-        border = ((at < low) | (at >= low + x.shape[d])).reshape((-1, *(1,) * (x.ndim - d - 1)))
-        result = bind("where", border, value.astype(x.dtype, copy=False), result)
+        # Broadcast along the dims behind: of shape (size, 1, ...).
+        at = np.arange(result.shape[d]).reshape((-1, *(1,) * (x.ndim - d - 1)))
+        border = values if is_traced(values) else np.where(at < low, *values[d]).astype(x.dtype)
+        result = bind("where", (at < low) | (at >= low + x.shape[d]), border, result)
     return result
+
+
+def _added(pad_width: Any, ndim: int) -> dict[int, tuple[int, int]]:
+    """Return for each dim that is padded how many elements come before and after."""
+    if is_traced(pad_width):
+        way_out = "The result's shape depends on pad_width. Give Python integers."
+        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
+    widths = _per_side("pad_width", pad_width, ndim)
+    if widths.size and widths.dtype.kind not in "iu":
+        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
+    if (widths < 0).any():
+        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
+    return {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
+
+
+def _padded_with_own(x: Any, added: Mapping[int, tuple[int, int]], mode: str) -> Any:
+    """Return the array padded with elements of its own: NumPy pads the positions along each dim."""
+    for d in added:
+        if not x.shape[d]:
+            raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
+    positions = {
+        d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
+        for d, pair in added.items()
+    }
+    dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
+    return bind("take_positions", x, dims=dims) if dims else x
+
+
+def _border(constant_values: Any, x: Any) -> Any:
+    """Return what an array is padded with: a traced number, or a pair of values for each dim."""
+    if is_traced(constant_values) and not constant_values.ndim:
+        return constant_values.astype(x.dtype, copy=False)
+    if is_traced(constant_values):
+        way_out = "A traced constant_values must be one number. Give one, or pad side by side."
+        constant_values = np.asarray(concrete(constant_values, "pad", way_out))
+    filler = as_host(constant_values, "pad: constant_values")
+    return _per_side("constant_values", filler, x.ndim).astype(x.dtype)
 
 
 def _per_side(name: str, given: Any, ndim: int) -> Block:
@@ -339,7 +350,7 @@ def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
     return bind("gather", x, places, dims=(dim,), at=dim)
 
 
-def tile(A: Any, reps: Any) -> Any:
+def tile(A: ArrayLike, reps: Any) -> Array:
     """Return the array repeated as a whole along dims.
 
     Raises:
@@ -366,8 +377,12 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
 
 @checked
 def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
+    a: ArrayLike,
+    repeats: ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
+) -> Array:
     """Return the array with each element repeated along a dim, or in the flat array.
 
     Args:
@@ -375,7 +390,7 @@ def repeat(
         repeats: how often; a number, or one for each position of the dim.
         axis: the dim.
         total_repeat_length: the size of the result's dim, which must be known if the numbers are
-            traced: what is more is left out, what is missing is the last element again.
+            traced: elements beyond it are left out, missing ones repeat the last element.
 
     Raises:
         ArgumentError: if a number is negative, or their number is not that of the positions.

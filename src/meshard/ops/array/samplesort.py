@@ -3,9 +3,9 @@
 Each cell sorts its own block. From samples, which are few, splitters are chosen that cut the sorted
 whole into nearly equal parts; each cell counts its elements before each splitter, and the counts
 say what goes where. Each device receives its part as sorted runs, merges them, and gives what is
-too much to its neighbours, so that the result lies like the operand. An element crosses between
-devices about once. Elements that compare equal are told apart by their place, so that the sort is
-stable and equal elements spread over the parts like others.
+too much to its neighbours, so that the result is laid out like the operand. An element crosses
+between devices about once. Elements that compare equal are distinguished by their place, so that
+the sort is stable and equal elements spread over the parts like others.
 
 Whatever depends on values (samples and counts) is the same on every process, and so is the plan.
 """
@@ -85,7 +85,7 @@ def known(x: Any) -> Block:
 
     Raises:
         NotAddressableError: on a process that has no device of the mesh.
-        ConcretizationError: if it is traced and stands for no one value.
+        ConcretizationError: if it is traced and does not stand for one value.
     """
     array = as_array(x)
     if is_traced(array):
@@ -100,7 +100,7 @@ def known(x: Any) -> Block:
 
 
 def regular(x: Array) -> Array:
-    """Return the array on a mesh or one device: as it lies, unless boxes say how it lies."""
+    """Return the array on a mesh or one device; only an array laid out by boxes is moved."""
     if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
         return x
     found: Array = bind("astype", x, dtype=x.dtype)
@@ -119,7 +119,10 @@ def _true_rule(operands: Sequence[Operand], params: Params) -> RuleText:
 
 
 def _cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
-    return {**params, "cell": bisect_right(params["cuts"], bounds["d"][0]) - 1}
+    """Give the kernel its cell and the number of cells instead of all cuts."""
+    cuts = params["cuts"]
+    others = {name: value for name, value in params.items() if name != "cuts"}
+    return {**others, "row": (bisect_right(cuts, bounds["d"][0]) - 1, len(cuts) - 1)}
 
 
 def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
@@ -141,12 +144,16 @@ def _count(
     cells: Block,
     offsets: Block,
     *,
-    cuts: Cuts,
+    row: tuple[int, int],
     descending: bool,
-    cell: int,
 ) -> Block:
-    """Count the run's elements before each splitter, one element of the whole."""
-    found = np.zeros((len(cuts) - 1, len(values)), np.int64)
+    """Count the run's elements before each splitter, in the cell's row of a matrix of zeros.
+
+    Elements equal to a splitter come before it if they are in an earlier cell, or in its own cell
+    at an earlier position.
+    """
+    cell, count = row
+    found = np.zeros((count, len(values)), np.int64)
     if len(run):
         before = _search(run, values, "left", descending)
         after = _search(run, values, "right", descending)
@@ -154,8 +161,9 @@ def _count(
     return found
 
 
-def _true(mask: Block, *, cuts: Cuts, cell: int) -> Block:
-    found = np.zeros(len(cuts) - 1, np.int64)
+def _true(mask: Block, *, row: tuple[int, int]) -> Block:
+    cell, count = row
+    found = np.zeros(count, np.int64)
     if len(mask):
         found[cell] = np.count_nonzero(mask)
     return found
@@ -223,7 +231,7 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
         descending: whether the greatest comes first; equal elements keep their order.
 
     Returns:
-        The sorted array, and the other one in the same order; both lie like ``x``.
+        The sorted array, and the other one in the same order; both are laid out like ``x``.
     """
     given = (x,) if other is None else (x, other)
     found: list[Array] = at_run_time("sort", _sort_split, *given, descending=descending)

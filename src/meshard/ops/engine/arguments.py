@@ -28,12 +28,12 @@ from meshard.algebra.arguments import (
 from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.types import KEY
+from meshard.runtime.types import KEY, DTypeLike
 
-DtypeLike = Any
+DtypeLike = DTypeLike
 """What `as_dtype` takes: a NumPy dtype, its name, a scalar type, ``float`` for the default."""
 
-AnyDtypeLike = Any
+AnyDtypeLike = DTypeLike
 """The same, with the dtype of typed random keys."""
 
 P = ParamSpec("P")
@@ -107,7 +107,7 @@ def _dtype(value: Any, what: str, name: str) -> Any:
     found = _any_dtype(value, what, name)
     if found == KEY:
         raise DtypeError(
-            f"{what}: {name} must be a dtype of numbers; that of random keys takes no arithmetic."
+            f"{what}: {name} must be a dtype of numbers; random keys do not support arithmetic."
         )
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshard.algebra.dimmap import DimMap
-from meshard.algebra.layout import balanced_cuts, even_cuts
+from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Split
 from meshard.ops.engine.decision import MoveDecision
 from meshard.ops.engine.operand_mesh import OperandMesh
@@ -28,7 +28,7 @@ def decide_move(
     maps = op.maps([t.shape for t in types], params)
     onto = op.onto([t.shape for t in types], params) if op.onto else [None] * len(types)
     sharding = mesh.sharding(_placement(mesh, op, types, params, maps, onto))
-    if op.follow and not types[0].guest:
+    if op.follow and not types[0].unplaced:
         sharding = types[0].sharding
     shape = tuple(m.size for m in maps[0])
     output = world.type_of(shape, types[0].dtype, sharding, mesh.committed)
@@ -36,7 +36,7 @@ def decide_move(
     sources, origins = [], []
     for array, own_maps, place in zip(types, maps, onto, strict=True):
         layout, origin = array.layout, array.sharding
-        if array.guest:
+        if array.unplaced:
             origin = mesh.sharding(_whole(array.shape))
             layout = origin.layout(array.shape)
         elif processes is not None:
@@ -91,8 +91,5 @@ def _moved_split(split: Split, dim_map: DimMap, alone: bool) -> Split:
         return split
     cuts = dim_map.image_cuts(split.cuts) if alone else None
     if cuts is None:
-        n = split.shards
-        cuts = (
-            even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(dim_map.size, n)
-        )
+        cuts = balanced_cuts(dim_map.size, split.shards)
     return Split(split.axes, cuts)

@@ -91,7 +91,7 @@ def weak_dtypes(operands: Sequence[Operand]) -> tuple[Dtype | None, ...]:
 
 
 def order_matters(op: Op, operands: Sequence[Operand]) -> bool:
-    """Whether the last bits of a row's results depend on how its operands lie in memory.
+    """Whether the last bits of a row's results depend on how its operands are laid out in memory.
 
     Sums of floats are grouped by memory order, and NumPy has other functions of float16 for
     contiguous memory than for strides. Operands are made contiguous then, since whether a block
@@ -116,7 +116,7 @@ def promoted(what: str, *dtypes: Dtype) -> Dtype:
             dict.fromkeys(dtype_name(d) if hasattr(d, "kind") else repr(d) for d in dtypes)
         )
         raise DtypeError(
-            f"{what}: there is no dtype that {kinds} have in common. Convert one with astype."
+            f"{what}: {kinds} have no common dtype. Convert one with astype."
         ) from None
 
 
@@ -133,22 +133,12 @@ def result_dtypes(
     Raises:
         DtypeError: if the kernel cannot take the operands' dtypes.
     """
-    keys = any(kind == KEY for _, kind in operands)
     try:
         if op.dtypes is not None:
-            moves = op.dtypes is same_dtype or op.name == "astype"
-            if keys and not moves and not op.name.startswith("random_"):
-                raise TypeError(op.name)
+            _check_takes_keys(op, operands)
             law = op.dtypes(operands, params)
             return law, law
-        samples = [
-            np.ones((1,) * len(shape), kind)
-            if isinstance(kind, np.dtype)
-            else (kind if weak is None else weak.type)(1)
-            for (shape, kind), weak in zip(operands, weak_dtypes(operands), strict=True)
-        ]
-        with np.errstate(all="ignore"):
-            found = op.kernel(*samples, **params)
+        given = _dtypes_given(op, operands, params)
     except MeshardError:
         raise
     except TypeError as error:
@@ -156,17 +146,43 @@ def result_dtypes(
             dtype_name(k) if isinstance(k, np.dtype) else k.__name__ for _, k in operands
         )
         advice = ""
-        if keys:
+        if _has_keys(operands):
             advice = (
-                " Typed random keys take no arithmetic; their words are in "
+                " Typed random keys do not support arithmetic; their words are in "
                 "meshard.random.key_data(key)."
             )
         raise DtypeError(
             f"{op.name}: not possible for operands of dtype {kinds}.{advice}"
         ) from error
-    results = found if isinstance(found, tuple) else (found,)
-    given = tuple(np.asarray(r).dtype for r in results)
     return tuple(_modest(dtype, operands) for dtype in given), given
+
+
+def _has_keys(operands: Sequence[Operand]) -> bool:
+    return any(kind == KEY for _, kind in operands)
+
+
+def _check_takes_keys(op: Op, operands: Sequence[Operand]) -> None:
+    """Refuse typed random keys, but for rows that move elements or draw from the keys.
+
+    A row with a dtype law is never tried on samples, where NumPy would refuse the keys by itself.
+    """
+    moves = op.dtypes is same_dtype or op.name == "astype"
+    if not moves and not op.name.startswith("random_") and _has_keys(operands):
+        raise TypeError(op.name)
+
+
+def _dtypes_given(op: Op, operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    """Return the dtypes that a kernel gives, by running it on one element of each operand."""
+    samples = [
+        np.ones((1,) * len(shape), kind)
+        if isinstance(kind, np.dtype)
+        else (kind if weak is None else weak.type)(1)
+        for (shape, kind), weak in zip(operands, weak_dtypes(operands), strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        found = op.kernel(*samples, **params)
+    results = found if isinstance(found, tuple) else (found,)
+    return tuple(np.asarray(r).dtype for r in results)
 
 
 def _modest(dtype: Dtype, operands: Sequence[Operand]) -> Dtype:

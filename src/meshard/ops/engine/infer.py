@@ -25,8 +25,8 @@ Weak = type[Any] | None
 _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
 
 
-class Ghost(Traced):
-    """An array of which only the type is known.
+class AbstractArray(Traced):
+    """An array whose type is known, but not its values.
 
     Attributes:
         weak: the type of Python number that it stands for, if it does.
@@ -46,8 +46,8 @@ class Ghost(Traced):
         )
 
     def _placed(self, sharding: Sharding, what: str) -> Any:
-        sharding.layout(self.shape)  # refuses what cannot lie so
-        return Ghost(here().type_of(self.shape, self.dtype, sharding, True))
+        sharding.layout(self.shape)  # refuses what cannot be laid out so
+        return AbstractArray(here().type_of(self.shape, self.dtype, sharding, True))
 
     def __repr__(self) -> str:
         return self._type.str_short()
@@ -57,7 +57,7 @@ class Ghost(Traced):
 
 def weak_of(x: Any) -> Weak:
     """Return the type of Python number that an array without data stands for; None for others."""
-    return x.weak if isinstance(x, Ghost) else None
+    return x.weak if isinstance(x, AbstractArray) else None
 
 
 def number_type(x: Any) -> Weak:

@@ -22,6 +22,7 @@ from meshard.runtime.types import Block
 
 Kernel = Callable[..., Any]
 Kinds = tuple[Dtype | type, ...]
+DtypeLaw = Callable[[Sequence[Operand], Params], tuple[Dtype, ...]]
 
 
 def for_operands(op: Op, operands: Sequence[Operand], params: Params) -> Op:
@@ -94,34 +95,43 @@ def _meeting(op: Op, kinds: Kinds) -> Op:
         common = promoted(kinds[first:])
     except TypeError:
         return op  # the kernel refuses them
+    # NumPy computes nothing in 2 or 4 bits: the kernel works in bytes, whose result is then cut.
     work = BYTES.get(common, common)
-    casts: list[Dtype | None] = [None] * first
-    for kind in kinds[first:]:
-        if isinstance(kind, np.dtype):
-            casts.append(None if kind == work else work)
-        else:
-            casts.append(work if work in SMALL_FLOATS else None)
+    casts = (None,) * first + tuple([_cast_to(work, kind) for kind in kinds[first:]])
     if work == common and not any(casts):
         return op
-    bare = partial(_converted, op.kernel, tuple(casts))
+    bare = partial(_converted, op.kernel, casts)
     kernel = bare if work == common else partial(_wrapped, bare, work, common)
     law = op.partial
     if law is not None:
-        own = law.dtypes
-
-        def dtypes(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-            found = own or op.dtypes
-            if found is None:
-                return (work,)
-            taken = [
-                (s, work if isinstance(k, np.dtype) and i >= first else k)
-                for i, (s, k) in enumerate(operands)
-            ]
-            return found(taken, params)
-
-        of_parts = partial(_converted, law.kernel or op.kernel, tuple(casts))
+        of_parts = partial(_converted, law.kernel or op.kernel, casts)
+        dtypes = partial(_dtypes_of_parts, law.dtypes or op.dtypes, work, first)
         law = replace(law, kernel=of_parts, dtypes=dtypes)
     return replace(op, kernel=kernel, partial=law)
+
+
+def _cast_to(work: Dtype, kind: Dtype | type) -> Dtype | None:
+    """Return what an operand is cast to; None: nothing.
+
+    NumPy converts Python's numbers to its own dtypes by itself. With a dtype of ml_dtypes it would
+    promote them instead.
+    """
+    if isinstance(kind, np.dtype):
+        return None if kind == work else work
+    return work if work in SMALL_FLOATS else None
+
+
+def _dtypes_of_parts(
+    law: DtypeLaw | None, work: Dtype, first: int, operands: Sequence[Operand], params: Params
+) -> tuple[Dtype, ...]:
+    """Return the dtypes of partial results, which are not cut to a shorter dtype yet."""
+    if law is None:
+        return (work,)
+    taken = [
+        (shape, work if isinstance(kind, np.dtype) and i >= first else kind)
+        for i, (shape, kind) in enumerate(operands)
+    ]
+    return law(taken, params)
 
 
 def _converted(kernel: Kernel, casts: Sequence[Dtype | None], *blocks: Any, **given: Any) -> Any:

@@ -55,13 +55,33 @@ def promoted(kinds: Sequence[Dtype | type]) -> Dtype:
     own = [d for d in dtypes if d not in EXTENDED]
     small = {d for d in dtypes if d in SMALL_FLOATS}
     if small:
-        wide = any(d.kind not in "biu" for d in own) or any(type(n) is complex for n in numbers)
-        if wide:
-            return np.result_type(_FLOAT32, *own, *numbers)
-        return small.pop() if len(small) == 1 else _FLOAT32
+        return _with_small_floats(small, own, numbers)
     narrow = [d for d in dtypes if d in BYTES]
-    if not narrow:
-        return np.result_type(*own, *numbers)
+    if narrow:
+        return _with_short_integers(narrow, own, numbers)
+    return np.result_type(*own, *numbers)
+
+
+def _with_small_floats(small: set[Dtype], own: Sequence[Dtype], numbers: Sequence[Any]) -> Dtype:
+    """Return the dtype for floats of ml_dtypes beside NumPy's dtypes and Python's numbers.
+
+    No float of ml_dtypes holds all values of another one, so that two meet in float32. What NumPy
+    knows as a float or a complex is at least as wide, and promotes as if it met float32.
+    """
+    wide = any(d.kind not in "biu" for d in own) or any(type(n) is complex for n in numbers)
+    if wide:
+        return np.result_type(_FLOAT32, *own, *numbers)
+    return next(iter(small)) if len(small) == 1 else _FLOAT32
+
+
+def _with_short_integers(
+    narrow: Sequence[Dtype], own: Sequence[Dtype], numbers: Sequence[Any]
+) -> Dtype:
+    """Return the dtype for integers shorter than a byte beside NumPy's dtypes and numbers.
+
+    Bools and Python's integers do not change the dtype. With anything else, the short integers
+    count as a byte, a signed one if any integer is signed.
+    """
     meeting = _meeting(narrow)
     if all(d.kind == "b" for d in own) and all(type(n) in (bool, int) for n in numbers):
         return meeting
@@ -118,5 +138,5 @@ def common_dtype(what: str, dtypes: Sequence[Dtype | type]) -> Dtype:
     except TypeError:
         kinds = ", ".join(dtype_name(d) if isinstance(d, np.dtype) else d.__name__ for d in dtypes)
         raise DtypeError(
-            f"{what}: the dtypes {kinds} have none in common. Convert an operand with astype."
+            f"{what}: the dtypes {kinds} have no common dtype. Convert an operand with astype."
         ) from None

@@ -1,16 +1,16 @@
 """Reductions across processes: partial results become whole ones.
 
 Partial results are seen as one array with a leading dim over the reduced cells. Its cells are
-brought together (all of them everywhere when small, else each device gets its share of the
-result), combined in mesh order, and the shares then placed as the result lies. Each element is
-combined once or by the same steps everywhere, so that all devices hold the same bits, whatever the
-number of processes.
+brought together (all of them everywhere when small; otherwise each device gets its share of the
+result) and combined in mesh order; the shares then go where the result is. Each element is combined
+once or by the same steps everywhere, so that all devices hold the same bits, whatever the number of
+processes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -42,7 +42,7 @@ class Reduction:
     Attributes:
         cells: the number of partial results of each element.
         gather: brings partial results together; the pieces have a leading dim of ``cells``.
-        place: from the combined shares to the result's pieces; None if they are those already.
+        place: from the combined shares to the result's pieces; None if the shares are these pieces.
         dtypes: the dtypes of the partial results.
         pieces: the pieces of the partial layout.
         small: whether every piece of the result gets whole partial results, to be combined there.
@@ -97,42 +97,66 @@ class _Routes:
     own: tuple[list[tuple[int, int]] | None, ...]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Where partial results are.
+
+    Attributes:
+        mesh: the mesh.
+        axes: the axes that they are to be combined over.
+        placement: how each of them is laid out over the other axes.
+        shape: the shape of the result.
+        dtypes: their dtypes.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    placement: Placement
+    shape: tuple[int, ...]
+    dtypes: tuple[Dtype, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one partial result."""
+        return math.prod(self.shape) * sum(d.itemsize for d in self.dtypes)
+
+
 def plan_reduction(
-    world: RuntimeWorld,
-    mesh: Mesh,
-    reduced: Sequence[tuple[str, ...]],
-    placement: Placement,
-    shape: tuple[int, ...],
-    dtypes: tuple[Dtype, ...],
-    scatter: int | None = None,
+    world: RuntimeWorld, partials: Partials, scatter: int | None = None
 ) -> Reduction:
-    """Plan the reduction over some axes of partial results that lie as ``placement``.
+    """Plan how partial results are combined.
 
     With ``scatter`` the result stays divided along that dim among the devices that share it.
     """
-    axes = tuple(a for dim in reduced for a in dim)
-    tensor = device_tensor(mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in placement)])
+    mesh, placement, shape = partials.mesh, partials.placement, partials.shape
+    dims = [partials.axes, *(s.axes for s in placement)]
+    tensor = device_tensor(mesh.device_ids, mesh.axis_names, dims)
     cells = tensor.shape[0]
     cuts = tuple(s.cuts for s in placement)
+    # The partial results as one array with a leading dim over the cells, each cell on its devices.
     parts = Layout((cells, *shape), (tuple(range(cells + 1)), *cuts), tensor)
     processes = {d.id: d.process_index for d in mesh.flat_devices}
     me = world.process_index
+    # All devices that combine one piece of the result hold it afterwards: as replicas.
     outs = np.ascontiguousarray(np.moveaxis(tensor, 0, -2))
     outs = outs.reshape(*outs.shape[:-2], -1)
-    volume = math.prod(shape) * sum(d.itemsize for d in dtypes)
-    if scatter is None and (cells * volume <= GATHERED_PARTIALS or not shape):
+    if scatter is None and (cells * partials.nbytes <= GATHERED_PARTIALS or not shape):
         whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
         gather = assemble(whole, [Source(parts)], processes, me)
         some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
-        return Reduction(cells, gather, None, dtypes, parts.piece_count, some)
+        return Reduction(cells, gather, None, partials.dtypes, parts.piece_count, some)
     dim = scatter
-    if dim is None:
+    if dim is None:  # any dim serves as long as the shares are nearly equal
         dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+    # Each shard of the dim is cut once more, a share for each cell: the device of a cell brings
+    # together and combines only its share, from all cells.
     own = cuts[dim]
     fine = (
         *(a + c for a, b in pairwise(own) for c in balanced_cuts(b - a, cells)[:-1]),
         own[-1],
     )
+    # The cells' axis of the tensor becomes the faster part of that dim's axis.
     shared = np.moveaxis(tensor, 0, dim + 1)
     shape_of = (*shared.shape[:dim], shared.shape[dim] * cells, *shared.shape[dim + 2 :])
     shared = np.ascontiguousarray(shared.reshape(shape_of))
@@ -142,9 +166,9 @@ def plan_reduction(
     place = None
     if scatter is None:
         final_layout = Layout(shape, cuts, outs)
-        lying = Source(Layout(shape, shares, shared))
-        place = assemble(final_layout, [lying], processes, me, world.sharing)
-    return Reduction(cells, gather, place, dtypes, parts.piece_count)
+        combined_shares = Source(Layout(shape, shares, shared))
+        place = assemble(final_layout, [combined_shares], processes, me, world.sharing)
+    return Reduction(cells, gather, place, partials.dtypes, parts.piece_count)
 
 
 def combined(
@@ -196,6 +220,14 @@ def combined_across(
     """
     if reduction.small:
         return _combined_small(world, reduction, own, combine)
+    joined = _combined_shares(world, reduction, own, combine)
+    return joined if reduction.place is None else _placed(world, reduction.place, joined, count)
+
+
+def _combined_shares(
+    world: RuntimeWorld, reduction: Reduction, own: Mapping[int, tuple[Any, ...]], combine: Any
+) -> list[tuple[Any, ...]]:
+    """Combine, on each device, the share of the result that comes to it; empty where none does."""
     stacks: list[Blocks] = []
     for k, dtype in enumerate(reduction.dtypes):
         blocks = tuple(
@@ -211,14 +243,20 @@ def combined_across(
         parts = [
             tuple(np.asarray(b[r]) for b in pieces if b is not None) for r in range(reduction.cells)
         ]
-        joined.append(tuple(np.asarray(b) for b in combined(world, combine, parts)))
-    if reduction.place is None:
-        return joined
+        joined.append(_whole(world, combine, parts))
+    return joined
+
+
+def _placed(
+    world: RuntimeWorld, place: Part, joined: Sequence[tuple[Any, ...]], count: int
+) -> list[tuple[Any, ...]]:
+    """Bring combined shares to the pieces of the result."""
+    # The dtypes of what was combined, which may be others than those of the partial results.
     dtypes = [np.asarray(b).dtype for b in next((j for j in joined if j), ())]
     if not dtypes:  # none of the devices is this process's
         return [()] * count
     placed = [
-        run_part(world, reduction.place, (tuple(j[k] if j else None for j in joined),), dtype)
+        run_part(world, place, (tuple(j[k] if j else None for j in joined),), dtype)
         for k, dtype in enumerate(dtypes)
     ]
     return [
@@ -227,41 +265,80 @@ def combined_across(
     ]
 
 
+def _whole(world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return tuple([np.asarray(b) for b in combined(world, combine, parts)])
+
+
+Message = tuple[int, list[Block]]
+"""A peer, and the blocks that go to it or come from it."""
+
+
 def _combined_small(
     world: RuntimeWorld, reduction: Reduction, own: Mapping[int, tuple[Any, ...]], combine: Any
 ) -> list[tuple[Any, ...]]:
-    """Combine partial results where all of them come to all who need the result."""
+    """Combine partial results where all of them come to all who need the result.
+
+    One exchange carries the results of all dtypes; what is received is written where it is read.
+    """
     routes, dtypes = reduction.routes, reduction.dtypes
+    # For each piece of the result that is held here, and each of its cells: a block per dtype.
     found: list[list[list[Any]] | None] = [
         None if o is None else [[None] * len(dtypes) for _ in range(reduction.cells)]
         for o in routes.own
     ]
-    sends: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.sends]
-    receives: list[tuple[int, list[Block]]] = [(peer, []) for peer, _ in routes.receives]
+    sends: list[Message] = [(peer, []) for peer, _ in routes.sends]
+    receives: list[Message] = [(peer, []) for peer, _ in routes.receives]
     for k, dtype in enumerate(dtypes):
         mine = {i: np.asarray(parts[k], dtype) for i, parts in own.items()}
         for (_, blocks), (_, boxes) in zip(sends, routes.sends, strict=True):
-            blocks += [mine[i] if mine[i].shape == s else _box(mine[i], r) for i, s, r in boxes]
+            blocks += _sent(mine, boxes)
         for (_, blocks), (_, places) in zip(receives, routes.receives, strict=True):
-            for piece, cell, shape, box in places:
-                cells = found[piece]
-                assert cells is not None
-                if box is None or cells[cell][k] is None:
-                    cells[cell][k] = world.memory.allocate(shape, dtype)
-                block = cells[cell][k]
-                blocks.append(block if box is None else _box(block, box))
-        for cells, here in zip(found, routes.own, strict=True):
-            if cells is not None and here is not None:
-                for cell, origin in here:
-                    cells[cell][k] = mine[origin]
+            blocks += _rooms(found, k, places, partial(world.memory.allocate, dtype=dtype))
+        _keep(found, k, mine, routes.own)
     if sends or receives:
         world.transport.exchange(sends, receives)
     return [
-        ()
-        if cells is None
-        else tuple([np.asarray(b) for b in combined(world, combine, [tuple(c) for c in cells])])
+        () if cells is None else _whole(world, combine, [tuple(c) for c in cells])
         for cells in found
     ]
+
+
+def _sent(mine: Mapping[int, Block], boxes: Sequence[tuple[int, Shape, Index]]) -> list[Block]:
+    """Return what a peer gets of this process's partial results."""
+    return [mine[i] if mine[i].shape == shape else _box(mine[i], box) for i, shape, box in boxes]
+
+
+def _keep(
+    found: Sequence[list[list[Any]] | None],
+    k: int,
+    mine: Mapping[int, Block],
+    own: Sequence[list[tuple[int, int]] | None],
+) -> None:
+    """Put this process's own partial results of one dtype in their places."""
+    for cells, here in zip(found, own, strict=True):
+        for cell, origin in here or ():
+            assert cells is not None
+            cells[cell][k] = mine[origin]
+
+
+def _rooms(
+    found: Sequence[list[list[Any]] | None],
+    k: int,
+    places: Sequence[tuple[int, int, Shape, Index | None]],
+    allocate: Callable[[Shape], Block],
+) -> list[Block]:
+    """Return where a peer's blocks of one dtype go, in new blocks that are put in their places.
+
+    Where several peers send one box each of a cell, the first to be seen makes the block.
+    """
+    rooms = []
+    for piece, cell, shape, box in places:
+        cells = found[piece]
+        assert cells is not None
+        if box is None or cells[cell][k] is None:
+            cells[cell][k] = allocate(shape)
+        rooms.append(cells[cell][k] if box is None else _box(cells[cell][k], box))
+    return rooms
 
 
 def _box(block: Block, index: Index) -> Block:

@@ -1,8 +1,8 @@
 """Chains: operations one after another on a few rows at a time, in pieces that stay in the cache.
 
 In: operations in order, on rows of blocks. Out: the blocks that are wanted. Each step runs on a few
-rows before the next one does, so that what lies between two steps never leaves the cache, and has
-no block of its own. A step may be elementwise, or reduce the dims behind the first.
+rows before the next one does, so that the values between two steps never leave the cache, and have
+no block of their own. A step may be elementwise, or reduce the dims behind the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Spot = tuple[tuple[int, ...], Dtype]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChainStep:
     """One operation.
 
     Attributes:
@@ -48,13 +48,13 @@ class Chain:
 
     Attributes:
         steps: what to do, in order.
-        cut: for each input whether a piece reads its own rows of it; else it reads the whole.
+        cut: for each input whether a piece reads only its own rows of it, not the whole.
         temporaries: what they are.
         results: what they are.
         rows: the number of rows.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     cut: tuple[bool, ...]
     temporaries: tuple[Spot, ...]
     results: tuple[Spot, ...]
@@ -94,49 +94,67 @@ def laid_out(
     inputs = len(cut)
     last = {read: k for k, w in enumerate(work) for read in w.reads}
     results = {number: k for k, number in enumerate(wanted)}
-    temporaries: list[Spot] = []
-    free: dict[Spot, list[int]] = {}
-    where: dict[int, int] = {i: i for i in range(inputs)}
+    temporaries = _Temporaries(inputs)
+    where = list(range(inputs))
     steps: list[tuple[Work, list[int], int]] = []
     for k, w in enumerate(work):
         reads = [where[x] for x in w.reads]
         done = [
-            x
+            (work[x - inputs].spot, where[x])
             for x in dict.fromkeys(w.reads)
-            if x >= inputs and last[x] == k
-            if x - inputs not in results
+            if x >= inputs and last[x] == k and x - inputs not in results
         ]
-        # An elementwise operation may write over what it reads, if that is of its own shape.
-        for x in done:
-            if w.fills:
-                free.setdefault(work[x - inputs].spot, []).append(where[x])
-        if k in results:
-            place = -1 - results[k]
-        elif free.get(w.spot):
-            place = free[w.spot].pop()
-        else:
-            place = inputs + len(temporaries)
-            temporaries.append(w.spot)
-        for x in done:
-            if not w.fills:
-                free.setdefault(work[x - inputs].spot, []).append(where[x])
-        where[inputs + k] = place
+        # An elementwise operation may write over what it reads, if that is of its own shape. What
+        # takes no `out=` may read its operands while its result is written.
+        if w.fills:
+            temporaries.free(done)
+        place = -1 - results[k] if k in results else temporaries.take(w.spot)
+        if not w.fills:
+            temporaries.free(done)
+        where.append(place)
         steps.append((w, reads, place))
-    base = inputs + len(temporaries)
-
-    def final_place(place: int) -> int:
-        return place if place >= 0 else base - 1 - place
-
+    place_of = temporaries.final_place
     return Chain(
         tuple(
-            Step(w.kernel, tuple(map(final_place, reads)), final_place(out), w.fills)
+            ChainStep(w.kernel, tuple(map(place_of, reads)), place_of(out), w.fills)
             for w, reads, out in steps
         ),
         tuple(cut),
-        tuple(temporaries),
+        tuple(temporaries.spots),
         tuple(work[number].spot for number in wanted),
         rows,
     )
+
+
+@final
+class _Temporaries:
+    """The temporaries of a chain, as far as it is laid out, and which of them are free."""
+
+    def __init__(self, first: int) -> None:
+        self.spots: list[Spot] = []
+        self._first = first
+        self._free: dict[Spot, list[int]] = {}
+
+    def take(self, spot: Spot) -> int:
+        """Return the place of a free temporary, or of a new one."""
+        free = self._free.get(spot)
+        if free:
+            return free.pop()
+        self.spots.append(spot)
+        return self._first + len(self.spots) - 1
+
+    def free(self, places: Sequence[tuple[Spot, int]]) -> None:
+        """Let temporaries be used again."""
+        for spot, place in places:
+            self._free.setdefault(spot, []).append(place)
+
+    def final_place(self, place: int) -> int:
+        """Return a place in the finished chain.
+
+        Results come after the temporaries. While these are not all known, results have the places
+        -1, -2 and so on.
+        """
+        return place if place >= 0 else self._first + len(self.spots) - 1 - place
 
 
 def run_chain(
@@ -157,7 +175,7 @@ def run_chains(
     cells: Sequence[tuple[Chain, Sequence[Any]]],
     given: Mapping[tuple[int, int], Block] | None = None,
 ) -> list[list[Block]]:
-    """Run for each cell a chain of its own and return its results.
+    """Run one chain for each cell and return the results.
 
     Args:
         world: whose memory and workers are used.

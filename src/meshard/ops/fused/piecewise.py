@@ -54,23 +54,29 @@ class Piecewise:
 
 def piecewise(decision: KernelDecision, types: Sequence[Type], params: Params) -> Piecewise | None:
     """Return how an operation may be part of a segment; None if it may not."""
-    if (
-        len(decision.outputs) != 1
-        or decision.combination is not None
-        or any(decision.moves)
-        or decision.row.style == "blas"
-        or not decision.cells.runs
-        or any(len(g) > 1 for g in decision.cells.of_piece)
-    ):
+    runs, of_piece = decision.cells.runs, decision.cells.of_piece
+    if not runs or not _is_piecewise(decision):
         return None
-    piece_of = {g[0]: piece for piece, g in enumerate(decision.cells.of_piece) if g}
-    pieces = tuple([piece_of[i] for i in range(len(decision.cells.runs))])
+    piece_of = {cells[0]: piece for piece, cells in enumerate(of_piece) if cells}
+    pieces = tuple([piece_of[i] for i in range(len(runs))])
     boxes = [decision.outputs[0].layout.box(p) for p in pieces]
     spans = tuple([(b.slices[0].start, b.slices[0].stop) if b.slices else (0, 1) for b in boxes])
-    shared = all(c.params is decision.cells.runs[0].params for c in decision.cells.runs)
-    some = [_with(decision, c.params) for c in decision.cells.runs[: 1 if shared else None]]
-    kernels = tuple(some * len(decision.cells.runs) if shared else some)
+    if all(c.params is runs[0].params for c in runs):  # one kernel object tells `ways` that
+        kernels = (_with(decision, runs[0].params),) * len(runs)
+    else:
+        kernels = tuple([_with(decision, c.params) for c in runs])
     return Piecewise(decision, tuple(types), pieces, kernels, _cut(decision, types, params), spans)
+
+
+def _is_piecewise(decision: KernelDecision) -> bool:
+    """Whether each cell gives one piece of one result, on one thread and without communication."""
+    return (
+        len(decision.outputs) == 1
+        and decision.combination is None
+        and not any(decision.moves)
+        and decision.row.style != "blas"
+        and all(len(cells) <= 1 for cells in decision.cells.of_piece)
+    )
 
 
 def _with(decision: KernelDecision, params: Params) -> Callable[..., Any]:

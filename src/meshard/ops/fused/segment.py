@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.piecewise import Piecewise
-from meshard.ops.fused.segment_compiled import Compiled
+from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
 from meshard.runtime.array.array import Array
 from meshard.runtime.world import RuntimeWorld
@@ -20,7 +20,7 @@ from meshard.tuning import LARGE, SEGMENT_OPERATIONS
 
 
 @final
-class Segment:
+class FusedSegment:
     """Operations that are run together; they are added one by one, and then it is finished.
 
     Attributes:
@@ -119,21 +119,29 @@ class Segment:
             for p, reads in zip(self.parts, self._reads, strict=True)
         ]
         out = [k for k, x in enumerate(self.gives) if x in wanted]
+        fixed, converted = self._fixed_and_converted()
+        base = Base(self._inputs, fixed, converted, work, out, self._pieces)
+        large = self.nbytes >= LARGE
+        compiler = chosen() if large else None
+        if compiler is not None:
+            compiled = CompiledSegment(base, compiler)
+            if compiled.possible:
+                return compiled
+        if large and self._rows:
+            return Rows(base, [i for i, x in enumerate(self.reads) if x in donated])
+        packed = Packed(base)
+        return packed if packed.possible else Loose(base)
+
+    def _fixed_and_converted(self) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Return the inputs that are numbers written in the program, and those to be converted.
+
+        A number that is an operand has a value only when the segment runs; what is known of it is
+        the type that it must have beside a float of ml_dtypes.
+        """
         fixed: dict[int, Any] = {}
         converted: dict[int, Any] = {}
         for key, number in self._known.items():
-            if key[0] == "number" and self._inputs[number].number < 0:
-                fixed[number] = self._numbers[key]
-            elif key in self._numbers:
-                converted[number] = self._numbers[key]
-        base = Base(self._inputs, fixed, converted, work, out, self._pieces)
-        compiler = chosen() if self.nbytes >= LARGE else None
-        if compiler is not None:
-            compiled = Compiled(base, compiler)
-            if compiled.possible:
-                return compiled
-        if self.nbytes >= LARGE and self._rows:
-            over = [i for i, x in enumerate(self.reads) if x in donated]
-            return Rows(base, over)
-        packed = Packed(base)
-        return packed if packed.possible else Loose(base)
+            if key in self._numbers:
+                written = self._inputs[number].number < 0
+                (fixed if written else converted)[number] = self._numbers[key]
+        return fixed, converted

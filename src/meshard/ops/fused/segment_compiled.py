@@ -29,7 +29,7 @@ def _work(compiler: Compiler, part: Piecewise) -> Work | None:
 
 
 @final
-class Compiled:
+class CompiledSegment:
     """Runs a segment as one program for each cell.
 
     Attributes:

@@ -116,48 +116,38 @@ def _settles(part: Piecewise) -> bool:
     )
 
 
+Way = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+"""How an input is packed: the pieces to take, None for all, and the shape of their pack, None for
+what is the same for every cell."""
+
+
 @final
 class Packed:
     """Runs all cells of a segment at once, their blocks put behind one another."""
 
     def __init__(self, base: Base) -> None:
         self._base = base
-        # For each input the pieces to take, None for all, and the shape of their pack, None for
-        # what is the same for every cell.
-        self._ways: list[tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = []
+        self._ways: list[Way] = []
         self.possible = len(base.pieces) > 1 and self._prepared()
 
     def _prepared(self) -> bool:
+        """Find how each input is packed; whether there is a way for all."""
         base = self._base
         rank = max(p.output.ndim for p, _ in base.work)
-        count = len(base.pieces)
+        if not rank or not all(_is_uniform(p, rank) for p, _ in base.work):
+            return False
         inputs = len(base.inputs)
-        for part, _ in base.work:
-            own = {part.output.layout.box(p).shape for p in part.pieces}
-            plain = (
-                part.fills
-                and len(set(map(id, part.kernels))) == 1
-                and not part.decision.dtypes.contiguous
-            )
-            if len(own) > 1 or not plain or part.output.ndim != rank or not rank:
+        kinds = {
+            r: _operand_type(part, k)
+            for part, reads in base.work
+            for k, r in enumerate(reads)
+            if r < inputs and base.inputs[r].pieces is not None
+        }
+        for number, own in enumerate(base.inputs):
+            way = _way_of(own, kinds.get(number), rank)
+            if way is None:
                 return False
-        kinds: dict[int, ArrayType] = {}
-        for part, reads in base.work:
-            for k, r in enumerate(reads):
-                if r < inputs and base.inputs[r].pieces is not None:
-                    kinds[r] = _operand_type(part, k)
-        for number, own_input in enumerate(base.inputs):
-            pieces = own_input.pieces
-            if pieces is None or len(set(pieces)) == 1:
-                self._ways.append((None, None) if pieces is None else (pieces[:1], None))
-                continue
-            found = {kinds[number].layout.box(p).shape for p in pieces}
-            shape = found.pop()
-            if found or len(shape) > rank or not shape:
-                return False
-            every = pieces == tuple(range(kinds[number].layout.piece_count))
-            whole = (count, *(1,) * (rank - len(shape)), *shape)
-            self._ways.append((None if every else pieces, whole))
+            self._ways.append(way)
         self._program = [(p.kernels[0], reads) for p, reads in base.work]
         return True
 
@@ -176,6 +166,35 @@ class Packed:
             values.append(kernel(*[values[i] for i in reads]))
         first = len(base.inputs)
         return base.arrays([list(values[first + k]) for k in base.out])
+
+
+def _is_uniform(part: Piecewise, rank: int) -> bool:
+    """Whether one call of one kernel can serve all cells: blocks of one shape, of a rank."""
+    return (
+        part.fills
+        and part.output.ndim == rank
+        and not part.decision.dtypes.contiguous
+        and len(set(map(id, part.kernels))) == 1
+        and len({part.output.layout.box(p).shape for p in part.pieces}) == 1
+    )
+
+
+def _way_of(own: Input, kind: ArrayType | None, rank: int) -> Way | None:
+    """Return which pieces of an input to take, and the shape of their pack; None for no way."""
+    pieces = own.pieces
+    if pieces is None:  # a number
+        return None, None
+    if len(set(pieces)) == 1:  # every cell reads the same piece, which broadcasts
+        return pieces[:1], None
+    assert kind is not None
+    shapes = {kind.layout.box(p).shape for p in pieces}
+    shape = shapes.pop()
+    if shapes or len(shape) > rank or not shape:
+        return None
+    every = pieces == tuple(range(kind.layout.piece_count))
+    # The cells become a leading dim. Dims of size one behind it keep a block of fewer dims aligned
+    # at the right, as it was before it had that dim.
+    return None if every else pieces, (len(pieces), *(1,) * (rank - len(shape)), *shape)
 
 
 def _operand_type(part: Piecewise, operand: int) -> ArrayType:
@@ -211,34 +230,40 @@ class Rows:
     def _written_over(self, over: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return for results the operand and input whose blocks they may be written to."""
         base = self._base
-        last = {r: k for k, (_, reads) in enumerate(base.work) for r in reads}
-        taken: set[int] = set()
+        # An operand that two inputs read, in two ways, is needed longer than one of them says.
+        numbers = [i.number for i in base.inputs]
+        free = {n for n in over if numbers.count(n) == 1}
         found = []
         for place, k in enumerate(base.out):
-            part = base.work[k][0]
-            for r in range(len(base.inputs)):
-                own = base.inputs[r]
-                if (
-                    own.number in over
-                    and own.number not in taken
-                    and own.cut
-                    and own.pieces == base.pieces
-                    and last.get(r, -1) <= k
-                    and (last.get(r) != k or part.fills)
-                    and sum(i.number == own.number for i in base.inputs) == 1
-                    and any(
-                        _operand_type(p, q).shape == part.output.shape
-                        and _operand_type(p, q).dtype == part.output.dtype
-                        and _operand_type(p, q).layout == part.output.layout
-                        for p, rs in base.work
-                        for q, other in enumerate(rs)
-                        if other == r
-                    )
-                ):
-                    taken.add(own.number)
+            for r, own in enumerate(base.inputs):
+                if own.number in free and self._replaces(k, r):
+                    free.remove(own.number)
                     found.append((place, own.number, r))
                     break
         return found
+
+    def _replaces(self, k: int, r: int) -> bool:
+        """Whether the result of an operation may be written to the blocks of an input.
+
+        Rows of the input must be read for the last time when those of the result are written: in
+        the same step only by a kernel that reads and writes element by element.
+        """
+        base = self._base
+        own, part = base.inputs[r], base.work[k][0]
+        readers = [
+            (step, p, q)
+            for step, (p, reads) in enumerate(base.work)
+            for q, read in enumerate(reads)
+            if read == r
+        ]
+        last = max((step for step, _, _ in readers), default=-1)
+        if not own.cut or own.pieces != base.pieces or last > k or (last == k and not part.fills):
+            return False
+        wanted = (part.output.shape, part.output.dtype, part.output.layout)
+        return any(
+            (t.shape, t.dtype, t.layout) == wanted
+            for t in (_operand_type(p, q) for _, p, q in readers)
+        )
 
     def __call__(self, world: RuntimeWorld, operands: Sequence[Any]) -> list[Array]:
         """Return the wanted results."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -42,37 +44,68 @@ def _letters(term: Term) -> list[str]:
     return [dim[0] for dim in term]
 
 
-def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
-    """Contract two blocks by a rule, as one (batched) matrix product."""
+@final
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A rule as one (batched) product of matrices.
+
+    Attributes:
+        plain: whether the operands and the result are matrices, none of them transposed.
+        batch: the number of dims that both operands and the result have.
+        rows: the number of dims that only the first operand and the result have.
+        inner: the number of dims that are summed over.
+        left: the first operand's dims in the order batch, rows, inner.
+        right: the second operand's dims in the order batch, inner, columns.
+        out: the dims of the result, counted in the order batch, rows, columns.
+    """
+
+    plain: bool
+    batch: int
+    rows: int
+    inner: int
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _product_of(rule: str) -> _Product:
     parsed = OpRule.parse(rule)
-    a, b = (_letters(t) for t in parsed.inputs)
-    out = _letters(parsed.outputs[0])
-    if len(a) == 2 and len(b) == 2 and a[1] == b[0] and out == [a[0], b[1]]:
-        thin = x.shape[0] == 1 or y.shape[1] == 1
-        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
+    a, b, out = map(_letters, (*parsed.inputs, *parsed.outputs))
     batch = [f for f in out if f in a and f in b]
     rows = [f for f in out if f in a and f not in b]
     columns = [f for f in out if f in b and f not in a]
-    inner_ = [f for f in a if f in b and f not in out]
-    size = {**dict(zip(a, x.shape, strict=True)), **dict(zip(b, y.shape, strict=True))}
-    m, n, k = (math.prod(size[f] for f in fs) for fs in (rows, columns, inner_))
-    x, y = _steady(x, m == 1 or n == 1), _steady(y, m == 1 or n == 1)
-    outer_shape = [size[f] for f in batch]
-    left = x.transpose([a.index(f) for f in (*batch, *rows, *inner_)])
-    right = y.transpose([b.index(f) for f in (*batch, *inner_, *columns)])
-    if batch and len(rows) == len(columns) == len(inner_) == 1:
-        found = np.matmul(left, right)
+    inner = [f for f in a if f in b and f not in out]
+    left = tuple(map(a.index, (*batch, *rows, *inner)))
+    right = tuple(map(b.index, (*batch, *inner, *columns)))
+    places = tuple(map([*batch, *rows, *columns].index, out))
+    plain = not batch and left == right == places == (0, 1)
+    return _Product(plain, len(batch), len(rows), len(inner), left, right, places)
+
+
+def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
+    """Contract two blocks by a rule, as one (batched) matrix product."""
+    way = _product_of(rule)
+    if way.plain:
+        thin = x.shape[0] == 1 or y.shape[1] == 1
+        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
+    first = [x.shape[d] for d in way.left]
+    batch, rows = first[: way.batch], first[way.batch :][: way.rows]
+    columns = [y.shape[d] for d in way.right[way.batch + way.inner :]]
+    m, n, k = math.prod(rows), math.prod(columns), math.prod(first[way.batch + way.rows :])
+    thin = m == 1 or n == 1
+    left, right = _steady(x, thin).transpose(way.left), _steady(y, thin).transpose(way.right)
+    if batch and len(rows) == len(columns) == way.inner == 1:
+        found = np.matmul(left, right)  # reshaped, strided blocks would be copied
     else:
-        found = np.matmul(left.reshape((*outer_shape, m, k)), right.reshape((*outer_shape, k, n)))
-    order = [*batch, *rows, *columns]
-    found = found.reshape([size[f] for f in order])
-    return found.transpose([order.index(f) for f in out])
+        found = np.matmul(left.reshape((*batch, m, k)), right.reshape((*batch, k, n)))
+    return found.reshape((*batch, *rows, *columns)).transpose(way.out)
 
 
 def _steady(x: Block, thin: bool) -> Block:
     """Return a block whose memory order does not show in the last bits of a product.
 
-    Products of matrices are summed in one order, however these lie, as long as BLAS can read them;
+    BLAS sums products of matrices in one order, whatever their memory order, if it can read them;
     those with vectors in another for each order. Whether a block is a view or was received depends
     on the number of processes, and must not show.
     """
@@ -113,7 +146,7 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
     """Return the product of two arrays by a rule, for the function named ``what``.
 
     Raises:
-        DtypeError: if the dtypes have none in common, and ``dtype`` is not given.
+        DtypeError: if there is no common dtype, and ``dtype`` is not given.
         IncompatibleDevicesError: if the arrays are committed to different devices.
     """
     if dtype is None and x.dtype != y.dtype:
@@ -128,8 +161,13 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
 
 @checked
 def matmul(
-    x1: Any, x2: Any, /, *, preferred_element_type: DtypeLike = None, precision: Any = None
-) -> Any:
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    preferred_element_type: DtypeLike = None,
+    precision: Any = None,
+) -> Array:
     """Return the matrix product, with leading dims broadcast as in NumPy.
 
     Args:
@@ -184,7 +222,9 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
 
 
 @checked
-def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: Any = None) -> Any:
+def dot(
+    a: ArrayLike, b: ArrayLike, *, preferred_element_type: DtypeLike = None, precision: Any = None
+) -> Array:
     """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -200,7 +240,9 @@ def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: 
 
 
 @checked
-def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: DtypeLike = None) -> Any:
+def tensordot(
+    a: ArrayLike, b: ArrayLike, axes: Any = 2, *, preferred_element_type: DtypeLike = None
+) -> Array:
     """Return the product summed over pairs of dims.
 
     Args:
@@ -267,7 +309,7 @@ def _paired(
     return contract(what, x, y, rule, dtype)
 
 
-def inner(a: Any, b: Any) -> Any:
+def inner(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the product summed over both last dims."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -284,13 +326,13 @@ def _check_last(what: str, x: Array, y: Array) -> None:
         )
 
 
-def outer(a: Any, b: Any) -> Any:
+def outer(a: ArrayLike, b: ArrayLike) -> Array:
     """Return all products of elements of two arrays, as a matrix."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     return bind("multiply", expand_dims(x, 1), expand_dims(y, 0))
 
 
-def vdot(a: Any, b: Any) -> Any:
+def vdot(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the sum of products of all elements, the first conjugated."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     _check_last("vdot", x, y)
@@ -303,14 +345,14 @@ def _conjugated(x: Array) -> Any:
 
 @checked
 def vecdot(
-    x1: Any,
-    x2: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
     /,
     *,
     axis: int = -1,
     preferred_element_type: DtypeLike = None,
     precision: Any = None,
-) -> Any:
+) -> Array:
     """Return the products summed over one dim, the first operand conjugated.
 
     The other dims broadcast. Arguments as of `matmul`; ``axis`` counts in each operand.

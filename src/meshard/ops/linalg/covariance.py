@@ -13,20 +13,26 @@ from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.dtypes import default_float, is_whole
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.reductions.moments import mean
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 
 @checked
 def cov(
-    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
-) -> Any:
+    m: ArrayLike,
+    y: ArrayLike | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+) -> Array:
     """Return the covariances of variables.
 
     Args:
         m: one variable, or a variable per row.
         y: further variables.
-        rowvar: whether rows are variables; else columns are.
+        rowvar: whether rows are the variables, not columns.
         bias: whether to divide by the number of observations instead of one less.
         ddof: what is taken off the divisor, instead of what ``bias`` says.
 
@@ -51,14 +57,14 @@ def cov(
 def _variables(value: Any, rowvar: bool) -> Any:
     x = as_array(value)
     if x.ndim > 2:
-        raise ShapeError(f"cov: variables have one or two dims, got shape {x.shape}.")
+        raise ShapeError(f"cov: takes an array of one or two dims, got shape {x.shape}.")
     floats = x.astype(default_float()) if is_whole(x.dtype) else x
     rows = atleast_2d(floats)
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)
 
 
 @checked
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
+def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Array:
     """Return the correlation coefficients of variables, given as to `cov`."""
     c = cov(x, y, rowvar)
     if not c.ndim:

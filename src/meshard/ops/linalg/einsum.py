@@ -17,9 +17,13 @@ from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.linalg.contract import contract
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
+
+Lettered = tuple[list[str], Any]
+"""An array, and the letters of its dims."""
 
 
 def _diagonal_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -46,12 +50,12 @@ def einsum(
     optimize: Any = "auto",
     preferred_element_type: DtypeLike = None,
     precision: Any = None,
-) -> Any:
+) -> Array:
     """Return the sum of products that Einstein's notation describes.
 
     Args:
         subscripts: as in ``numpy.einsum``: ``"ij,jk->ik"``, with ``...`` and implicit output; or
-            operands and lists of numbers by turns.
+            alternating operands and lists of numbers.
         operands: the arrays.
         optimize: how opt_einsum looks for an order of more than two operands.
         preferred_element_type: the result's dtype.
@@ -72,14 +76,15 @@ def einsum(
         dtype = common_dtype("einsum", [x.dtype for x in arrays])
     else:
         dtype = as_dtype(preferred_element_type)
-    work: list[tuple[list[str], Any]] = [(list(t), x) for t, x in zip(terms, arrays, strict=True)]
+    work: list[Lettered] = [(list(t), x) for t, x in zip(terms, arrays, strict=True)]
+    # As opt_einsum counts: what a step names is taken out, and its product comes last.
     for step in path:
         chosen = [work[i] for i in step]
         work = [pair for i, pair in enumerate(work) if i not in step]
         while len(chosen) > 1:
-            (a, x), (b, y), *rest = chosen
+            first, second, *rest = chosen
             keep = set(output).union(*(t for t, _ in (*work, *rest)))
-            chosen = [_pair(a, x, b, y, keep, dtype), *rest]
+            chosen = [_pair(first, second, keep, dtype), *rest]
         work.append(chosen[0])
     letters, found = work[0]
     result = _unary(letters, found, list(output), dtype)
@@ -173,24 +178,34 @@ def _unary(letters: list[str], x: Any, out: list[str], dtype: Dtype) -> Any:
     return x
 
 
-def _pair(
-    a: list[str], x: Any, b: list[str], y: Any, keep: set[str], dtype: Dtype
-) -> tuple[list[str], Any]:
+def _pair(first: Lettered, second: Lettered, keep: set[str], dtype: Dtype) -> Lettered:
     """Contract two operands, keeping the letters that are wanted later."""
-    size = {f: n for t, v in ((a, x), (b, y)) for f, n in zip(t, v.shape, strict=True) if n != 1}
-    terms = []
-    for mine, value, other in ((a, x, b), (b, y, a)):
-        long = {f for f, n in zip(mine, value.shape, strict=True) if n != 1 or f not in size}
-        # A dim of size one against a longer one counts once, and a letter of one operand only
-        # that nobody wants later is summed before.
-        wanted = [f for f in dict.fromkeys(mine) if f in long and (f in keep or f in other)]
-        terms.append((wanted, _unary(mine, value, wanted, dtype)))
-    (a, x), (b, y) = terms
+    first, second = (
+        _needed(first, second, keep, dtype),
+        _needed(second, first, keep, dtype),
+    )
+    # A dim of size one is gone now, so that a letter may be left in one operand alone.
+    (a, x), (b, y) = (
+        _summed(first, [f for f in first[0] if f in keep or f in second[0]], dtype),
+        _summed(second, [f for f in second[0] if f in keep or f in first[0]], dtype),
+    )
     out = [f for f in dict.fromkeys([*a, *b]) if f in keep]
-    lone = {f for f in (*a, *b) if f not in keep and not (f in a and f in b)}
-    if lone:  # the other operand's dim was of size one
-        a2, b2 = ([f for f in t if f not in lone] for t in (a, b))
-        x, y, a, b = _unary(a, x, a2, dtype), _unary(b, y, b2, dtype), a2, b2
     named = {f: f"l{ord(f)}" for f in (*a, *b)}
     left, right, result = (" ".join(named[f] for f in t) for t in (a, b, out))
     return out, contract("einsum", x, y, f"{left}, {right} -> {result}", dtype)
+
+
+def _needed(own: Lettered, other: Lettered, keep: set[str], dtype: Dtype) -> Lettered:
+    """Return an operand without what the product with another one does not need.
+
+    A dim of size one that meets a longer one counts once. A letter that only this operand has, and
+    that is not wanted later, is summed before the product, which makes the product smaller.
+    """
+    longer = {f for f, n in zip(other[0], other[1].shape, strict=True) if n != 1}
+    met = {f for f, n in zip(own[0], own[1].shape, strict=True) if n == 1 and f in longer}
+    wanted = [f for f in dict.fromkeys(own[0]) if f not in met and (f in keep or f in other[0])]
+    return _summed(own, wanted, dtype)
+
+
+def _summed(own: Lettered, wanted: list[str], dtype: Dtype) -> Lettered:
+    return wanted, _unary(*own, wanted, dtype)

@@ -1,4 +1,4 @@
-"""Diagonals, traces, cross products and norms: computed where the elements lie."""
+"""Diagonals, traces, cross products and norms: computed where the elements are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from meshard.ops.linalg.decompose import svdvals
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 # diagonals
 
@@ -36,7 +37,7 @@ def _two_dims(name: str, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:
 
 
 @checked
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """Return the diagonal of two dims, as a last dim.
 
     Args:
@@ -63,7 +64,9 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 @checked
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None) -> Any:
+def trace(
+    a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None
+) -> Array:
     """Return the sum of the diagonal of two dims; takes what `diagonal` takes.
 
     >>> import meshard.numpy as mnp
@@ -91,7 +94,7 @@ register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law, alike
 
 
 @checked
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     """Return the cross products of vectors with three elements.
 
     Args:
@@ -111,8 +114,8 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         dims = normalised_axes(axis, value.ndim, "cross")
         if value.shape[dims[0]] != 3:
             raise ShapeError(
-                f"cross: vectors have three elements; dim {dims[0]} of the shape {value.shape} "
-                f"has {value.shape[dims[0]]}."
+                f"cross: vectors must have three elements, but dim {dims[0]} of the shape "
+                f"{value.shape} has {value.shape[dims[0]]}."
             )
     found = bind("cross", moveaxis(x, axis, -1), moveaxis(y, axis, -1))
     return moveaxis(found, -1, axis)
@@ -136,7 +139,9 @@ def _law(x: Any) -> Any:
 
 
 @checked
-def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Any:
+def vector_norm(
+    x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
+) -> Array:
     """Return the norm of vectors over dims, all by default.
 
     A split dim is reduced part by part.
@@ -174,7 +179,9 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
 
 
 @checked
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Any:
+def matrix_norm(
+    x: ArrayLike, /, *, keepdims: bool = False, ord: float | str | None = "fro"
+) -> Array:
     """Return the norms of matrices, the last two dims.
 
     Args:
@@ -203,13 +210,15 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = 
         found = pick(totals, axis=(-2, -1), keepdims=keepdims)
     else:
         raise ArgumentError(
-            f"matrix_norm: ord is 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}."
+            f"matrix_norm: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}."
         )
     return found.astype(_law(x), copy=False)
 
 
 @checked
-def norm(x: Any, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False) -> Any:
+def norm(
+    x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False
+) -> Array:
     """Return the norm of vectors or matrices, as ``numpy.linalg.norm``.
 
     Args:
@@ -241,8 +250,8 @@ def norm(x: Any, ord: float | str | None = None, axis: Axis = None, keepdims: bo
         )
     if len(dims) != 2:
         raise ArgumentError(
-            f"norm: a vector has one dim and a matrix two; axis={axis!r} of an array of shape "
-            f"{value.shape} names {len(dims)}."
+            f"norm: takes one dim for vectors or two for matrices, but axis={axis!r} of an array "
+            f"of shape {value.shape} names {len(dims)}."
         )
     found = matrix_norm(moveaxis(value, dims, (-2, -1)), ord=ord)
     return expand_dims(found, tuple(sorted(dims))) if keepdims else found

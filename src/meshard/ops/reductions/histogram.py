@@ -20,9 +20,10 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _bins_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -58,12 +59,15 @@ register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(n
 
 @checked
 def histogram_bin_edges(
-    a: Any, bins: Any = 10, range: Sequence[float] | None = None, weights: Any = None
-) -> Any:
+    a: ArrayLike,
+    bins: ArrayLike = 10,
+    range: Sequence[float] | None = None,
+    weights: ArrayLike | None = None,
+) -> Array:
     """Return the edges of bins that cover an array: a number of equal ones, or those given.
 
     Raises:
-        ArgumentError: if ``bins`` is no number above zero and no rising edges.
+        ArgumentError: if ``bins`` is neither a positive integer nor rising edges.
 
     >>> import meshard.numpy as mnp
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
@@ -94,20 +98,15 @@ def _traced_edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
 
 
 def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
-    if isinstance(bins, str):
-        raise ArgumentError(
-            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
-            "a number of bins, or their edges."
-        )
+    """Return the edges of bins, laid out beside the array."""
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
     given = [v for v in (bins, *(limits or ())) if is_array(v)]
-    if not isinstance(bins, (int, np.integer)):
-        bins = known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
-    if limits is None and np.ndim(bins) == 0 and x.size and is_traced(x):
-        return _traced_edges(name, x, bins, limits)
+    bins = _host_bins(name, bins)
     sample = np.zeros(0, x.dtype)
-    if limits is None and np.ndim(bins) == 0 and x.size:
+    if limits is None and np.ndim(bins) == 0 and x.size:  # equal bins over the elements' range
+        if is_traced(x):
+            return _traced_edges(name, x, bins, limits)
         sample = np.stack([known(min_(x)), known(max_(x))])
     try:
         if limits is not None:
@@ -120,14 +119,26 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     return replicated_beside(name, np.array(edges), x, *given)
 
 
+def _host_bins(name: str, bins: Any) -> Any:
+    """Return bins that are not traced as a number or as NumPy's array of edges."""
+    if isinstance(bins, str):
+        raise ArgumentError(
+            f"{name}: bins={bins!r} names a rule for choosing the bins, which is not supported; "
+            "give a number of bins, or their edges."
+        )
+    if isinstance(bins, (int, np.integer)):
+        return bins
+    return known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
+
+
 @checked
 def histogram(
-    a: Any,
-    bins: Any = 10,
+    a: ArrayLike,
+    bins: ArrayLike = 10,
     range: Sequence[float] | None = None,
     density: bool = False,
-    weights: Any = None,
-) -> tuple[Any, Any]:
+    weights: ArrayLike | None = None,
+) -> tuple[Array, Array]:
     """Return how many elements fall into each bin, and the bins' edges.
 
     Each device counts its own elements; the counts, which are few, are added.
@@ -163,26 +174,28 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
     found = as_array(weights)
     if found.shape != x.shape:
         raise ShapeError(
-            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; each "
-            "element has one."
+            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; "
+            "each element must have one."
         )
     return found
 
 
 @checked
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
-    """Return how often each whole number from 0 on stands in an array.
+def bincount(
+    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
+) -> Array:
+    """Return how often each non-negative integer occurs in an array.
 
     Args:
-        x: numbers from 0 on, of one dim.
+        x: non-negative integers, of one dim.
         weights: what each element counts.
-        minlength: the least length of the result, which else ends with the greatest number; of no
-            effect beside ``length``.
+        minlength: the least length of the result, which otherwise ends with the greatest number;
+            it has no effect beside ``length``.
         length: the result's length, if it is known, as it must be of traced numbers; numbers from
             there on are not counted, and negative traced ones count as zero.
 
     Raises:
-        DtypeError: if the elements are no integers.
+        DtypeError: if the elements are not integers.
         ArgumentError: if one is negative.
         ShapeError: if there is not one dim, or the weights have another shape.
 

@@ -16,6 +16,7 @@ from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 
 def _count(x: Array, dims: Sequence[int]) -> int:
@@ -31,8 +32,13 @@ def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str)
 
 @checked
 def mean(
-    a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DtypeLike = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the mean over dims, all by default; of integers in the default float.
 
     Args:
@@ -57,15 +63,15 @@ def mean(
 
 @checked
 def var(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
     correction: float | None = None,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
 
     ``correction`` is the Array API standard's name of ``ddof``; ``where`` says which elements take
@@ -88,15 +94,15 @@ def var(
 
 @checked
 def std(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
     correction: float | None = None,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the standard deviation over dims, all by default; takes what `var` takes."""
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "std")
@@ -104,7 +110,9 @@ def std(
 
 
 @checked
-def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
+def average(
+    a: ArrayLike, axis: Axis = None, weights: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """Return the mean over dims, all by default.
 
     Args:
@@ -127,17 +135,32 @@ def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         return mean(x, dims, keepdims=keepdims)
     w = as_array(weights)
     if w.shape != x.shape:
-        along = dims if axis is None or hasattr(axis, "__index__") else tuple(axis)
-        order = [d % x.ndim for d in along]
-        if axis is None or w.shape != tuple([x.shape[d] for d in order]):
-            wanted = x.shape if axis is None else tuple([x.shape[d] for d in order])
-            raise ShapeError(
-                f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
-                f"axis={axis}; they must have the array's shape, or {wanted}."
-            )
-        w = w.transpose([order.index(d) for d in dims])
-        w = w.reshape(tuple(n if d in dims else 1 for d, n in enumerate(x.shape)))
+        w = _weights_along(x, w, axis)
     if not is_float(x.dtype) and x.dtype.kind != "c":
         x = x.astype(default_float())  # products of small integers would wrap
     weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
     return weighted / sum(w, axis, weighted.dtype, keepdims)
+
+
+def _weights_along(x: Any, w: Any, axis: Axis) -> Any:
+    """Return weights of the shape of the dims that ``axis`` names, broadcast over the others.
+
+    Raises:
+        ShapeError: if they do not have that shape.
+    """
+    if axis is None:
+        raise _misshapen(x, w, axis, x.shape)
+    order = [d % x.ndim for d in ((axis,) if hasattr(axis, "__index__") else axis)]
+    wanted = tuple([x.shape[d] for d in order])
+    if w.shape != wanted:
+        raise _misshapen(x, w, axis, wanted)
+    # The weights' dims come in the order in which `axis` names them.
+    w = w.transpose([order.index(d) for d in sorted(order)])
+    return w.reshape(tuple(n if d in order else 1 for d, n in enumerate(x.shape)))
+
+
+def _misshapen(x: Any, w: Any, axis: Axis, wanted: tuple[int, ...]) -> ShapeError:
+    return ShapeError(
+        f"average: weights of shape {w.shape} for an array of shape {x.shape}, over "
+        f"axis={axis}; they must have the array's shape, or {wanted}."
+    )

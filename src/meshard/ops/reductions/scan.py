@@ -18,7 +18,6 @@ import numpy as np
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_to, ravel, reshape
-from meshard.ops.array.update import at
 from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_whole
@@ -27,9 +26,10 @@ from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, RuleText,
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.at import At
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.tuning import SHIFTED_TOTALS
 
 _UFUNCS: dict[str, np.ufunc] = {
@@ -89,7 +89,7 @@ register(Op("scan_shift", _shift_rule, _shift, dtypes=_shift_law, local=_shift_c
 
 
 def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None) -> Any:
-    """Scan along a dim, or the flat array without one; the result lies like the operand."""
+    """Scan along a dim, or the flat array without one; the result is laid out like the operand."""
     x = as_array(a)
     if axis is None:
         x, axis = ravel(x), 0
@@ -128,12 +128,12 @@ def _summed(x: Array, dtype: Any) -> Dtype:
 
 
 @checked
-def cumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running sums along a dim, or in the flat array.
 
     Along a split dim each device sums its own block; of each block only the total moves. The
-    result lies like the array, and its bits depend on the mesh, not on the number of processes.
-    Floats shorter than 32 bits are accumulated in float32.
+    result is laid out like the array, and its bits depend on the mesh, not on the number of
+    processes. Floats shorter than 32 bits are accumulated in float32.
 
     Args:
         a: the array.
@@ -152,7 +152,7 @@ def cumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
 
 
 @checked
-def cumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def cumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running products along a dim, or in the flat array; laid out as by `cumsum`.
 
     >>> import meshard.numpy as mnp
@@ -183,13 +183,13 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
 
 
 @checked
-def nancumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running sums, NaN counted as zero."""
     return cumsum(_without_nan(a, 0), axis, dtype)
 
 
 @checked
-def nancumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running products, NaN counted as one."""
     return cumprod(_without_nan(a, 1), axis, dtype)
 
@@ -201,15 +201,17 @@ def _without_nan(a: Any, value: int) -> Any:
     return bind("where", bind("isnan", x), np.asarray(value, x.dtype), x)
 
 
-def _cumulative(
-    name: str, x: Any, axis: int | None, how: str, dtype: Any, include_initial: bool, first: int
-) -> Any:
-    value = as_array(x)
+_CUMULATIVE = {"cumulative_sum": ("add", 0), "cumulative_prod": ("multiply", 1)}
+"""How these functions of the Array API standard scan, and the initial value."""
+
+
+def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+    value, (how, first) = as_array(x), _CUMULATIVE[name]
     if axis is None:
         if value.ndim != 1:
             raise ArgumentError(
                 f"{name}: axis may be left out for arrays of one dim only; this one has "
-                f"{value.ndim}, its shape is {value.shape}. Say axis=, or flatten it."
+                f"{value.ndim}, its shape is {value.shape}. Give axis=, or flatten it."
             )
         axis = 0
     found = _scanned(name, value, axis, how, _summed(value, dtype))
@@ -217,13 +219,18 @@ def _cumulative(
         return found
     dim = axis % value.ndim
     longer = bind("pad_zeros", found, dims=((dim, (1, 0)),))
-    return longer if not first else at(longer)[(*(slice(None),) * dim, slice(0, 1))].set(first)
+    return longer if not first else At(longer)[(*(slice(None),) * dim, slice(0, 1))].set(first)
 
 
 @checked
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike = None,
+    include_initial: bool = False,
+) -> Array:
     """Return the running sums along a dim, as the Array API standard has it.
 
     Args:
@@ -239,13 +246,18 @@ def cumulative_sum(
     >>> mnp.cumulative_sum(mnp.arange(1, 4), include_initial=True).tolist()
     [0, 1, 3, 6]
     """
-    return _cumulative("cumulative_sum", x, axis, "add", dtype, include_initial, 0)
+    return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 @checked
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike = None,
+    include_initial: bool = False,
+) -> Array:
     """Return the running products along a dim, as the Array API standard has it.
 
     Takes what `cumulative_sum` takes; the initial value is a one.
@@ -254,14 +266,20 @@ def cumulative_prod(
     >>> mnp.cumulative_prod(mnp.arange(2, 5), include_initial=True).tolist()
     [1, 2, 6, 24]
     """
-    return _cumulative("cumulative_prod", x, axis, "multiply", dtype, include_initial, 1)
+    return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
 # differences
 
 
 @checked
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff(
+    a: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Array:
     """Return the differences between neighbours along a dim; only elements at edges move.
 
     Args:
@@ -280,7 +298,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     """
     x = as_array(a)
     if n < 0:
-        raise ArgumentError(f"diff: n is the number of times to take differences, not {n}.")
+        raise ArgumentError(f"diff: n must be a non-negative integer, not {n}.")
     (dim,) = normalised_axes(axis, x.ndim, "diff")
     if not n:
         return x
@@ -302,7 +320,9 @@ def _end(x: Array, value: Any, dim: int) -> Any:
     return broadcast_to(end, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+def ediff1d(
+    ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None
+) -> Array:
     """Return the differences between neighbours of the flat array, between two given ends."""
     x = diff(ravel(as_array(ary)))
     parts = [to_begin, x, to_end]
@@ -311,7 +331,9 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 
 @checked
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+def trapezoid(
+    y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1
+) -> Array:
     """Return the integral along a dim by the trapezoidal rule.
 
     Args:
@@ -336,7 +358,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
         if points.shape not in ((values.shape[dim],), values.shape):
             raise ShapeError(
                 f"trapezoid: points of shape {points.shape} for values of shape {values.shape}; "
-                f"they have one dim of {values.shape[dim]}, or the values' shape."
+                f"they must have one dim of {values.shape[dim]}, or the values' shape."
             )
         alone = points.ndim == 1
         width = diff(points, axis=0 if alone else dim)

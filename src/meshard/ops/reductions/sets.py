@@ -1,13 +1,13 @@
 """Sets: the distinct elements of arrays, and what is in both, either or one.
 
-All stands on the spread sort: equal elements become neighbours, and only marks cross devices.
+All of these use the spread sort: equal elements become neighbours, and only marks cross devices.
 The results' shapes depend on the values; each piece stays where the sort has brought it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -26,48 +26,51 @@ from meshard.ops.engine.dtypes import is_whole
 from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.ops.reductions.scan import cumsum
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 class UniqueAllResult(NamedTuple):
     """What `unique_all` returns."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCountsResult(NamedTuple):
     """What `unique_counts` returns."""
 
-    values: Any
-    counts: Any
+    values: Array
+    counts: Array
 
 
 class UniqueInverseResult(NamedTuple):
     """What `unique_inverse` returns."""
 
-    values: Any
-    inverse_indices: Any
+    values: Array
+    inverse_indices: Array
+
+
+class _Wanted(NamedTuple):
+    """What is wanted besides the distinct elements."""
+
+    indices: bool = False
+    inverse: bool = False
+    counts: bool = False
 
 
 def _unique(
-    x: Any,
-    equal_nan: bool,
-    index: bool,
-    inverse: bool,
-    counts: bool,
-    size: int | None = None,
-    fill_value: Any = None,
+    x: Any, wanted: _Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
 ) -> list[Any]:
-    """Return the distinct elements, and those of the other three that are wanted."""
+    """Return the distinct elements, and what else is wanted."""
     if size is None:
         x = concrete(x, "unique", GIVE_SIZE)
     flat = ravel(x)
-    if index or inverse:
+    if wanted.indices or wanted.inverse:
         values, order = sort_split(flat, bind("positions", flat))
     else:
         (values,) = sort_split(flat)
@@ -80,16 +83,16 @@ def _unique(
     else:
         values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
     results: list[Any] = [values]
-    if index:
+    if wanted.indices:
         results.append(order_of)
-    if inverse:
+    if wanted.inverse:
         rank = cumsum(first) - 1
         back = sort_split(order, rank)[1]
         results.append(reshape(back, x.shape))
-    if counts and size is None:
+    if wanted.counts and size is None:
         after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
         results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
-    elif counts:
+    elif wanted.counts:
         ends = bind("where", bind("less", places, 0), flat.size, places)
         results.append(ends[1:] - ends[:-1])
     return results
@@ -111,7 +114,7 @@ def _first_of(
 ) -> tuple[Any, Any, Any, Any]:
     """Return a known number of the elements that a mask marks, with their places and one more.
 
-    Where there are no more, ``fill_value`` stands for them, by default the first, or 0 if there is
+    Where there are no more, ``fill_value`` replaces them, by default the first, or 0 if there is
     none.
     """
     places = first_true(first, size + 1)
@@ -132,9 +135,22 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
-@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+@overload
 def unique(
-    ar: Any,
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array: ...
+@overload
+def unique(
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -142,24 +158,37 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array | tuple[Array, ...]: ...
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
     """Return the distinct elements of the flat array, sorted.
 
-    The array is sorted where it lies; of a split array the result is split, too, each device
-    keeping what the sort has brought there. The shape depends on the values, unless ``size`` says
-    it.
+    A split array is sorted without being brought together, and the result is split, too: each
+    device keeps what the sort has brought there. The shape depends on the values, unless ``size``
+    gives it.
 
     Args:
         ar: the array.
-        return_index: also return where each value first stands in the flat array.
+        return_index: also return where each value first occurs in the flat array.
         return_inverse: also return, in the array's shape, each element's place among the values.
-        return_counts: also return how often each value stands there.
+        return_counts: also return how often each value occurs there.
         axis: None; distinct slices along a dim are not supported.
         equal_nan: whether all NaN count as one value.
         size: how many values to return, which also traced arrays have: the least ones. Where there
-            are no more, ``fill_value`` stands, counted zero times.
+            are no more, ``fill_value`` fills the rest, counted zero times.
         fill_value: by default the least value.
         sorted: accepted as in NumPy; the result is sorted.
 
@@ -171,51 +200,55 @@ def unique(
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
     """
-    wanted = (bool(return_index), bool(return_inverse), bool(return_counts))
-    found = _unique(as_array(ar), equal_nan, *wanted, size, fill_value)
+    wanted = _Wanted(bool(return_index), bool(return_inverse), bool(return_counts))
+    found = _unique(as_array(ar), wanted, size, fill_value, equal_nan=equal_nan)
     return tuple(found) if any(wanted) else found[0]
 
 
 @checked
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+def unique_values(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
-    ``size`` and ``fill_value`` mean what they do to `unique`, here and in its kin.
+    ``size`` and ``fill_value`` mean what they do to `unique`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
     [1, 2]
     """
-    return _unique(as_array(x), False, False, False, False, size, fill_value)[0]
+    return _unique(as_array(x), _Wanted(), size, fill_value)[0]
 
 
 @checked
 def unique_counts(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
-    """Return the distinct elements of the flat array, and how often each stands there."""
-    found = _unique(as_array(x), False, False, False, True, size, fill_value)
+    """Return the distinct elements of the flat array, and how often each occurs there."""
+    found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
 
 @checked
 def unique_inverse(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverseResult:
     """Return the distinct elements, and each element's place among them, in the array's shape."""
-    found = _unique(as_array(x), False, False, True, False, size, fill_value)
+    found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
     return UniqueInverseResult(*found)
 
 
 @checked
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
-    """Return the distinct elements, where each first stands, each element's place, and counts.
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAllResult:
+    """Return the distinct elements, where each first occurs, each element's place, and counts.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return UniqueAllResult(*_unique(as_array(x), False, True, True, True, size, fill_value))
+    return UniqueAllResult(*_unique(as_array(x), _Wanted(True, True, True), size, fill_value))
 
 
 # membership
@@ -243,13 +276,13 @@ register(
 
 @checked
 def isin(
-    element: Any,
-    test_elements: Any,
+    element: ArrayLike,
+    test_elements: ArrayLike,
     assume_unique: bool = False,
     invert: bool = False,
     *,
     kind: str | None = None,
-) -> Any:
+) -> Array:
     """Return where the elements are among the test elements; laid out like the elements.
 
     Args:
@@ -275,7 +308,7 @@ def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
 
 
 def _distinct(x: Any, y: Any, *, among: bool) -> tuple[Any, Any]:
-    """Return an array sorted, and where an element stands first and is among others, or is not."""
+    """Return an array sorted, and where an element first occurs and is among others, or is not."""
     (values,) = sort_split(x)
     first = _firsts(values, equal_nan=True)
     return values, bind("logical_and", first, isin(values, y, invert=not among))
@@ -289,14 +322,16 @@ def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
 
 
 @checked
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def union1d(
+    ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements that are in either array, sorted.
 
     Args:
         ar1: the first array.
         ar2: the second array.
         size: how many to return, which also traced arrays have, as in `unique`.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     >>> import meshard.numpy as mnp
     >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
@@ -307,13 +342,13 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 @checked
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
     x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
@@ -324,16 +359,16 @@ def intersect1d(
 
 @checked
 def setdiff1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements of the first array that are not in the second, sorted.
 
-    Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
+    Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
     """
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
     if size is not None:
@@ -345,13 +380,13 @@ def setdiff1d(
 
 @checked
 def setxor1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in one of two arrays only, sorted.
 
     Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
@@ -373,7 +408,9 @@ def _known_set(what: str, x: Any) -> Any:
 
 
 @checked
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def flatnonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions in the flat array of the elements that are not zero.
 
     The result stays split where the array was, each device keeping its own positions.
@@ -381,7 +418,7 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
     Args:
         a: the array.
         size: how many positions to return, which also traced values have, as in `nonzero`.
-        fill_value: what stands where there are no more; 0 by default.
+        fill_value: what fills the rest where there are no more; 0 by default.
 
     >>> import meshard.numpy as mnp
     >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
@@ -395,13 +432,15 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
 
 
 @checked
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def argwhere(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions of the elements that are not zero, a row of numbers for each.
 
     Args:
         a: the array.
         size: how many rows to return, which also traced values have, as in `nonzero`.
-        fill_value: what stands where there are no more; 0 by default.
+        fill_value: what fills the rest where there are no more; 0 by default.
     """
     x = as_array(a)
     if not x.ndim:
@@ -410,14 +449,16 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
 
 
 @checked
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
     """Return the elements of the flat array where a condition of the same size is true.
 
     Args:
         condition: the condition.
         arr: the array.
         size: how many elements to return, which also traced values have.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     Raises:
         ShapeError: if the sizes differ.
@@ -425,8 +466,8 @@ def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: An
     mask, x = as_array(condition), as_array(arr)
     if mask.size != x.size:
         raise ShapeError(
-            f"extract: a condition of shape {mask.shape} for an array of shape {x.shape}; they "
-            f"have {mask.size} and {x.size} elements."
+            f"extract: the condition of shape {mask.shape} and the array of shape {x.shape} must "
+            f"have the same size, but have {mask.size} and {x.size} elements."
         )
     return _selected("extract", ravel(mask), ravel(x), 0, size, fill_value)
 
@@ -447,13 +488,13 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
 
 @checked
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike,
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
-) -> Any:
+    fill_value: ArrayLike = 0,
+) -> Array:
     """Return the slices along a dim where a condition is true, or elements of the flat array.
 
     Args:
@@ -461,7 +502,7 @@ def compress(
         a: the array.
         axis: the dim; None for the flat array.
         size: how many slices to return, which also traced values have.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     Raises:
         ShapeError: if the condition has not one dim, or is too long.
@@ -473,6 +514,6 @@ def compress(
     if mask.ndim != 1 or mask.size > x.shape[dim]:
         raise ShapeError(
             f"compress: a condition of shape {mask.shape} for dim {dim} of an array of shape "
-            f"{x.shape}; it has one dim, at most as long."
+            f"{x.shape}; it must have one dim that is not longer."
         )
     return _selected("compress", mask, x, dim, size, fill_value)

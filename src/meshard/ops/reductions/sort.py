@@ -29,7 +29,7 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
 
 
@@ -113,19 +113,19 @@ def _check_kind(name: str, kind: str | None) -> None:
 
 @checked
 def sort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
     stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
-) -> Any:
+) -> Array:
     """Return the array sorted along a dim; NaN counts as the greatest.
 
     Along a split dim of several, the axes move to another dim. A split array of one dim is sorted
-    where it lies: each device sorts its own block, the blocks are exchanged by value and merged,
-    and the result lies like the array. Nothing is brought together on one device.
+    in place: each device sorts its own block, the blocks are exchanged by value and merged,
+    and the result is laid out like the array. Nothing is brought together on one device.
 
     Args:
         a: the array.
@@ -150,14 +150,14 @@ def sort(
 
 @checked
 def argsort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
     stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
-) -> Any:
+) -> Array:
     """Return the positions that would sort the array along a dim; equal elements keep their order.
 
     Laid out as by `sort`, whose arguments it takes.
@@ -179,13 +179,13 @@ def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
 
 
 @checked
-def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     The whole dim is sorted, which is one such order.
 
     Raises:
-        ArgumentError: if ``kth`` is no position of the dim.
+        ArgumentError: if ``kth`` is not a position of the dim.
     """
     x, dim = _operand("partition", a, axis)
     _checked_kth("partition", x, kth, dim)
@@ -193,7 +193,7 @@ def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
 
 
 @checked
-def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the positions that would `partition` the array."""
     x, dim = _operand("argpartition", a, axis)
     _checked_kth("argpartition", x, kth, dim)
@@ -201,7 +201,7 @@ def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any
 
 
 @checked
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
 
     Raises:
@@ -214,7 +214,7 @@ def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     x, dim = _operand("top_k", operand, axis)
     if not 0 <= k <= x.shape[dim]:
         raise ArgumentError(
-            f"top_k: k={k} of dim {dim}, whose size is {x.shape[dim]}; it is at most the size."
+            f"top_k: k must be from 0 to the size of dim {dim}, {x.shape[dim]}, got {k}."
         )
     head = (*(slice(None),) * dim, slice(0, k))
     if x.ndim == 1:
@@ -251,7 +251,9 @@ register(
 
 
 @checked
-def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
+def searchsorted(
+    a: ArrayLike, v: ArrayLike, /, side: str = "left", sorter: ArrayLike | None = None
+) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
     Where the sorted array is split, each device counts its own elements before each value, and the
@@ -274,10 +276,10 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
     x, values = as_array(a), as_array(v)
     if x.ndim != 1:
         raise ShapeError(
-            f"searchsorted: the array to search has one dim; this one's shape is {x.shape}."
+            f"searchsorted: the array to search must have one dim, but its shape is {x.shape}."
         )
     if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
+        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', not {side!r}.")
     if sorter is not None:
         order = as_array(sorter)
         if order.shape != x.shape:
@@ -290,7 +292,7 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
 
 
 @checked
-def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Array:
     """Return for each element the number of the bin that it falls into.
 
     Args:
@@ -299,7 +301,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
         right: whether a bin holds its right edge instead of its left one.
 
     Raises:
-        ArgumentError: if the edges neither rise nor fall; of traced ones nobody can say.
+        ArgumentError: if the edges neither rise nor fall; traced edges cannot be checked.
 
     >>> import meshard.numpy as mnp
     >>> mnp.digitize(mnp.asarray([0.2, 6.4, 3.0]), mnp.asarray([0.0, 1.0, 2.5, 4.0])).tolist()
@@ -314,5 +316,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     if bool(bind("less_equal", edges[:-1], edges[1:]).all()):
         return searchsorted(edges, value, side)
     if not bool(bind("greater_equal", edges[:-1], edges[1:]).all()):
-        raise ArgumentError("digitize: the bins are edges that rise or fall; these do neither.")
+        raise ArgumentError(
+            "digitize: the bins must be edges that rise or fall, but these do neither."
+        )
     return edges.shape[0] - searchsorted(flip(edges), value, side)

@@ -33,7 +33,7 @@ from meshard.ops.reductions.sort import sort
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 # order statistics
 
@@ -68,7 +68,7 @@ def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepd
 
 
 @checked
-def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the median over dims, all by default; NaN where an element is.
 
     Computed by a `sort`, which is spread over the devices.
@@ -94,8 +94,8 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 @checked
 def quantile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
-) -> Any:
+    a: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Array:
     """Return quantiles over dims, all by default; NaN where an element is.
 
     Args:
@@ -121,8 +121,8 @@ def quantile(
 
 @checked
 def percentile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
-) -> Any:
+    a: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Array:
     """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
     return _quantile("percentile", a, _parts_of(q, 100), axis, method, keepdims)
 
@@ -138,7 +138,7 @@ def _parts_of(q: Any, most: int) -> Any:
 
 def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
     if method not in _METHODS:
-        raise ArgumentError(f"{name}: method is one of {', '.join(_METHODS)}, not {method!r}.")
+        raise ArgumentError(f"{name}: method must be one of {', '.join(_METHODS)}, not {method!r}.")
     if is_traced(q):
         return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():
@@ -152,13 +152,13 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
     if not q.ndim:
         return results[0]
     if not results:
-        raise ArgumentError(f"{name}: q holds no number.")
+        raise ArgumentError(f"{name}: q is empty.")
     joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
     return reshape(joined, (*q.shape, *results[0].shape))
 
 
 def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
-    """Return quantiles at traced places, of which nobody can say whether they lie inside."""
+    """Return quantiles at traced places, which cannot be checked to be inside."""
     ordered, law, dims = _ordered(name, a, axis)
     last = ordered.shape[-1] - 1
     places = bind("multiply", reshape(q, (-1,)), last)
@@ -201,7 +201,7 @@ def _between(ordered: Array, q: float, method: str) -> Any:
 
 
 def _interpolate(below: Block, above: Block, part: Any) -> Any:
-    """Return what lies between two elements; beside an infinite one that is infinite, too."""
+    """Return a value between two elements; next to an infinite one it is infinite, too."""
     with np.errstate(invalid="ignore", over="ignore"):
         step = above - below
         found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
@@ -231,7 +231,9 @@ def _filled(x: Array, gaps: Any, value: Any) -> Any:
 
 
 @checked
-def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+def nansum(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
     """Return the sum over dims, NaN counted as zero.
 
     >>> import meshard.numpy as mnp
@@ -242,22 +244,24 @@ def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = 
 
 
 @checked
-def nanprod(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+def nanprod(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
     """Return the product over dims, NaN counted as one."""
     return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
 
 
 @checked
-def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
+def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Return the maximum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
 
 @checked
-def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
+def nanmin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Return the minimum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
@@ -268,8 +272,10 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
 
 
 @checked
-def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
-    """Return the mean over dims of what is not NaN; NaN where nothing else is."""
+def nanmean(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
+    """Return the mean over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     if gaps is None:
         return mean(x, axis, dtype, keepdims)
@@ -285,13 +291,13 @@ def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool =
 
 
 def _quotient(total: Any, count: Any) -> Any:
-    """Divide sums by counts; nothing by zero is NaN."""
+    """Divide sums by counts; zero by zero is NaN."""
     safe = bind("maximum", count, 1).astype(total.dtype)
     return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
 
 
 @checked
-def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+def nanvar(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
     """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
     x, gaps = _nan(a)
     if gaps is None:
@@ -306,7 +312,7 @@ def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
 
 
 @checked
-def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+def nanstd(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
     """Return the standard deviation over dims of what is not NaN."""
     return bind("sqrt", nanvar(a, axis, ddof, keepdims))
 

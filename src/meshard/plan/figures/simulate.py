@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.plan.captions import amount_text, bytes_text
+from meshard.plan.captions import amount_text, bytes_text, time_text
 from meshard.plan.figures.load import (
     DevicePlaces,
     Load,
@@ -374,18 +374,6 @@ def _hottest(timed: Sequence[_Timed], places: DevicePlaces, direction: int) -> t
                 order = float(amounts[port]) / level.bandwidth
                 found.append((-order, number, int(port), spot))
     return tuple([spot for *_, spot in sorted(found, key=lambda x: x[:3])[:_SPOTS]])
-
-
-def time_text(seconds: float) -> str:
-    """Return a time with three digits and a unit.
-
-    >>> time_text(0.00123), time_text(4.56e-7), time_text(78.9), time_text(0.0)
-    ('1.23 ms', '456 ns', '78.9 s', '0 ns')
-    """
-    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-    unit, size = next((x for x in units if seconds >= x[1]), units[-1])
-    text = f"{seconds / size:.3g}"
-    return f"{seconds / size:,.0f} {unit}" if "e+" in text else f"{text} {unit}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -49,7 +49,8 @@ class Shard:
     device: Device
     index: Index
     replica_id: int
-    data: Any = None
+    # None is the exception, in a program of several processes: for type checkers it is an array.
+    data: Array = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return (
@@ -134,7 +135,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             box = layout.box(piece)
             number = replica.get(box, 0)
             replica[box] = number + 1
-            data = None
+            data: Any = None
             if device.process_index == world.process_index:
                 block = blocks[piece]
                 assert block is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -25,12 +25,45 @@ from meshard.runtime.moving.place import (
 )
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, SupportsArray
 from meshard.runtime.world import here
 
 T = TypeVar("T")
+K = TypeVar("K")
+H = TypeVar("H", bound=np.ndarray[Any, Any] | np.generic | complex)
+"""A value on the host; a tree of such becomes one of arrays, and others keep their type."""
 
 
+@overload
+def device_put(
+    x: ArrayLike, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> Array: ...
+@overload
+def device_put(
+    x: list[H], device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> list[Array]: ...
+@overload
+def device_put(
+    x: tuple[H, ...],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> tuple[Array, ...]: ...
+@overload
+def device_put(
+    x: dict[K, H],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> dict[K, Array]: ...
+@overload
+def device_put(
+    x: T, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> T: ...
 def device_put(
     x: Any,
     device: Any = None,
@@ -123,6 +156,10 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
         ) from error
 
 
+@overload
+def device_get(x: SupportsArray) -> Block: ...
+@overload
+def device_get(x: Any) -> Any: ...
 def device_get(x: Any) -> Any:
     """Return a tree with each array fetched whole as a NumPy array; other leaves stay.
 

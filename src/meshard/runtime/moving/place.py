@@ -354,7 +354,7 @@ def wires_between(
     world: RuntimeWorld, source: ArrayType, type_: ArrayType
 ) -> tuple[()] | tuple[Wire]:
     """Return the communications that bring an array into another type's layout: one or none."""
-    if source.guest or source.layout == type_.layout:
+    if source.unplaced or source.layout == type_.layout:
         return ()
     from_ = (source.sharding,), type_.layout, (Source(source.layout),)
     move = Move(type_.sharding, *from_, type_.dtype.itemsize)

@@ -6,7 +6,7 @@ Along each dim a process gives either the whole dim, or the shards that its devi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import needed_sharding, prefix_leaves
 from meshard.runtime.moving.place import as_host, filled
 from meshard.runtime.trees import flatten_with_none, unflatten
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
 
 _WHAT = "make_array_from_process_local_data"
@@ -28,6 +28,14 @@ Shape = tuple[int, ...]
 Intervals = list[tuple[int, int]]
 
 
+@overload
+def make_array_from_process_local_data(
+    sharding: Any, local_data: ArrayLike, global_shape: Any = None
+) -> Array: ...
+@overload
+def make_array_from_process_local_data(
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any: ...
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from meshard.algebra.arguments import flag_of, function_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.window import checked_window
+from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress, Tree, moved
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.trees import flatten_with_none
+from meshard.runtime.types import ArrayLike
+
+T = TypeVar("T")
 
 
+@overload
+def reshard(
+    x: ArrayLike,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+) -> Array: ...
+@overload
+def reshard(
+    x: T,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+) -> T: ...
 def reshard(
     x: Any,
     sharding: Any,

@@ -76,7 +76,7 @@ def _container(value: Collection[Any]) -> str:
 def described(type_: ArrayType, *, exact: bool = False) -> str:
     """Return dtype, shape and sharding of an array, in the exact or the readable form."""
     told = type_.str_short()
-    if type_.guest:  # every process has its own
+    if type_.unplaced:  # every process has its own
         return told
     return f"{told} {_lies(type_.sharding, exact=False)}" + (_layout(type_.layout) if exact else "")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.arguments import path_of
-from meshard.plan.figures.simulate import time_text
+from meshard.plan.captions import time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.show.record import Record, labels
 from meshard.plan.show.report import Table

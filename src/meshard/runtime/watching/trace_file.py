@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import items_of, path_of
 from meshard.errors import ArgumentError
-from meshard.plan.figures.simulate import time_text
+from meshard.plan.captions import time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
 from meshard.plan.show.record import Record

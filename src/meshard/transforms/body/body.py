@@ -23,20 +23,20 @@ from meshard.ops.engine.accept import accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import Ghost, inferred, weak_of
+from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import Interpreter, Params
+from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
-from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.settings import config
-from meshard.transforms.body.boundary import cell_type, entered
-from meshard.transforms.body.deferred import Pending
-from meshard.transforms.body.grid import Cells, Grid
-from meshard.transforms.body.noting import cell_types, noted, operation_wires
+from meshard.transforms.body.boundary import cell_type, to_grid
+from meshard.transforms.body.deferred import Pending, scattered
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
 from meshard.tuning import MOST_MASKS
 
@@ -145,7 +145,7 @@ class Body(Interpreter):
         return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
 
     def _constant(self, x: Any) -> Grid:
-        if self.typed and (type(x) is Array or isinstance(x, Ghost)):
+        if self.typed and (type(x) is Array or isinstance(x, AbstractArray)):
             return self._typed_constant(x)
         if type(x) is not Array:
             raise ConcretizationError(
@@ -154,20 +154,20 @@ class Body(Interpreter):
             )
         scope = self.scope
         if scope.auto:
-            found = entered(self, [x], PartitionSpec())
+            found = to_grid(self, [x], PartitionSpec())
         else:
-            lies = x
+            whole = x
             if not x._type.layout.replicated or not x._type.local:
-                lies = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
+                whole = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
             kind = scope.kind(cell_type(scope, x.shape, x.dtype), (), frozenset())
-            found = Grid(self, kind, lies._live())
-            if lies is x:
+            found = Grid(self, kind, whole._live())
+            if whole is x:
                 return found
         self._constants[id(x)] = (x, found)
         return found
 
     def _typed_constant(self, x: Any) -> Grid:
-        found = entered(self, [None], PartitionSpec(), like=x._type)
+        found = to_grid(self, [None], PartitionSpec(), like=x._type)
         weak = weak_of(x)
         if weak is not None:
             kind = found.kind
@@ -189,7 +189,7 @@ class Body(Interpreter):
                 "that does not enclose this one. Return it from its body instead of keeping it."
             )
         x = self.outer.lift(x)
-        found = entered(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        found = to_grid(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
         if self.recorder is not None:
             self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)
@@ -202,13 +202,18 @@ def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
     return grid.reshape(shape)
 
 
+_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners in bodies", 1 << 14)
+_NUMBER = _RUNNERS.number
+
+
 def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """Return what runs an operation on values of these kinds, worked out once per scope."""
-    key = (config.epoch, name, params, kinds)
-    found: Runner | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _runner(scope, name, kinds, params)
-    return found
+    key, tables = (name, params, kinds), scope.tables
+    if scope.epoch == config.epoch and len(tables) > _NUMBER:  # `Memo.table`, without a call
+        found: Runner | None = tables[_NUMBER].get(key)
+        if found is not None:
+            return found
+    return _RUNNERS.keep(scope, key, _runner(scope, name, kinds, params))
 
 
 def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
@@ -218,17 +223,22 @@ def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     grids = [k for k in kinds if isinstance(k, GridKind)]
     if any(k.weak for k in grids):
         return _weakly(scope, name, kinds, params)
-    varies = frozenset[str]().union(*(k.varies for k in grids))
     types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     decision = decide(scope.world, name, types, params)
-    if scope.auto:
-        return _each_array(scope, name, params, decision.outputs, varies)
-    extent = scope.extent(a for k in grids for a in k.extent)
+    extent, varies = _axes_of_results(scope, grids)
     results = tuple(scope.kind(t, extent, varies) for t in decision.outputs)
+    if scope.auto:
+        return _each_array(scope, name, params, results)
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
     if isinstance(decision, MoveDecision):
         return _moving(scope, decision, results[0], onto)
     return _computing(scope, decision, results, onto)
+
+
+def _axes_of_results(scope: Scope, grids: Sequence[GridKind]) -> tuple[Extent, frozenset[str]]:
+    """Return the axes along which results differ, and those over which they may differ."""
+    extent = scope.manual if scope.auto else [a for k in grids for a in k.extent]
+    return scope.extent(extent), frozenset[str]().union(*(k.varies for k in grids))
 
 
 def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
@@ -238,8 +248,7 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """
     grids = [k for k in kinds if isinstance(k, GridKind)]
     types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
-    varies = frozenset[str]().union(*(k.varies for k in grids))
-    extent = scope.extent(scope.manual if scope.auto else [a for k in grids for a in k.extent])
+    extent, varies = _axes_of_results(scope, grids)
     outputs = [
         scope.kind(t, extent, varies, weak)
         for t, weak in inferred(scope.world, name, types, params)
@@ -266,19 +275,9 @@ def _moving(
             for i in wanted
         ]
         found = [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
-        return Grid(body, kind, _scattered(found, numbers, len(everything)))
+        return Grid(body, kind, scattered(found, numbers, len(everything)))
 
     return run
-
-
-def _scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) -> Cells:
-    """Return the cells of a grid of which some were computed."""
-    if numbers is None:
-        return tuple(found)
-    cells = [None] * count
-    for number, cell in zip(numbers, found, strict=True):
-        cells[number] = cell
-    return tuple(cells)
 
 
 def _computing(
@@ -342,7 +341,7 @@ def _general(
         grids = []
         for k, kind in enumerate(kinds):
             blocks = [as_block(results[k], casts[k]) for results in found]
-            grids.append(Grid(body, kind, _scattered(blocks, numbers, count)))
+            grids.append(Grid(body, kind, scattered(blocks, numbers, count)))
         return grids[0] if len(grids) == 1 else tuple(grids)
 
     return run
@@ -407,21 +406,14 @@ def _of_cells(decision: KernelDecision, cells: tuple[Cell, ...], many: bool) -> 
     )
 
 
-def _each_array(
-    scope: Scope,
-    name: str,
-    params: Params,
-    outputs: tuple[ArrayType, ...],
-    varies: frozenset[str],
-) -> Runner:
+def _each_array(scope: Scope, name: str, params: Params, kinds: tuple[GridKind, ...]) -> Runner:
     """Bind the operation for each cell, which is an Array on the automatic axes."""
-    extent = scope.extent(scope.manual)
-    kinds = tuple(scope.kind(t, extent, varies) for t in outputs)
+    extent = kinds[0].extent
     count = scope.count(extent)
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         numbers = body.active(extent)
-        with _noting(body, name, values, params, numbers):
+        with _recorded(body, name, values, params, numbers):
             found = [
                 EAGER.run(name, tuple(x.cells[i] if type(x) is Grid else x for x in values), params)
                 for i in (range(count) if numbers is None else numbers)
@@ -430,7 +422,7 @@ def _each_array(
             [found] if len(kinds) == 1 else list(zip(*found, strict=True)) or [()] * len(kinds)
         )
         grids = tuple(
-            Grid(body, kind, _scattered(cells, numbers, count))
+            Grid(body, kind, scattered(cells, numbers, count))
             for kind, cells in zip(kinds, columns, strict=True)
         )
         return grids[0] if len(grids) == 1 else grids
@@ -438,14 +430,14 @@ def _each_array(
     return run
 
 
-def _noting(
+def _recorded(
     body: Body,
     name: str,
     values: Sequence[Any],
     params: Params,
     numbers: Sequence[int] | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Note what an operation moves, on all parts of the mesh that it is about."""
+    """Record what an operation moves, on all parts of the mesh that it is about."""
     scope = body.scope
     if not scope.world.ledgers:
         return contextlib.nullcontext()
@@ -455,4 +447,4 @@ def _noting(
     ]
     wanted = range(len(scope.submeshes)) if body.mask is None or numbers is None else numbers
     parts = [operation_wires(scope, name, [t[i] for t in types], params) for i in wanted]
-    return noted(scope, name, parts)
+    return record_wires(scope, name, parts)

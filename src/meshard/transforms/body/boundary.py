@@ -2,14 +2,14 @@
 
 In: an Array (or, in a nested body, one for each coordinate of the outer body's axes) and a spec
 over the axes that the body makes manual. Out: the cells that the devices hold, by reference; an
-array that does not lie so is resharded first.
+array with another layout is resharded first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid
+from meshard.transforms.body.recording_wires import lay_out
 from meshard.transforms.body.scope import Extent, GridKind, Running, Scope
 
 Axes = tuple[tuple[str, ...], ...]
@@ -63,7 +64,7 @@ def _objects(values: Sequence[Any]) -> Any:
 # in
 
 
-def entered(
+def to_grid(
     body: Running,
     arrays: Sequence[Any],
     spec: PartitionSpec,
@@ -110,13 +111,30 @@ Enter = Callable[[Running, Array | None], Grid]
 """From an array of one type to a grid; from None, where cells are not wanted, to one without."""
 
 
+_WAYS_IN: Memo[tuple[ArrayType, PartitionSpec], Enter] = Memo("ways into bodies", 1 << 12)
+
+
 def way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
-    """Return how arrays of a type enter a body along all axes of a mesh: cells are their blocks."""
-    key = ("enter", type, spec)
-    found: Enter | None = scope.decisions.get(key)
+    """Return how arrays of a type enter a body that no other encloses; the spec is known to fit."""
+    found = known_way_in(scope, type, spec)
     if found is None:
-        found = scope.decisions[key] = _way_in(scope, type, spec)
+        enter = _among_arrays(scope, type, spec) if scope.auto else _way_in(scope, type, spec)
+        found = _WAYS_IN.keep(scope, (type, spec), enter)
     return found
+
+
+def known_way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter | None:
+    """Return how arrays of a type enter a body, if some have before: their spec was checked."""
+    return _WAYS_IN.table(scope).get((type, spec))
+
+
+def _among_arrays(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
+    """Return how arrays of a type enter a body whose cells are Arrays on the automatic axes."""
+
+    def enter(body: Running, x: Array | None) -> Grid:
+        return to_grid(body, [x], spec, like=type)
+
+    return enter
 
 
 def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
@@ -142,10 +160,13 @@ def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
     return enter
 
 
+def _counts(sizes: Mapping[str, int], axes: Axes) -> list[int]:
+    """Return into how many parts axes split each dim."""
+    return [math.prod([sizes[a] for a in dim]) for dim in axes]
+
+
 def _local_shape(shape: tuple[int, ...], axes: Axes, sizes: dict[str, int]) -> tuple[int, ...]:
-    return tuple(
-        [n // math.prod([sizes[a] for a in dim]) for n, dim in zip(shape, axes, strict=True)]
-    )
+    return tuple([n // c for n, c in zip(shape, _counts(sizes, axes), strict=True)])
 
 
 def _kept(x: Any, mesh: Mesh, axes: Axes, scope: Scope) -> Axes:
@@ -187,41 +208,24 @@ def _cut(scope: Scope, x: Array, mesh: Mesh, axes: Axes, kept: Axes, added: Exte
 # out
 
 
-def left(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
+def to_array(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     """Return the array that a body's grid is outside: an Array, or a grid of the outer body."""
-    scope = body.scope
-    axes = spec.axes(grid.ndim)
-    if body.outer is None and not scope.auto:
+    scope, outer = body.scope, body.outer
+    if outer is None and not scope.auto:
         return way_out(scope, grid.kind, spec)(grid)
-    added = _added(body)
-    outer = body.outer
+    join = _Join(body, grid, spec)
     around = outer.scope.manual if outer is not None else ()
     submeshes = outer.scope.submeshes if outer is not None else (scope.mesh,)
     # All cells, by outer coordinate and by coordinate along the added axes.
-    full = scope.extent(scope.manual)
-    found = [grid.cells[i] for i in scope.onto(grid.kind.extent, full)]
-    inner = _inner_sharding(scope, grid)
-    if inner is not None:
-        alike = [NamedSharding(m, inner.spec, uneven=inner.uneven) for m in scope.submeshes]
-        everywhere = body.mask is None
-        found = laid(scope, grid.kind, found, alike, "shard_map", everywhere=everywhere)
-    cells = _objects(found).reshape([scope.sizes[a] for a in scope.manual])
-    order = [scope.manual.index(a) for a in (*around, *added)]
-    cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in added])
-    arrays = [
-        _joined(scope, cells[number], mesh, grid, axes, added, inner)
-        for number, mesh in enumerate(submeshes)
-    ]
-    shape, sharding = _outer_type(scope, submeshes[0], grid, axes, inner)
-    world = scope.world
+    cells = _objects(join.laid_out()).reshape([scope.sizes[a] for a in scope.manual])
+    order = [scope.manual.index(a) for a in (*around, *join.added)]
+    cells = cells.transpose(order).reshape(len(submeshes), *[scope.sizes[a] for a in join.added])
+    arrays = [join.array(cells[number], mesh) for number, mesh in enumerate(submeshes)]
+    whole = join.type_on(submeshes[0])
     if outer is None:
-        whole = world.type_of(shape, grid.dtype, sharding, True)
         return Array(whole, (None,) * whole.layout.piece_count) if arrays[0] is None else arrays[0]
-    kind = outer.scope.kind(
-        world.type_of(shape, grid.dtype, sharding, True),
-        outer.scope.extent(outer.scope.manual),
-        grid.kind.varies - frozenset(added),
-    )
+    every = outer.scope.extent(outer.scope.manual)
+    kind = outer.scope.kind(whole, every, grid.kind.varies - frozenset(join.added))
     return Grid(outer, kind, tuple(arrays))
 
 
@@ -229,30 +233,13 @@ Leave = Callable[[Grid], Array]
 """From a grid of one kind to the array that it is outside."""
 
 
+@memoized(most=1 << 12)
 def way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     """Return how grids of a kind leave a body along all axes of a mesh: cells become blocks."""
-    key = ("leave", kind, spec)
-    found: Leave | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = _way_out(scope, kind, spec)
-    return found
-
-
-def _way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     axes = spec.axes(kind.ndim)
-    sharding = NamedSharding(scope.mesh, spec)
-    shape = tuple(
-        n * math.prod(scope.sizes[a] for a in dim) for n, dim in zip(kind.shape, axes, strict=True)
-    )
-    named = [a for a in scope.manual if any(a in dim for dim in axes)]
-    extent = scope.extent(named)
-    numbers = np.argsort(_pieces(axes, scope.sizes, named).ravel()).tolist()
-    rest = scope.extent(a for a in kind.extent if a not in extent)
-    wide = scope.extent((*extent, *rest))
-    by_place = np.array(scope.onto(kind.extent, wide)).reshape([scope.sizes[a] for a in wide])
-    order = [wide.index(a) for a in (*extent, *rest)]
-    choices = by_place.transpose(order).reshape(scope.count(extent), -1)[numbers].tolist()
-    type = scope.world.type_of(shape, kind.dtype, sharding, True)
+    shape = tuple([n * c for n, c in zip(kind.shape, _counts(scope.sizes, axes), strict=True)])
+    type = scope.world.type_of(shape, kind.dtype, NamedSharding(scope.mesh, spec), True)
+    choices = _cells_of_pieces(scope, kind.extent, axes)
     firsts = [c[0] for c in choices]
 
     def leave(grid: Grid) -> Array:
@@ -265,66 +252,109 @@ def _way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
         blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
         return Array(type, tuple(blocks))
 
-    return leave_first if rest else leave
+    return leave if all(len(c) == 1 for c in choices) else leave_first
 
 
-def _inner_sharding(scope: Scope, grid: Grid) -> NamedSharding | None:
-    """Return how the cells lie on the automatic axes; None where there are none."""
+def _cells_of_pieces(scope: Scope, extent: Extent, axes: Axes) -> list[list[int]]:
+    """Return for each piece of an array the cells, numbered over an extent, that can be it."""
+    named = [a for a in scope.manual if any(a in dim for dim in axes)]
+    split = scope.extent(named)
+    rest = scope.extent(a for a in extent if a not in split)
+    wide = scope.extent((*split, *rest))
+    by_place = np.array(scope.onto(extent, wide)).reshape([scope.sizes[a] for a in wide])
+    order = [wide.index(a) for a in (*split, *rest)]
+    pieces = np.argsort(_pieces(axes, scope.sizes, named).ravel())
+    found: list[list[int]] = (
+        by_place.transpose(order).reshape(scope.count(split), -1)[pieces].tolist()
+    )
+    return found
+
+
+@final
+class _Join:
+    """How the cells of a grid become an array outside of the body.
+
+    Attributes:
+        axes: the axes that the body makes manual and that split each dim of the array.
+        added: the axes along which the cells are joined.
+        inner: how the cells are laid out on the automatic axes; None where there are none.
+    """
+
+    def __init__(self, body: Running, grid: Grid, spec: PartitionSpec) -> None:
+        self._body, self._grid = body, grid
+        self.axes: Axes = spec.axes(grid.ndim)
+        self.added = _added(body)
+        self.inner = _inner_sharding(body.scope, grid.kind)
+
+    def laid_out(self) -> list[Any]:
+        """Return the cells at all coordinates, those on automatic axes laid out alike."""
+        scope, kind, inner = self._body.scope, self._grid.kind, self.inner
+        cells = [self._grid.cells[i] for i in scope.onto(kind.extent, scope.extent(scope.manual))]
+        if inner is None:
+            return cells
+        alike = [NamedSharding(m, inner.spec, uneven=inner.uneven) for m in scope.submeshes]
+        return lay_out(scope, kind, cells, alike, "shard_map", everywhere=self._body.mask is None)
+
+    def type_on(self, mesh: Mesh) -> ArrayType:
+        """Return the type of the array on a mesh."""
+        grid, inner = self._grid, self.inner
+        counts = _counts(mesh.shape, self.axes)
+        shape = tuple([n * c for n, c in zip(grid.shape, counts, strict=True)])
+        sharding = NamedSharding(mesh, PartitionSpec(*self.axes))
+        if inner is not None:
+            own = zip(self.axes, inner.spec.axes(grid.ndim), strict=True)
+            uneven = _joined_cuts(grid.shape, counts, inner.dim_cuts(grid.shape))
+            sharding = NamedSharding(mesh, PartitionSpec(*[m + k for m, k in own]), uneven=uneven)
+        return self._body.scope.world.type_of(shape, grid.dtype, sharding, True)
+
+    def array(self, cells: Any, mesh: Mesh) -> Array | None:
+        """Join the cells at the coordinates of the added axes; None if there are none."""
+        flat = [a for dim in self.axes for a in dim]
+        # Along axes that do not split it any cell will do: the first that there is.
+        rest = [i for i, a in enumerate(self.added) if a not in flat]
+        kept = [i for i, a in enumerate(self.added) if a in flat]
+        sides = cells.transpose(kept + rest).reshape(math.prod(cells.shape[i] for i in kept), -1)
+        chosen = [next((c for c in side if c is not None), None) for side in sides]
+        if all(c is None for c in chosen):
+            return None
+        type_ = self.type_on(mesh)
+        sharding = type_.sharding
+        assert isinstance(sharding, NamedSharding)
+        split = sharding.spec.axes(type_.ndim)
+        pieces = _pieces(split, dict(mesh.shape), [self.added[i] for i in kept])
+        return Array(type_, _blocks_of_pieces(chosen, pieces))
+
+
+def _inner_sharding(scope: Scope, kind: GridKind) -> NamedSharding | None:
+    """Return how cells are laid out on the automatic axes; None where there are none."""
     if not scope.auto:
         return None
-    sharding = grid.kind.type.sharding
+    sharding = kind.type.sharding
     if isinstance(sharding, NamedSharding) and sharding.mesh == scope.submeshes[0]:
         return sharding
     return NamedSharding(scope.submeshes[0], PartitionSpec())
 
 
-def _outer_type(
-    scope: Scope, mesh: Mesh, grid: Grid, axes: Axes, inner: NamedSharding | None
-) -> tuple[tuple[int, ...], NamedSharding]:
-    """Return the shape and the sharding of what a grid is joined to."""
-    counts = [math.prod(mesh.shape[a] for a in dim) for dim in axes]
-    shape = tuple([n * c for n, c in zip(grid.shape, counts, strict=True)])
-    if inner is None:
-        return shape, NamedSharding(mesh, PartitionSpec(*axes))
-    both = tuple(m + k for m, k in zip(axes, inner.spec.axes(grid.ndim), strict=True))
-    cuts = []
-    for n, count, own in zip(grid.shape, counts, inner.dim_cuts(grid.shape), strict=True):
-        wide = (*(i * n + c for i in range(count) for c in own[:-1]), n * count)
+def _joined_cuts(
+    shape: Sequence[int], counts: Sequence[int], cuts: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...] | None, ...] | None:
+    """Return the cuts of cells behind one another, that many along each dim; None if all even."""
+    found: list[tuple[int, ...] | None] = []
+    for n, count, own in zip(shape, counts, cuts, strict=True):
         total = n * count
+        wide = (*(i * n + c for i in range(count) for c in own[:-1]), total)
         shards = len(wide) - 1
         even = total % shards == 0 and wide == even_cuts(total, shards)
-        cuts.append(None if even else wide)
-    uneven = tuple(cuts) if any(c is not None for c in cuts) else None
-    return shape, NamedSharding(mesh, PartitionSpec(*both), uneven=uneven)
+        found.append(None if even else wide)
+    return tuple(found) if any(c is not None for c in found) else None
 
 
-def _joined(
-    scope: Scope,
-    cells: Any,
-    mesh: Mesh,
-    grid: Grid,
-    axes: Axes,
-    added: Extent,
-    inner: NamedSharding | None,
-) -> Array | None:
-    """Join the cells at the coordinates of the added axes to one array; None if there are none."""
-    flat = [a for dim in axes for a in dim]
-    # Along axes that do not split it any cell will do: the first that there is.
-    rest = [i for i, a in enumerate(added) if a not in flat]
-    kept = [i for i, a in enumerate(added) if a in flat]
-    count = math.prod(cells.shape[i] for i in kept)
-    sides = cells.transpose(kept + rest).reshape(count, -1)
-    chosen = [next((c for c in side if c is not None), None) for side in sides]
-    if all(c is None for c in chosen):
-        return None
-    shape, sharding = _outer_type(scope, mesh, grid, axes, inner)
-    both = sharding.spec.axes(grid.ndim)
-    pieces = _pieces(both, dict(mesh.shape), [added[i] for i in kept])
+def _blocks_of_pieces(cells: Sequence[Any], pieces: Any) -> tuple[Any, ...]:
+    """Return the blocks of an array, given for each cell the pieces that its blocks are."""
     blocks: list[Any] = [None] * math.prod(pieces.shape)
-    rows = pieces.reshape(-1, pieces.shape[-1])
-    for cell, row in zip(chosen, rows, strict=True):
+    for cell, row in zip(cells, pieces.reshape(-1, pieces.shape[-1]), strict=True):
         if cell is not None:
             parts = cell._live() if type(cell) is Array else (cell,)
             for piece, block in zip(row, parts, strict=True):
                 blocks[piece] = block
-    return Array(scope.world.type_of(shape, grid.dtype, sharding, True), tuple(blocks))
+    return tuple(blocks)

@@ -1,7 +1,7 @@
 """What a constraint's sharding means for a value: outside of bodies, and for the cells of one.
 
-In: a sharding that may leave dims open, or not divide them, and how a value lies. Out: a sharding
-with a layout, or the value of a `shard_map` body whose cells lie so.
+In: a sharding that may leave dims open, or not divide them, and how a value is laid out. Out: a
+sharding with a layout, or the value of a `shard_map` body whose cells have it.
 """
 
 from __future__ import annotations
@@ -65,19 +65,14 @@ def settled(sharding: Sharding, kind: ArrayType) -> Sharding:
     """
     if not isinstance(sharding, NamedSharding) or not sharding.spec.unconstrained:
         return sharding
-    mesh, open_dims, shape = sharding.mesh, sharding.spec.unconstrained, kind.shape
-    said = PartitionSpec(*[None if d in open_dims else e for d, e in enumerate(sharding.spec)])
-    uneven = sharding.uneven
-    if isinstance(uneven, tuple):
-        uneven = tuple([None if d in open_dims else c for d, c in enumerate(uneven)])
-    plain = NamedSharding(mesh, said, memory_kind=sharding.memory_kind, uneven=uneven)
-    cuts, axes = plain.dim_cuts(shape), said.axes(kind.ndim)
-    taken = {a for dim in axes for a in dim}
-    now = kind.sharding
+    mesh, shape, now = sharding.mesh, kind.shape, kind.sharding
+    plain = _without_open_dims(sharding)
+    cuts, axes = plain.dim_cuts(shape), plain.spec.axes(kind.ndim)
     if not isinstance(now, NamedSharding) or now.mesh != mesh:
         return plain
+    taken = {a for dim in axes for a in dim}
     splits = [Split(a, c) for a, c in zip(axes, cuts, strict=True)]
-    for dim in open_dims:
+    for dim in sharding.spec.unconstrained:
         own = now.spec.axes(kind.ndim)[dim]
         left = tuple([a for a in own if a not in taken])
         shards, size = _count(sharding, left), shape[dim]
@@ -89,13 +84,22 @@ def settled(sharding: Sharding, kind: ArrayType) -> Sharding:
     return named_sharding(mesh, tuple(splits), sharding.memory_kind)
 
 
+def _without_open_dims(sharding: NamedSharding) -> NamedSharding:
+    """Return a sharding whose unconstrained dims are whole."""
+    open_dims, uneven = sharding.spec.unconstrained, sharding.uneven
+    spec = PartitionSpec(*[None if d in open_dims else e for d, e in enumerate(sharding.spec)])
+    if isinstance(uneven, tuple):
+        uneven = tuple([None if d in open_dims else c for d, c in enumerate(uneven)])
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind, uneven=uneven)
+
+
 def _count(sharding: NamedSharding, axes: tuple[str, ...]) -> int:
     """Return the number of shards of a dim that is split over some axes."""
     return math.prod([sharding.mesh.shape[a] for a in axes])
 
 
 def constrained(body: Running, x: Grid, target: Any) -> Grid:
-    """Return a value whose cells, Arrays on the automatic axes, lie as a spec says."""
+    """Return a value whose cells, Arrays on the automatic axes, are laid out by a spec."""
     spec = target.spec if isinstance(target, NamedSharding) else target
     scope = body.scope
     if not isinstance(spec, PartitionSpec):

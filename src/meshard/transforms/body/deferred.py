@@ -101,25 +101,27 @@ def _nobody() -> None:
 def _compute(root: Pending) -> None:
     nodes = _in_order(root)
     wanted = [n for n in nodes if n is root or n._holder() is not None]
-    inputs: list[Any] = []
-    known: dict[int, int] = {}
-    for node in nodes:
-        for x in node.args:
-            if id(x) not in known and not (type(x) is Pending and x.cells is None):
-                known[id(x)] = len(inputs)
-                inputs.append(x.cells if type(x) is Pending else x)
-    chain = _chain(root, nodes, wanted, known, inputs)
+    known = _inputs(nodes)
+    inputs = list(known.values())
+    chain = _chain(root, nodes, wanted, list(known), inputs)
     count = root.count
     numbers = range(count) if root.numbers is None else root.numbers
     sets = [[x[i] if type(x) is tuple else x for x in inputs] for i in numbers]
     with np.errstate(**root.errors):
         found = run_chain(root.world, chain, sets)
     for k, node in enumerate(wanted):
-        cells: list[Any] = [None] * count
-        for number, results in zip(numbers, found, strict=True):
-            cells[number] = results[k]
-        node.cells = tuple(cells)
+        node.cells = scattered([results[k] for results in found], root.numbers, count)
         node.args, node.steps = (), 0
+
+
+def scattered(found: Sequence[Any], numbers: Sequence[int] | None, count: int) -> Cells:
+    """Return the cells of a grid of which some were computed; None for all of them."""
+    if numbers is None:
+        return tuple(found)
+    cells = [None] * count
+    for number, cell in zip(numbers, found, strict=True):
+        cells[number] = cell
+    return tuple(cells)
 
 
 def _in_order(root: Pending) -> list[Pending]:
@@ -138,16 +140,36 @@ def _in_order(root: Pending) -> list[Pending]:
     return list(order.values())
 
 
+def _inputs(nodes: Sequence[Pending]) -> dict[int, Any]:
+    """Return what pending operations read and have no part in: scalars and cells, by identity."""
+    known: dict[int, Any] = {}
+    for node in nodes:
+        for x in node.args:
+            if type(x) is not Pending:
+                known[id(x)] = x
+            elif x.cells is not None:
+                known[id(x)] = x.cells
+    return known
+
+
 def _chain(
     root: Pending,
     nodes: Sequence[Pending],
     wanted: Sequence[Pending],
-    known: dict[int, int],
+    known: Sequence[int],
     inputs: Sequence[Any],
 ) -> Chain:
-    """Return the pending operations as a chain."""
+    """Return the pending operations as a chain.
+
+    Args:
+        root: the operation that was asked for.
+        nodes: all operations, each after its operands.
+        wanted: those whose results are kept.
+        known: the identities of the inputs, as the operations hold them.
+        inputs: the inputs: cells or scalars.
+    """
     shape = root.kind.shape
-    numbers = known | {id(node): len(inputs) + k for k, node in enumerate(nodes)}
+    numbers = {i: k for k, i in enumerate([*known, *map(id, nodes)])}
     work = [
         Work(node.kernel, tuple([numbers[id(x)] for x in node.args]), (shape[1:], node.kind.dtype))
         for node in nodes

@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
 from meshard.ops.engine.infer import Weak
-from meshard.runtime.memo import memoized
+from meshard.runtime.memo import Remembering, memoized
 from meshard.runtime.types import ArrayType, Typed
 from meshard.runtime.world import RuntimeWorld
 
@@ -64,9 +64,9 @@ class GridKind(Typed):
         return self._type.local
 
     @property
-    def guest(self) -> bool:
+    def unplaced(self) -> bool:
         """Whether a cell counts as being on every device."""
-        return self._type.guest
+        return self._type.unplaced
 
     @property
     def vma(self) -> frozenset[str]:
@@ -105,7 +105,7 @@ class Mask:
 
 
 @final
-class Scope:
+class Scope(Remembering):
     """Some axes of a mesh, made manual, in one world.
 
     Attributes:
@@ -115,7 +115,6 @@ class Scope:
         auto: the other axes of the mesh.
         sizes: the size of each manual axis.
         here: for each coordinate of the manual axes whether this process has a device there.
-        decisions: what was decided for each operation on values of given kinds.
     """
 
     def __init__(self, world: RuntimeWorld, mesh: Mesh, manual: frozenset[str]) -> None:
@@ -129,7 +128,7 @@ class Scope:
         own = own.reshape(mesh.axis_sizes)
         places = [i for i, a in enumerate(mesh.axis_names) if a not in manual]
         self.here = own.any(axis=tuple(places))
-        self.decisions: dict[Hashable, Any] = {}
+        self.remember()
         self._kinds: dict[Hashable, GridKind] = {}
         self._onto: dict[tuple[Extent, Extent], tuple[int, ...]] = {}
         self._local: dict[Extent, tuple[int, ...] | None] = {}

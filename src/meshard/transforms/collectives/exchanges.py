@@ -24,7 +24,13 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import device_tensor
 from meshard.ops.engine.dtypes import accumulator
-from meshard.ops.engine.reduction import Reduction, combined, combined_across, plan_reduction
+from meshard.ops.engine.reduction import (
+    Partials,
+    Reduction,
+    combined,
+    combined_across,
+    plan_reduction,
+)
 from meshard.plan.move import wires as traffic
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Message, Part
@@ -181,7 +187,7 @@ class Exchange:
 
 @final
 @dataclass(frozen=True)
-class Fold:
+class FoldExchange:
     """Cells are combined along axes.
 
     Attributes:
@@ -229,15 +235,10 @@ class Fold:
         sizes = tuple(field.mesh.shape[a] for a in rest)
         placement = [Split((a,), tuple(range(n + 1))) for a, n in zip(rest, sizes, strict=True)]
         placement += [Split((), (0, n)) for n in self.view]
-        return plan_reduction(
-            field.world,
-            field.mesh,
-            [self.axes],
-            tuple(placement),
-            (*sizes, *self.view),
-            (field.dtype,),
-            None if self.scatter is None else len(rest) + self.scatter,
-        )
+        shape = (*sizes, *self.view)
+        partials = Partials(field.mesh, self.axes, tuple(placement), shape, (field.dtype,))
+        scatter = None if self.scatter is None else len(rest) + self.scatter
+        return plan_reduction(field.world, partials, scatter)
 
     def run(self, cells: Cells, active: Active = None) -> list[Any]:
         """Return the cells of the result; those that are not held or not active are None."""
@@ -502,16 +503,16 @@ def _added(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def plan_fold(
     field: Field, axes: Axes, combine: np.ufunc, scatter: int | None = None, tiled: bool = False
-) -> Fold:
+) -> FoldExchange:
     """Plan that cells are combined along axes, and each member keeps all, or one part of a dim."""
     how = _added if combine is np.add and accumulator(field.dtype) != field.dtype else combine
     rest = tuple(a for a in field.extent if a not in axes)
     shape = view = field.shape
     if scatter is None:
-        return Fold(field, axes, how, rest, None, view, shape, "all-reduce")
+        return FoldExchange(field, axes, how, rest, None, view, shape, "all-reduce")
     n = field.count(axes)
     own = shape[scatter] // n
     view = (*shape[:scatter], n, *(own,) * tiled, *shape[scatter + 1 :])
     shape = (*shape[:scatter], *(own,) * tiled, *shape[scatter + 1 :])
     extent = (*rest, *axes)
-    return Fold(field, axes, how, extent, scatter, view, shape, "reduce-scatter")
+    return FoldExchange(field, axes, how, extent, scatter, view, shape, "reduce-scatter")

@@ -27,12 +27,12 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayLike, ArrayType
 from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid, laying_wires
+from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
@@ -42,7 +42,13 @@ from meshard.transforms.collectives.axis_arguments import (
     members,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
-from meshard.transforms.collectives.rows import Receipts, active_groups, check_mask, piece_meshes
+from meshard.transforms.collectives.rows import (
+    Receipts,
+    active_groups,
+    check_mask,
+    kept_axes,
+    piece_meshes,
+)
 from meshard.transforms.jit.sharing import collective
 
 Axes = tuple[str, ...]
@@ -55,7 +61,7 @@ _NAME = "ragged_all_to_all"
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Rows:
     """Rows of a cell's result that one cell gives: its own ``output`` where that is None."""
 
     start: int
@@ -65,7 +71,7 @@ class _Run:
 
 
 @final
-class _Site:
+class _Holders:
     """The cells of a grid, and the devices and processes that hold each of them."""
 
     def __init__(self, scope: Scope, mesh: Mesh, extent: Extent) -> None:
@@ -76,7 +82,9 @@ class _Site:
         self.processes = [sorted({d.process_index for d in row}) for row in devices]
         self._me = scope.world.process_index
 
-    def part(self, runs: Mapping[int, Sequence[_Run]], shape: tuple[int, ...], volume: int) -> Part:
+    def part(
+        self, runs: Mapping[int, Sequence[_Rows]], shape: tuple[int, ...], volume: int
+    ) -> Part:
         """Return what this process does so that each cell gets its rows.
 
         Args:
@@ -113,8 +121,8 @@ class _Site:
             tuple(Message(p, tuple(c)) for p, c in sorted(receives.items())),
         )
 
-    def received(self, runs: Mapping[int, Sequence[_Run]], row: int) -> dict[int, int]:
-        """Return the bytes that each device receives, of rows of so many bytes."""
+    def received(self, runs: Mapping[int, Sequence[_Rows]], row: int) -> dict[int, int]:
+        """Return the bytes that each device receives, of rows of that many bytes."""
         found: dict[int, int] = {}
         for cell, parts in runs.items():
             rows = sum(r.stop - r.start for r in parts if r.source not in (None, cell))
@@ -122,7 +130,7 @@ class _Site:
         return found
 
 
-def _copy(run: _Run, cell: int, shape: tuple[int, ...]) -> Copy:
+def _copy(run: _Rows, cell: int, shape: tuple[int, ...]) -> Copy:
     rest, rows = tuple(slice(0, n) for n in shape[1:]), run.stop - run.start
     return Copy(
         0 if run.source is not None else 1,
@@ -139,7 +147,7 @@ def _copy(run: _Run, cell: int, shape: tuple[int, ...]) -> Copy:
 
 def _runs(
     tables: Tables, cells: Sequence[int], rows: tuple[int, int], told: str
-) -> dict[int, list[_Run]]:
+) -> dict[int, list[_Rows]]:
     """Return what the rows of each cell of one group are.
 
     Args:
@@ -153,9 +161,9 @@ def _runs(
         ArgumentError: if sizes are negative, or one side tells others than the other.
     """
     each = tables[cells[0]].shape[1] // len(cells)
-    found: dict[int, list[_Run]] = {}
+    found: dict[int, list[_Rows]] = {}
     for receiver, cell in enumerate(cells):
-        landed: list[_Run] = []
+        landed: list[_Rows] = []
         for sender, source in enumerate(cells):
             for k in range(each):
                 sent, got = receiver * each + k, sender * each + k
@@ -170,8 +178,8 @@ def _runs(
                     )
                 if size < 0:
                     raise ArgumentError(
-                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size is at least "
-                        "0."
+                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size must be at "
+                        "least 0."
                     )
                 for begin, most, array, name in (
                     (at, rows[0], "operand", "input_offsets"),
@@ -183,31 +191,31 @@ def _runs(
                             f"{begin} to {begin + size} of {array}, which has {most}."
                         )
                 if size:
-                    landed.append(_Run(start, start + size, source, at))
+                    landed.append(_Rows(start, start + size, source, at))
         found[cell] = _filled(_settled(landed), rows[1])
     return found
 
 
-def _settled(runs: list[_Run]) -> list[_Run]:
+def _settled(runs: list[_Rows]) -> list[_Rows]:
     """Return runs in the order of their rows; where they overlap the last one wins."""
     ordered = sorted(runs, key=lambda r: r.start)
     if all(a.stop <= b.start for a, b in pairwise(ordered)):
         return ordered
     points = sorted({*(r.start for r in runs), *(r.stop for r in runs)})
-    found: list[_Run] = []
+    found: list[_Rows] = []
     for start, stop in pairwise(points):
         last = next((r for r in reversed(runs) if r.start <= start < r.stop), None)
         if last is not None:
-            found.append(_Run(start, stop, last.source, last.at + start - last.start))
+            found.append(_Rows(start, stop, last.source, last.at + start - last.start))
     return found
 
 
-def _filled(runs: Sequence[_Run], rows: int) -> list[_Run]:
+def _filled(runs: Sequence[_Rows], rows: int) -> list[_Rows]:
     """Return runs with those between them, which stay as they are in the array itself."""
     found, at = [], 0
-    for run in (*runs, _Run(rows, rows, None, rows)):
+    for run in (*runs, _Rows(rows, rows, None, rows)):
         if run.start > at:
-            found.append(_Run(at, run.start, None, at))
+            found.append(_Rows(at, run.start, None, at))
         if run.stop > run.start:
             found.append(run)
         at = run.stop
@@ -219,7 +227,7 @@ def _filled(runs: Sequence[_Run], rows: int) -> list[_Run]:
 
 @final
 @dataclass(frozen=True)
-class _Planned:
+class _RaggedPlan:
     """All that does not depend on values.
 
     Attributes:
@@ -237,7 +245,7 @@ class _Planned:
     rest: Axes
     gather: Exchange
     receipts: Receipts
-    sites: tuple[_Site, ...]
+    sites: tuple[_Holders, ...]
     out: GridKind
 
     def tables(self, cells: Sequence[Any], active: Active) -> dict[int, Any]:
@@ -275,8 +283,8 @@ class _Ragged:
         self.told = repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
         of = ", ".join([k.str_short() for k in grids])
         self.text = f"`{_NAME}` over {self.told} of {of}"
-        self.laying = _Laid(scope, *grids) if scope.auto else None
-        self._plans: dict[Any, _Planned] = {}
+        self.laying = _ArrayCells(scope, *grids) if scope.auto else None
+        self._plans: dict[Any, _RaggedPlan] = {}
 
     def run(self, body: Body, values: Sequence[Grid]) -> Grid:
         """Run it, or only say what it moves."""
@@ -299,11 +307,11 @@ class _Ragged:
         cells = tuple(found[0]) if laying is None else laying.joined(found)
         return Grid(body, plan.out, cells)
 
-    def _plan(self, over: Extent | None) -> _Planned:
+    def _plan(self, over: Extent | None) -> _RaggedPlan:
         """Return what is known before the sizes are, where the code runs under a condition or not.
 
         Args:
-            over: the axes along which the condition differs; None where there is none.
+            over: the axes along which the condition differs; None if there is no condition.
         """
         found = self._plans.get(over)
         if found is not None:
@@ -327,18 +335,18 @@ class _Ragged:
             for number, row in enumerate(numbers)
             for group in self.groups
         )
-        found = self._plans[over] = _Planned(
+        found = self._plans[over] = _RaggedPlan(
             extent,
             members,
             rest,
             gather,
             Receipts([(gather, rest)]),
-            tuple(_Site(scope, m, extent) for m in meshes),
+            tuple(_Holders(scope, m, extent) for m in meshes),
             scope.kind(own, extent, self.varies),
         )
         return found
 
-    def _wires(self, plan: _Planned, given: Sequence[Sequence[Any]]) -> list[Wire]:
+    def _wires(self, plan: _RaggedPlan, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what it moves at most, where only types are known."""
         mesh = self.scope.mesh
         laid = [] if self.laying is None else self.laying.wires(given)
@@ -351,14 +359,16 @@ class _Ragged:
             collective_wire(self.array, "all-to-all", self.axes, mesh, most.copy, exact=False),
         ]
 
-    def _runs(self, plan: _Planned, tables: Sequence[Any], active: Active) -> dict[int, list[_Run]]:
+    def _runs(
+        self, plan: _RaggedPlan, tables: Sequence[Any], active: Active
+    ) -> dict[int, list[_Rows]]:
         """Bring the lists of sizes together; return for each cell the rows that it gets."""
         world = self.scope.world
         if world.ledgers:
             self._communicated("all-gather", plan.receipts.of(active))
         lists = tables if self.laying is None else self.laying.tables(tables, active is None)
         known = plan.tables(lists, active)
-        runs: dict[int, list[_Run]] = {}
+        runs: dict[int, list[_Rows]] = {}
         for number, cells in plan.members:
             if (active is None or number in active) and cells[0] in known:
                 runs.update(_runs(known, cells, self.rows, self.told))
@@ -366,8 +376,8 @@ class _Ragged:
 
     def _exchanged(
         self,
-        plan: _Planned,
-        runs: dict[int, list[_Run]],
+        plan: _RaggedPlan,
+        runs: dict[int, list[_Rows]],
         pieces: Sequence[Sequence[Sequence[Any]]],
     ) -> list[Sequence[Any]]:
         """Send the rows where they go; return for each piece the cells' blocks."""
@@ -397,25 +407,17 @@ def _volume(shape: tuple[int, ...]) -> int:
 
 
 @final
-class _Laid:
+class _ArrayCells:
     """Cells that are Arrays on automatic axes: rows stay whole there, other dims may be split."""
 
     def __init__(self, scope: Scope, operand: GridKind, output: GridKind, table: GridKind) -> None:
         self._scope, self._kinds = scope, (operand, output, table)
         world, submeshes = scope.world, scope.submeshes
-        sharding = output.type.sharding
-        own: list[tuple[str, ...]] = [()] * output.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == submeshes[0]
-            and sharding.uneven is None
-        ):
-            own[1:] = sharding.spec.axes(output.ndim)[1:]
-        lies = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
+        own = PartitionSpec((), *kept_axes(scope, output)[1:])
+        self._rows = [NamedSharding(m, own) for m in submeshes]
         self._lists = [NamedSharding(m, PartitionSpec()) for m in submeshes]
-        self._lies = lies
         self.outputs: list[ArrayType] = [
-            world.type_of(output.shape, output.dtype, s, True) for s in lies
+            world.type_of(output.shape, output.dtype, s, True) for s in self._rows
         ]
         layouts = [t.layout for t in self.outputs]
         self.meshes = piece_meshes(scope, layouts)
@@ -423,19 +425,21 @@ class _Laid:
 
     def wires(self, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what laying all cells out moves."""
-        ways = zip(self._kinds, given, (self._lies, self._lies, self._lists), strict=True)
-        return [w for k, cells, lies in ways for w in laying_wires(self._scope, k, cells, lies)]
+        ways = zip(self._kinds, given, (self._rows, self._rows, self._lists), strict=True)
+        return [w for k, cells, own in ways for w in laying_wires(self._scope, k, cells, own)]
 
     def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""
-        found = laid(self._scope, self._kinds[2], cells, self._lists, _NAME, everywhere=everywhere)
+        found = lay_out(
+            self._scope, self._kinds[2], cells, self._lists, _NAME, everywhere=everywhere
+        )
         return [None if x is None else next(b for b in x._live() if b is not None) for x in found]
 
     def pieces(self, given: Sequence[Sequence[Any]], everywhere: bool) -> list[list[list[Any]]]:
         """Return for each piece the blocks of the cells of each array."""
         blocks = []
         for kind, cells in zip(self._kinds[:2], given, strict=True):
-            found = laid(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
+            found = lay_out(self._scope, kind, cells, self._rows, _NAME, everywhere=everywhere)
             blocks.append([None if x is None else x._live() for x in found])
         return [
             [[None if c is None else c[number] for c in x] for x in blocks]
@@ -455,16 +459,16 @@ COLLECTIVES[_NAME] = _ragged
 
 
 def ragged_all_to_all(
-    operand: Any,
-    output: Any,
-    input_offsets: Any,
-    send_sizes: Any,
-    output_offsets: Any,
-    recv_sizes: Any,
+    operand: ArrayLike,
+    output: ArrayLike,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
     *,
     axis_name: AxisName,
     axis_index_groups: Groups = None,
-) -> Any:
+) -> Array:
     """Send rows of an array to the devices along mesh axes, to each as many as it is to have.
 
     The four lists have one length, a multiple ``n * k`` of the axis size ``n``; entries ``d * k``
@@ -488,7 +492,7 @@ def ragged_all_to_all(
     Raises:
         AxisNameError: if an axis is not bound.
         DtypeError: if a list does not hold integers, or the arrays differ in dtype.
-        ShapeError: if shapes do not go together, or rows lie outside of an array.
+        ShapeError: if shapes do not go together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
     >>> import meshard, numpy as np
@@ -511,7 +515,7 @@ def ragged_all_to_all(
         )
     if not rows.ndim or not into.ndim or rows.shape[1:] != into.shape[1:]:
         raise ShapeError(
-            f"{what}: operand and output have rows of one shape, but their shapes are "
+            f"{what}: operand and output must have rows of one shape, but their shapes are "
             f"{rows.shape} and {into.shape}."
         )
     lists = {
@@ -527,7 +531,7 @@ def ragged_all_to_all(
         if x.ndim != 1 or x.shape != lists["input_offsets"].shape or x.size < 1 or x.size % n:
             shapes = ", ".join(f"{k} {v.shape}" for k, v in lists.items())
             raise ShapeError(
-                f"{what}: the lists have one dim, of one size, which is a multiple of the axis "
+                f"{what}: each list must have one dim, all of one size, a multiple of the axis "
                 f"size {n}, but their shapes are {shapes}."
             )
     table = stack([x.astype(np.int64) for x in lists.values()])

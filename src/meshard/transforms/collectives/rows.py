@@ -1,7 +1,7 @@
 """Collectives as operations of a body: from a grid and some axes to a grid.
 
 Each collective is a row: what it does to the type of a value (over which axes the result varies),
-and the plan for its cells (`exchanges`). Around the plan lie the things that all have in common:
+and the plan for its cells (`exchanges`). Around the plan is what all have in common:
 the mask of the code at hand, groups within an axis, and axes that stay automatic.
 """
 
@@ -28,14 +28,14 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import laid, laying_wires
+from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.collectives.exchanges import (
     Active,
     Axes,
     Exchange,
     Field,
-    Fold,
+    FoldExchange,
     plan_all_to_all,
     plan_fold,
     plan_gather,
@@ -45,7 +45,7 @@ from meshard.transforms.collectives.exchanges import (
 from meshard.transforms.jit.sharing import collective
 
 Groups = tuple[tuple[int, ...], ...] | None
-Plan = Callable[[Field, Axes], Exchange | Fold]
+Plan = Callable[[Field, Axes], Exchange | FoldExchange]
 
 
 @final
@@ -56,7 +56,7 @@ class Receipts:
         plans: its plans, with the axes that number the groups of each.
     """
 
-    def __init__(self, plans: Sequence[tuple[Exchange | Fold, Axes]]) -> None:
+    def __init__(self, plans: Sequence[tuple[Exchange | FoldExchange, Axes]]) -> None:
         self._plans = plans
         self.kind = plans[0][0].kind
 
@@ -98,7 +98,7 @@ class _Planned:
 
     extent: Axes
     shape: tuple[int, ...]
-    parts: tuple[tuple[Exchange | Fold, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+    parts: tuple[tuple[Exchange | FoldExchange, tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
     count: int
     rest: Axes
 
@@ -128,19 +128,34 @@ def _planned(
 ) -> _Planned:
     """Plan a collective on the cells of a field; its result's extent is in the given order."""
     rest = tuple(a for a in field.extent if a not in axes)
+    if groups is not None:
+        return _planned_groups(field, axes, groups, plan, order)
     sizes = field.mesh.shape
-    if groups is None:
-        made = plan(field, axes)
-        extent = tuple(a for a in order if a in made.extent)
-        numbers = np.arange(field.count(made.extent)).reshape([sizes[a] for a in made.extent])
-        places = np.argsort(
-            numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
-        )
-        cells = tuple(range(field.count(field.extent)))
-        outputs = tuple((int(p),) for p in places)
-        return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
-    # The positions along the axes, seen as one axis, fall into groups that know nothing of each
-    # other: each is a collective over the whole axis of a smaller mesh.
+    made = plan(field, axes)
+    extent = tuple(a for a in order if a in made.extent)
+    numbers = np.arange(field.count(made.extent)).reshape([sizes[a] for a in made.extent])
+    places = np.argsort(
+        numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
+    )
+    cells = tuple(range(field.count(field.extent)))
+    outputs = tuple((int(p),) for p in places)
+    return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
+
+
+def _planned_groups(
+    field: Field,
+    axes: Axes,
+    groups: Sequence[tuple[int, ...]],
+    plan: Plan,
+    order: Sequence[str],
+) -> _Planned:
+    """Plan a collective in groups of positions along its axes, seen as one axis.
+
+    The groups know nothing of each other: each is a collective over the whole axis of a smaller
+    mesh.
+    """
+    rest = tuple(a for a in field.extent if a not in axes)
+    sizes = field.mesh.shape
     others = tuple(a for a in field.mesh.axis_names if a not in axes)
     names = field.mesh.axis_names
     devices = field.mesh.devices.transpose([names.index(a) for a in (*others, *axes)])
@@ -297,7 +312,9 @@ class _Collective:
         """Plan it on cells that are Arrays: piece by piece of the automatic axes."""
         scope, kind = self.scope, self.kind
         world, submeshes = scope.world, scope.submeshes
-        own = self._split_axes()
+        own = kept_axes(scope, kind)
+        for dim in self.row.whole(self.params):
+            own[dim] = ()
         inputs = [
             world.type_of(kind.shape, kind.dtype, NamedSharding(m, PartitionSpec(*own)), True)
             for m in submeshes
@@ -320,20 +337,6 @@ class _Collective:
         run = partial(self._run_arrays, pieces, outputs, shardings)
         return _Way(extent, pieces, out, run, shardings, _receipts(pieces))
 
-    def _split_axes(self) -> list[tuple[str, ...]]:
-        """Return the automatic axes that go on splitting each dim of a cell."""
-        kind, sharding = self.kind, self.kind.type.sharding
-        own: list[tuple[str, ...]] = [()] * kind.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == self.scope.submeshes[0]
-            and sharding.uneven is None
-        ):
-            own = list(sharding.spec.axes(kind.ndim))
-        for dim in self.row.whole(self.params):
-            own[dim] = ()
-        return own
-
     def _run_arrays(
         self,
         pieces: Sequence[_Planned],
@@ -344,7 +347,7 @@ class _Collective:
     ) -> tuple[Any, ...]:
         scope, full = self.scope, self.scope.extent(self.scope.manual)
         everywhere = active is None
-        arrays = laid(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
+        arrays = lay_out(scope, self.kind, cells, shardings, self.row.name, everywhere=everywhere)
         given = [None if x is None else x._live() for x in arrays]
         found = []
         for number, piece in enumerate(pieces):
@@ -411,8 +414,20 @@ def _times(block: Any, factor: int) -> Any:
 # axes that stay automatic
 
 
+def kept_axes(scope: Scope, kind: GridKind) -> list[tuple[str, ...]]:
+    """Return the automatic axes that can go on splitting each dim of cells: evenly, if at all."""
+    sharding = kind.type.sharding
+    if (
+        isinstance(sharding, NamedSharding)
+        and sharding.mesh == scope.submeshes[0]
+        and sharding.uneven is None
+    ):
+        return list(sharding.spec.axes(kind.ndim))
+    return [()] * kind.ndim
+
+
 def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
-    """Return for each piece of cells that lie alike the devices that hold it, by manual axes."""
+    """Return the devices that hold each piece of cells of one layout, by manual axes."""
     by_id = {d.id: d for d in scope.mesh.flat_devices}
     found = []
     for piece in range(layouts[0].piece_count):

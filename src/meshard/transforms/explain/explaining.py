@@ -5,7 +5,7 @@ In: an `Executable`, the trace that it comes from, and a topology. Out: an `Expl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind
 from meshard.transforms.explain.costs import device_bytes, live_bytes, most
 from meshard.transforms.explain.explanation import Communication, ExplainedStep, Explanation
-from meshard.transforms.explain.reasons import Notice, notices_of
+from meshard.transforms.explain.reasons import Notice, Users, notices_of
 from meshard.transforms.explain.steps_in_order import Item, steps_in_order
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ConstraintCall
@@ -29,7 +29,6 @@ from meshard.transforms.program.value_names import Names
 from meshard.transforms.tracing.signature import Trace
 
 _HINT = " An argument of the function that has this name is passed by position."
-Users = Mapping[Var, tuple[Eqn, int, Sequence[Any]]]
 
 
 def explained(
@@ -44,7 +43,7 @@ def explained(
     Args:
         world: whose devices are used.
         trace: the function as it was traced.
-        kinds: how the arguments lie when they come.
+        kinds: how the arguments are laid out when they come.
         executable: the program.
         topology: where the devices are, or its name; None for one process.
 
@@ -69,10 +68,7 @@ def explained(
         steps.append(_step(number, item, live, where, names))
         own = users.get(id(item.program), {})
         if item.wires and len(item.eqns) == 1:  # operations that run as one move nothing
-            (eqn,), final = item.eqns, item.around is None
-            notices += notices_of(
-                number, eqn, item.wires, item.inputs, own, names, final, item.line
-            )
+            notices += notices_of(number, item, own, names)
     notices.sort(key=lambda n: (n.asked, -n.total_bytes, n.step))
     arguments = most([device_bytes(k) for k in executable.inputs])
     devices = {d for k in (*executable.inputs, *executable.outputs) for d in device_bytes(k)}
@@ -95,7 +91,7 @@ def _entering(
     topology: Topology,
     world: RuntimeWorld,
 ) -> list[ExplainedStep]:
-    """Return the steps that bring arguments to where in_shardings want them."""
+    """Return the steps that lay arguments out as in_shardings say."""
     steps: list[ExplainedStep] = []
     given = executable.inputs[len(trace.captured) :]
     for told, kind, then in zip(trace.told, kinds, given, strict=True):
@@ -141,7 +137,7 @@ def _users(program: Executable, names: Names) -> Users:
                 if isinstance(x, Var):
                     names.original[eqn.outputs[0]] = x, program.kinds.get(x)
 
-    def lying(atom: Any) -> Any:
+    def kind_of(atom: Any) -> Any:
         if isinstance(atom, Literal):
             return type(atom.value)
         before = names.source(atom)[1]
@@ -152,7 +148,7 @@ def _users(program: Executable, names: Names) -> Users:
         for eqn in step.eqns:
             for place, atom in enumerate(eqn.inputs):
                 if isinstance(atom, Var) and atom in names.original and atom not in found:
-                    found[atom] = eqn, place, [lying(x) for x in eqn.inputs]
+                    found[atom] = eqn, place, [kind_of(x) for x in eqn.inputs]
     return found
 
 
@@ -206,7 +202,7 @@ def _local(*kinds: Any) -> str:
 
 
 def _lies(kind: Any) -> str:
-    """Return in a few words how a value lies; in a body over which axes it varies."""
+    """Return in a few words how a value is laid out; in a body the axes over which it varies."""
     if isinstance(kind, type):
         return "number"
     if isinstance(kind, GridKind):

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.arguments import path_of
-from meshard.plan.captions import amount_text, size_text
-from meshard.plan.figures.simulate import time_text
+from meshard.plan.captions import amount_text, size_text, time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
 from meshard.plan.show.page import Markup, element, fragment, whole_page, wide

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from meshard.plan.captions import PALETTE
-from meshard.plan.figures.simulate import time_text
+from meshard.plan.captions import PALETTE, time_text
 from meshard.plan.show.page import Markup
 from meshard.plan.show.svg import centred, picture, rect
 

@@ -15,13 +15,13 @@ import numpy as np
 from meshard.errors import ArgumentError, MeshardError, TreeError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.dtypes import is_float
-from meshard.ops.engine.infer import Ghost, Weak
+from meshard.ops.engine.infer import AbstractArray, Weak
 from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import ghost, widened
+from meshard.transforms.body.branches import abstract_grid, widened
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.tracing.abstract import types_only, weak_type
 
 _NUMBERS: tuple[type[Any], ...] = (int, float, complex)
@@ -39,12 +39,12 @@ def arrays_of(leaves: Sequence[Any], told: str) -> list[Any]:
     """Return leaves of a tree, each an array, a value of a transformation or a Python number.
 
     Raises:
-        ArgumentError: if one is nothing of that; ``told`` is how the message calls them.
+        ArgumentError: if one is none of these; ``told`` is how the message calls them.
     """
     found = []
     for x in leaves:
         try:
-            x = int(x) if type(x) is Count else x
+            x = int(x) if type(x) is LoopIndex else x
             found.append(x if type(x) in WEAK else as_array(x))
         except MeshardError as error:
             raise ArgumentError(
@@ -97,7 +97,7 @@ class Carry:
         """Return the first carry.
 
         Raises:
-            ArgumentError: if a leaf is no array and no number.
+            ArgumentError: if a leaf is neither an array nor a number.
         """
         found, shape = trees.flatten(value)
         found = arrays_of(found, f"{what}: the leaves of the initial carry")
@@ -114,17 +114,19 @@ class Carry:
         """Return a carry with other arrays."""
         return replace(self, leaves=list(leaves))
 
-    def ghosts(self) -> Carry:
+    def abstract(self) -> Carry:
         """Return a carry of the same types without data."""
         if self.body is None:
-            ghosts = [Ghost(x._type, w) for x, w in zip(self.leaves, self.weak, strict=True)]
-            return replace(self, leaves=ghosts)
+            abstract = [
+                AbstractArray(x._type, w) for x, w in zip(self.leaves, self.weak, strict=True)
+            ]
+            return replace(self, leaves=abstract)
         scope = self.body.scope
         kinds = [
             scope.kind(x.kind.type, x.kind.extent, x.kind.varies, w)
             for x, w in zip(self.leaves, self.weak, strict=True)
         ]
-        return replace(self, leaves=[ghost(self.body, k) for k in kinds])
+        return replace(self, leaves=[abstract_grid(self.body, k) for k in kinds])
 
     def after(self, step: Callable[[Any], Any]) -> Carry:
         """Return the carry after a turn.
@@ -229,21 +231,21 @@ def settled(
     """
     body = carry.body
     while True:
-        ghosts = carry.ghosts()
+        abstract = carry.abstract()
         by = frozenset[str]()
         if predicate is not None:
             with types_only(body):
-                kind = predicate(ghosts.value)
+                kind = predicate(abstract.value)
             by = kind.kind.varies if type(kind) is Grid else by
         with types_only(body, by):
-            found = ghosts._leaves_after(step)
+            found = abstract._leaves_after(step)
         now = carry.typed(found, by)
         if all(
             (x.dtype, v) == (y.dtype, w) and (body is None or x.kind.varies == y.kind.varies)
             for x, v, y, w in zip(carry.leaves, carry.weak, now.leaves, now.weak, strict=True)
         ):
             with types_only(body, by):
-                ghosts._checked(found)
+                abstract._checked(found)
             return replace(carry, weak=(None,) * len(carry.leaves))
         carry = now
 

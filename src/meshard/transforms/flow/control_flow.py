@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -17,23 +17,25 @@ from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import alike, common, idle, widened
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, outputs_alike, settled
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.flow.recorded_flow import recorded_for, recorded_switch, recorded_while
 from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.tracing.abstract import abstractly, is_abstract, types_only
 from meshard.transforms.tracing.tracing import recording
 
-_NOTHING = object()
+R = TypeVar("R")
+_NOTHING: Any = object()
 
 
 def _body() -> Body | None:
@@ -44,8 +46,18 @@ def _body() -> Body | None:
 # conditions
 
 
+@overload
 def cond(
-    pred: Any,
+    pred: ArrayLike,
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
+    *operands: Any,
+    operand: Any = _NOTHING,
+) -> R: ...
+@overload
+def cond(pred: ArrayLike, true_fun: Any, false_fun: Any, *operands: Any) -> Any: ...
+def cond(
+    pred: ArrayLike,
     true_fun: Any,
     false_fun: Any,
     *operands: Any,
@@ -87,11 +99,11 @@ def cond(
 
 @checked
 def switch(
-    index: Any,
-    branches: Sequence[Callable[..., Any]],
+    index: ArrayLike,
+    branches: Sequence[Callable[..., R]],
     *operands: Any,
     operand: Any = _NOTHING,
-) -> Any:
+) -> R:
     """Call one of several functions.
 
     Args:
@@ -168,7 +180,7 @@ def _switched(
         named = list(zip(names, branches, strict=True))
         return recorded_switch(what, index, named, args, _chosen(what, names), typed)
     if body is None:
-        unknown = isinstance(index, Ghost)
+        unknown = isinstance(index, AbstractArray)
         taken = 0 if unknown else int(index)
         results = [
             branch(*args) if unknown or i == taken else abstractly(branch, *args)
@@ -242,8 +254,8 @@ def _diverging(
 
 @checked
 def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
-) -> Any:
+    cond_fun: Callable[[Any], ArrayLike], body_fun: Callable[[Any], R], init_val: Any
+) -> R:
     """Call a function again and again as long as a condition holds.
 
     Args:
@@ -303,7 +315,7 @@ def _while_outside(
         return _condition(cond_fun(value))
 
     if is_abstract():
-        return settled(carry, body_fun, predicate).ghosts().value
+        return settled(carry, body_fun, predicate).abstract().value
     if any(carry.weak):
         carry = settled(carry, body_fun, predicate)
     elif not predicate(carry.value):
@@ -360,21 +372,20 @@ def _first(lower: Any, dtype: np.dtype[Any] | None) -> Any:
 
 @checked
 def fori_loop(
-    lower: Any,
-    upper: Any,
-    body_fun: Callable[[Any, Any], Any],
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, Any], R],
     init_val: Any,
     *,
     unroll: int | bool | None = None,
-) -> Any:
+) -> R:
     """Call a function for each integer from ``lower`` up to, and without, ``upper``.
 
     Args:
         lower: the first integer.
         upper: the end. Inside `shard_map` both may differ between devices.
-        body_fun: from the integer (a `Count`, which with arrays is a Python number) and the carry
-            to the next carry, of the same structure, shapes
-            and dtypes.
+        body_fun: from the integer (a `LoopIndex`, which with arrays is a Python number) and the
+            carry to the next carry, of the same structure, shapes and dtypes.
         init_val: the first carry: a tree of arrays. A Python number in it takes the dtype that
             ``body_fun`` gives it.
         unroll: accepted as in JAX; there is nothing to unroll.
@@ -405,9 +416,9 @@ def fori_loop(
         return _while(carry, lambda state: state[0] < end, step)[1]
     carry = Carry.of("fori_loop", init_val, body)
     if body is not None or is_abstract() or any(carry.weak) or first >= end:
-        carry = settled(carry, lambda value: body_fun(Count(first), value))
+        carry = settled(carry, lambda value: body_fun(LoopIndex(first), value))
     if is_abstract() or (body is not None and idle(body)):
-        return carry.ghosts().value
+        return carry.abstract().value
     for i in range(first, end):
-        carry = carry.after(lambda value, i=i: body_fun(Count(i), value))  # type: ignore[misc]
+        carry = carry.after(lambda value, i=i: body_fun(LoopIndex(i), value))  # type: ignore[misc]
     return carry.value

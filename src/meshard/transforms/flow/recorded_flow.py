@@ -13,16 +13,17 @@ from typing import Any, final
 import numpy as np
 
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import ghost, local_type
+from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
+from meshard.transforms.flow.positions import Positions
 from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
 from meshard.transforms.program.program import Atom, Call, Program, Var, evaluate
 from meshard.transforms.tracing.abstract import types_only
@@ -41,10 +42,10 @@ def strong(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
         body = innermost()
         assert isinstance(body, Body)
         local = local_type(body.scope, (), wanted)
-        made = ghost(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
+        made = abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
         recorder.write(ArrayCall.name, (), [x], [made], ArrayCall(wanted))
         return made
-    if isinstance(x, Ghost) and x.weak is not None:
+    if isinstance(x, AbstractArray) and x.weak is not None:
         kind = here().type_of((), wanted, x._type.sharding, False)
         return recorder.result(ArrayCall.name, (), [x], [(kind, None)], ArrayCall(wanted))[0]
     found = as_array(x)
@@ -62,7 +63,7 @@ def _written(
     """Write a call down whose results are of the types of some values."""
     body = innermost()
     if isinstance(body, Body):
-        made = [ghost(body, x.kind) for x in like]
+        made = [abstract_grid(body, x.kind) for x in like]
         recorder.write(call.name, (), operands, made, call)
         return made
     types: list[tuple[ArrayType, None]] = [(anywhere(here(), x), None) for x in like]
@@ -143,18 +144,14 @@ def _number(body: Body | None) -> Any:
     dtype = np.dtype(np.int64)
     if body is not None:
         scope = body.scope
-        return ghost(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
-    return Ghost(anywhere(here(), np.zeros((), dtype)), int)
+        return abstract_grid(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
+    return AbstractArray(anywhere(here(), np.zeros((), dtype)), int)
 
 
 def recorded_scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     carry: Carry,
-    arrays: Sequence[Any],
-    shape: Any,
-    count: int,
-    reverse: bool,
-    sample: Callable[[Any], Any],
+    along: Positions,
     loop: Callable[..., Any],
 ) -> tuple[Any, Any]:
     """Write a scan down and return its last carry and its stacked results.
@@ -162,18 +159,14 @@ def recorded_scan(
     Args:
         f: from the carry's tree and that of one position to the next carry and the results.
         carry: the first carry.
-        arrays: the arrays' leaves.
-        shape: the arrays' tree.
-        count: the number of positions.
-        reverse: whether to begin with the last.
-        sample: one position of an array, without data.
+        along: the positions.
         loop: what runs a scan.
     """
     recorder = recording()
     assert recorder is not None
-    samples = [sample(x) for x in arrays]
+    samples = along.samples()
     carry = _strong_carry(
-        settled(carry, lambda value: f(value, trees.unflatten(shape, samples))[0])
+        settled(carry, lambda value: f(value, trees.unflatten(along.shape, samples))[0])
     )
     kept: list[Any] = []
 
@@ -182,7 +175,7 @@ def recorded_scan(
         results: list[Any] = []
 
         def step(value: Any) -> Any:
-            pair = f(value, trees.unflatten(shape, x))
+            pair = f(value, trees.unflatten(along.shape, x))
             results.append(pair[1])
             return pair[0]
 
@@ -193,12 +186,12 @@ def recorded_scan(
         return [*after, *[strong(_lifted(y)) for y in rows]]
 
     body, captured = sub_program("body", turn, [*carry.leaves, *samples])
-    call = ScanCall(loop, body, len(carry.leaves), count, reverse)
+    call = ScanCall(loop, body, len(carry.leaves), along.count, along.reverse)
     like = [
         *carry.leaves,
-        *[_stacked(v, count, carry.body) for v in body.outputs[len(carry.leaves) :]],
+        *[_stacked(v, along.count, carry.body) for v in body.outputs[len(carry.leaves) :]],
     ]
-    operands = [*captured, *carry.leaves, *arrays]
+    operands = [*captured, *carry.leaves, *along.arrays]
     found = _written(recorder, call, operands, like)
     results = trees.unflatten(kept[-1], found[len(carry.leaves) :])
     return carry.replaced(found[: len(carry.leaves)]).value, results
@@ -210,9 +203,9 @@ def _stacked(atom: Any, count: int, body: Body | None) -> Any:
     shape = (count, *aval.shape)
     if body is not None:
         local = local_type(body.scope, shape, aval.dtype)
-        return ghost(body, body.scope.kind(local, aval.extent, aval.varies))
+        return abstract_grid(body, body.scope.kind(local, aval.extent, aval.varies))
     world = here()
-    return Ghost(world.type_of(shape, aval.dtype, aval.sharding, False))
+    return AbstractArray(world.type_of(shape, aval.dtype, aval.sharding, False))
 
 
 def _is_array(atom: Atom, dtype: np.dtype[Any]) -> bool:
@@ -233,9 +226,9 @@ class _Choice:
     def __init__(self, what: str, names: Sequence[str], args: tuple[Any, ...]) -> None:
         self.what, self.names = what, names
         self.leaves, self.shape = trees.flatten(args)
-        # What is no array is the same in all branches, and numbers stay numbers.
+        # What is not an array is the same in all branches, and numbers stay numbers.
         self.places = [
-            i for i, x in enumerate(self.leaves) if isinstance(_lifted(x), (Ghost, Grid))
+            i for i, x in enumerate(self.leaves) if isinstance(_lifted(x), (AbstractArray, Grid))
         ]
         self.given = [_lifted(self.leaves[i]) for i in self.places]
         self.structures: list[Any] = []
@@ -254,7 +247,7 @@ class _Choice:
 
         return call
 
-    def replay(self, number: int, part: Part) -> Callable[..., Any]:
+    def replay(self, number: int, part: Branch) -> Callable[..., Any]:
         """Return a branch that was written down as a function from leaves to its tree."""
         program, captured = part
 
@@ -264,7 +257,7 @@ class _Choice:
         return call
 
     def typed(
-        self, parts: Sequence[Part], typed: Callable[[list[Callable[..., Any]]], Any]
+        self, parts: Sequence[Branch], typed: Callable[[list[Callable[..., Any]]], Any]
     ) -> tuple[list[Any], Any]:
         """Return values of the types of the results, without data, and their tree."""
         replays = [self.replay(i, part) for i, part in enumerate(parts)]
@@ -278,7 +271,7 @@ class _Choice:
         return leaves, structure
 
 
-Part = tuple[Program, list[Any]]
+Branch = tuple[Program, list[Any]]
 """A branch as a program, and what it captures."""
 
 
@@ -325,7 +318,7 @@ def _gives(program: Program, dtypes: Sequence[np.dtype[Any]]) -> bool:
     )
 
 
-def _as_dtypes(part: Part, dtypes: Sequence[np.dtype[Any]]) -> Callable[..., list[Any]]:
+def _as_dtypes(part: Branch, dtypes: Sequence[np.dtype[Any]]) -> Callable[..., list[Any]]:
     """Return a branch as a function whose results are arrays of some dtypes."""
     program, captured = part
 

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 from typing import Any, final
 
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost, weak_of
+from meshard.ops.engine.infer import AbstractArray, weak_of
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -175,7 +175,7 @@ def _types(program: Program, values: Sequence[Any]) -> list[Any]:
             found.append(known[x])
         else:
             assert isinstance(x.aval, ArrayType)
-            found.append(Ghost(x.aval, x.weak))
+            found.append(AbstractArray(x.aval, x.weak))
     return found
 
 
@@ -206,9 +206,9 @@ def _traced(
         if inside is not None:
             like.append(x)
         elif type(x) in WEAK:
-            like.append(Ghost(anywhere(world, as_array(x)), type(x)))
+            like.append(AbstractArray(anywhere(world, as_array(x)), type(x)))
         else:
-            like.append(Ghost(anywhere(world, x), weak_of(x)))
+            like.append(AbstractArray(anywhere(world, x), weak_of(x)))
 
     def called(*values: Any) -> list[Any]:
         own = iter(values)

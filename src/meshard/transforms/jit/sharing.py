@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from meshard.runtime.agree import agreed
+from meshard.runtime.memo import memoized
 from meshard.runtime.processes.canonical import described
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import Scope
@@ -48,12 +49,12 @@ def collective(scope: Scope, told: str, rest: Axes, active: Collection[int] | No
 def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     """Return the processes of a program's arrays, and what must be the same on all of them.
 
-    That is how its arrays lie, what was traced, and what passes between devices in which order. In
-    which order a process runs what needs nobody else is its own affair: that depends on the cells
-    that it has.
+    That is how its arrays are laid out, what was traced, and what passes between devices in which
+    order. The order of the steps that need nobody else may differ: it depends on the cells that a
+    process has.
     """
     kinds: list[Any] = [*executable.inputs, *executable.returns]
-    arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.guest]
+    arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.unplaced]
     members = {d.process_index for k in arrays for d in k.sharding.device_order}
     exact = [
         described(k, exact=True) if isinstance(k, ArrayType) else k.__qualname__ for k in kinds
@@ -69,17 +70,12 @@ def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     return tuple(sorted(members)), "\n".join([*exact, *bare, *moves])
 
 
+@memoized(most=1 << 8)
 def _processes(scope: Scope, rest: Axes) -> list[Members]:
     """Return for each position along some axes the processes that have devices there."""
-    key = ("processes", rest)
-    found: list[Members] | None = scope.decisions.get(key)
-    if found is None:
-        names = scope.mesh.axis_names
-        places = [names.index(a) for a in rest]
-        order = [*places, *(i for i in range(len(names)) if i not in places)]
-        devices = scope.mesh.devices.transpose(order)
-        count = scope.count(rest)
-        rows = devices.reshape(count, -1).tolist()
-        found = [tuple(sorted({d.process_index for d in row})) for row in rows]
-        scope.decisions[key] = found
-    return found
+    names = scope.mesh.axis_names
+    places = [names.index(a) for a in rest]
+    order = [*places, *(i for i in range(len(names)) if i not in places)]
+    devices = scope.mesh.devices.transpose(order)
+    rows = devices.reshape(scope.count(rest), -1).tolist()
+    return [tuple(sorted({d.process_index for d in row})) for row in rows]

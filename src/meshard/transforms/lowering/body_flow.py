@@ -1,7 +1,7 @@
 """Loops and choices of a lowered body: their parts are lowered once, and run for each turn.
 
-In: a call, its operands and results without cells, and what lowers a part. Out: a `Does`. What a
-condition that differs between devices demands is the affair of `flow/running`.
+In: a call, its operands and results without cells, and what lowers a part. Out: a `Does`. How
+code runs under a condition that differs between devices is decided in `flow/running`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.ops.array.join import stack
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import alike, common, ghost, local_type
+from meshard.transforms.body.branches import abstract_grid, alike, common, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.lowering.body_steps import Does, one_or_all
@@ -35,7 +35,7 @@ class Site:
     Attributes:
         body: the body, of which only the types are wanted.
         operands: the call's operands, without cells.
-        results: its results, likewise.
+        results: its results, without cells too.
         everywhere: whether all devices run it; else those that values choose.
         lower: lowers a program, given the body, what it reads, and whether all devices run it.
     """
@@ -51,22 +51,27 @@ class Site:
         return self.lower(self.body, program, given, self.everywhere)
 
 
-def _ghosts(body: Body, results: Sequence[Any]) -> list[Any]:
-    return [ghost(body, x.kind) if isinstance(x, Grid) else x for x in results]
+def _abstract_grids(body: Body, results: Sequence[Any]) -> list[Any]:
+    return [abstract_grid(body, x.kind) if isinstance(x, Grid) else x for x in results]
+
+
+def _differs(x: Any) -> bool:
+    """Whether a value may differ between devices, so that it chooses those that run something."""
+    return isinstance(x, Grid) and bool(x.kind.varies)
 
 
 def while_step(call: WhileCall, at: Site) -> Does:
     """Return what a loop does that goes on as long as a condition holds."""
-    carry = _ghosts(at.body, at.results)
-    first, second, _ = call.parted(at.operands)
+    carry = _abstract_grids(at.body, at.results)
+    first, second, _ = call.split_operands(at.operands)
     decided, cond = at.lowered(call.cond, [*first, *carry])
-    if isinstance(decided[0], Grid) and decided[0].kind.varies:
+    if _differs(decided[0]):
         at = replace(at, everywhere=False)
         _, cond = at.lowered(call.cond, [*first, *carry])
     _, turn = at.lowered(call.body, [*second, *carry])
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        one, two, state = call.parted(values)
+        one, two, state = call.split_operands(values)
         holds, after = cond.looped(body), turn.looped(body)
         return one_or_all(
             run_while(
@@ -82,18 +87,18 @@ def while_step(call: WhileCall, at: Site) -> Does:
 
 def for_step(call: ForCall, at: Site) -> Does:
     """Return what a counted loop does."""
-    bounds, captured, _ = call.parted(at.operands)
+    bounds, captured, _ = call.split_operands(at.operands)
     scope = at.body.scope
     number = scope.kind(local_type(scope, (), np.dtype(np.int64)), (), frozenset(), int)
-    if any(isinstance(b, Grid) and b.kind.varies for b in bounds):
+    if any(map(_differs, bounds)):
         at = replace(at, everywhere=False)
-    given = [*captured, ghost(at.body, number), *_ghosts(at.body, at.results)]
+    given = [*captured, abstract_grid(at.body, number), *_abstract_grids(at.body, at.results)]
     _, turn = at.lowered(call.body, given)
     known = [b for b in bounds if type(b) is int]
     turns = max(0, known[1] - known[0]) if len(known) == 2 else None
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        (start, stop), captured, state = call.parted(values)
+        (start, stop), captured, state = call.split_operands(values)
         if type(start) is Grid or type(stop) is Grid:
             found = [body.lift(x) for x in call.run(values)]
             return one_or_all(found)
@@ -107,8 +112,8 @@ def for_step(call: ForCall, at: Site) -> Does:
 
 def scan_step(call: ScanCall, at: Site) -> Does:
     """Return what a scan does."""
-    captured, _, arrays = call.parted(at.operands)
-    carry = _ghosts(at.body, at.results)[: call.carried]
+    captured, _, arrays = call.split_operands(at.operands)
+    carry = _abstract_grids(at.body, at.results)[: call.carried]
     rows = [_row_of(at.body, x) for x in arrays]
     _, turn = at.lowered(call.body, [*captured, *carry, *rows])
     stacks = len(at.results) - call.carried
@@ -117,7 +122,7 @@ def scan_step(call: ScanCall, at: Site) -> Does:
     def run(body: Body, values: Sequence[Any]) -> Any:
         if not call.length:
             return one_or_all([body.lift(x) for x in call.run(values)])
-        captured, state, arrays = call.parted(values)
+        captured, state, arrays = call.split_operands(values)
         after = turn.looped(body)
         columns: list[list[Any]] = [[] for _ in range(stacks)]
         for i in order:
@@ -135,13 +140,13 @@ def _row_of(body: Body, x: Any) -> Grid:
     """Return one position of an array as a value without cells."""
     kind = x.kind
     local = local_type(body.scope, kind.shape[1:], kind.dtype)
-    return ghost(body, body.scope.kind(local, kind.extent, kind.varies))
+    return abstract_grid(body, body.scope.kind(local, kind.extent, kind.varies))
 
 
 def switch_step(call: SwitchCall, at: Site) -> Does:
     """Return what a choice does."""
-    index, captured, args = call.parted(at.operands)
-    if isinstance(index, Grid) and index.kind.varies:
+    index, captured, args = call.split_operands(at.operands)
+    if _differs(index):
         at = replace(at, everywhere=False)
     branches = [
         at.lowered(program, [*own, *args])[1]
@@ -150,7 +155,7 @@ def switch_step(call: SwitchCall, at: Site) -> Does:
     kinds = [x.kind for x in at.results if isinstance(x, Grid)]
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        index, captured, args = call.parted(values)
+        index, captured, args = call.split_operands(values)
         ready = [
             partial(branch.run, body, [*own, *args])
             for branch, own in zip(branches, captured, strict=True)
@@ -161,7 +166,7 @@ def switch_step(call: SwitchCall, at: Site) -> Does:
             return one_or_all([merge(column) for column in columns])
         taken = common(index) if type(index) is Grid else int(index)
         if taken is None:  # none of this process's devices runs this
-            return one_or_all([ghost(body, k) for k in kinds])
+            return one_or_all([abstract_grid(body, k) for k in kinds])
         row = ready[min(max(taken, 0), len(ready) - 1)]()
         pairs = zip(row, kinds, strict=True)
         return one_or_all([alike(body.lift(x), k.sharding) for x, k in pairs])

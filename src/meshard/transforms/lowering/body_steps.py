@@ -15,9 +15,14 @@ from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import COLLECTIVES, Body, Runner, runner_of
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.noting import cell_types, joined, laying_wires, operation_wires
+from meshard.transforms.body.recording_wires import (
+    cell_types,
+    joined_wires,
+    laying_wires,
+    operation_wires,
+)
 from meshard.transforms.body.scope import GridKind, Scope
-from meshard.transforms.lowering.executable import Executable, Moving, Run, nothing_around
+from meshard.transforms.lowering.executable import Moving, NamedPart, Run, nothing_around
 from meshard.transforms.program.program import Eqn, Literal
 
 CellKind = GridKind | type[Any]
@@ -37,13 +42,13 @@ class Does:
     Attributes:
         run: from the body and the operands to the result, or several.
         wires: what it moves.
-        parts: the programs that it runs, by name, and how often; None if that is not known.
+        parts: the programs that it runs.
         around: what moves besides, around its parts.
     """
 
     run: Run
     wires: Sequence[Wire] = ()
-    parts: tuple[tuple[str, Executable, int | None], ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
 
 
@@ -100,7 +105,7 @@ def _wires_of_parts(scope: Scope, eqn: Eqn, operands: Sequence[Any]) -> list[Wir
         cell_types(scope, x.kind, x.cells) if isinstance(x, Grid) else [type(x)] * count
         for x in operands
     ]
-    return joined(
+    return joined_wires(
         [operation_wires(scope, eqn.name, [t[i] for t in types], eqn.params) for i in range(count)]
     )
 

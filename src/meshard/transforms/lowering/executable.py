@@ -28,7 +28,9 @@ AnyKind = Kind | GridKind
 """What a value is, in a body too."""
 Run = Callable[[Any, Sequence[Any]], Any]
 Moving = tuple[Wire, int | None]
-"""A communication, and the operand that moves; None where that is no operand."""
+"""A communication, and the operand that moves; None if that is not an operand."""
+NamedPart = tuple[str, "Executable", int | None]
+"""A program that a step runs: its name there, and how often it runs; None if that is not known."""
 
 
 def nothing_around() -> tuple[()]:
@@ -53,9 +55,9 @@ class Step:
             the one that it gives, or a sequence of them.
         wires: what passes between devices.
         around: tells what passes besides while it gets values to its parts, and from them, each
-            with the operand that moves; None where that is no operand.
+            with the operand that moves; None if that is not an operand.
         eqns: the operations of the program.
-        parts: the programs that it runs, by name, and how often; None if that is not known.
+        parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
     """
@@ -71,13 +73,17 @@ class Step:
     wires: tuple[Wire, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
     eqns: tuple[Eqn, ...] = ()
-    parts: tuple[tuple[str, Executable, int | None], ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     once: bool = False
 
 
 def _keeping(step: Step, slots: Container[int]) -> Step:
     """Return a step that does not let go of some slots."""
     return replace(step, dead=tuple([i for i in step.dead if i not in slots]))
+
+
+_Code = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
+"""What a step runs, and the slots that it reads, sets and lets go of."""
 
 
 @final
@@ -114,14 +120,22 @@ class Executable:
     def returns(self) -> tuple[Kind, ...]:
         """The types of what it returns, outside of bodies."""
         found = tuple([k for k in self.outputs if not isinstance(k, GridKind)])
-        assert len(found) == len(self.outputs), "a body's results are no arrays"
+        assert len(found) == len(self.outputs), "a body's results are not arrays"
         return found
 
     @cached_property
-    def _code(self) -> list[tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]]:
+    def _code(self) -> list[_Code]:
         return [
             (s.run, s.reads, s.writes[0] if len(s.writes) == 1 else s.writes, s.dead)
             for s in self.steps
+        ]
+
+    @cached_property
+    def _watched_code(self) -> list[_Code]:
+        """The steps as they run while a ledger or a profile is open."""
+        return [
+            (partial(self._watched, step), reads, writes, dead)
+            for step, (_, reads, writes, dead) in zip(self.steps, self._code, strict=True)
         ]
 
     def repeated(self, fixed: int) -> Executable:
@@ -188,19 +202,9 @@ class Executable:
         """Run some of the steps."""
         number = start
         try:
-            if where.ledgers:
-                for step in self.steps[start:stop]:
-                    with at_line(step.line):
-                        found = self._watched(where, step, [slots[i] for i in step.reads])
-                    number += 1
-                    if len(step.writes) == 1:
-                        found = (found,)
-                    for slot, value in zip(step.writes, found, strict=True):
-                        slots[slot] = value
-                    for slot in step.dead:
-                        slots[slot] = None
-                return
-            code = self._code if stop - start == len(self._code) else self._code[start:stop]
+            code = self._watched_code if where.ledgers else self._code
+            if stop - start < len(code):
+                code = code[start:stop]
             for run, reads, writes, dead in code:
                 found = run(where, [slots[i] for i in reads])
                 if isinstance(writes, int):
@@ -212,8 +216,7 @@ class Executable:
                     slots[slot] = None
                 number += 1
         except OverflowError as error:
-            name = self.steps[number].name if number < len(self.steps) else self.name
-            refusal = too_large(name, error)
+            refusal = too_large(self.steps[number].name, error)
             self._tell(refusal, number)
             raise refusal from None
         except Exception as error:
@@ -225,14 +228,17 @@ class Executable:
         return listing(self.listed())
 
     def _tell(self, error: Exception, number: int) -> None:
-        if number < len(self.steps) and self.scope is None:
+        if self.scope is None:
             step = self.steps[number]
             error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
 
-    def _watched(self, where: Any, step: Step, given: Sequence[Any]) -> Any:
+    def _watched(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
         """Run a step while a ledger or a profile is open."""
-        if not where.profiles:
-            return step.run(where, given)
+        with at_line(step.line):
+            return self._timed(step, where, given) if where.profiles else step.run(where, given)
+
+    def _timed(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
+        """Run a step while a profile is open."""
         if self.scope is not None:
             if step.parts:
                 return step.run(where, given)
@@ -269,7 +275,7 @@ def crossing(step: Step) -> int:
     return sum(w.total for w in step.wires)
 
 
-def brought(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
+def ensure_layout(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") -> Any:
     """Return a value as an array of a type of the same shape and dtype; a number stays one.
 
     ``what`` is how ledgers call the move.

@@ -12,7 +12,6 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.infer import Ghost
 from meshard.ops.fused.compilers import chosen
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -22,7 +21,7 @@ from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import entered, left, way_in, way_out
+from meshard.transforms.body.boundary import to_array, to_grid, way_in, way_out
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.body_steps import one_or_all
@@ -31,7 +30,7 @@ from meshard.transforms.lowering.lower_body import enter_typed
 from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.program.program import Kind, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import abstract_value
 
 
 @final
@@ -65,10 +64,7 @@ def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) ->
 
 
 def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
-    given = [
-        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
-        for k in kinds
-    ]
+    given = [abstract_value(world, k) for k in kinds]
     with types_only(None):
         results, own = enter_typed(call, given)
     scope, count = own.scope, len(call.body.captured)
@@ -111,7 +107,7 @@ def _ways_in(
                 x = as_array(x)
             if enter is not None and x._type is type_:
                 return enter(body, x)
-            return entered(body, [x], spec)
+            return to_grid(body, [x], spec)
 
         return way
 
@@ -131,7 +127,7 @@ def _ways_out(
             grid = x if type(x) is Grid else body.lift(x)
             if leave is not None and grid.kind is kind:
                 return leave(grid)
-            found: Array = left(body, grid, spec)
+            found: Array = to_array(body, grid, spec)
             return found
 
         return way

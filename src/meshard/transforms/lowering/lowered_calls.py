@@ -1,7 +1,7 @@
 """Loops, branches and `shard_map` bodies of a lowered program.
 
 In: a call, and the types of its operands. Out: what runs it, with the programs in it lowered to
-where their values lie in every turn, so that nothing is decided while a loop runs.
+the layouts that values have in every turn, so that nothing is decided while a loop runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import Ghost
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import Executable, Moving, Run, brought
+from meshard.transforms.lowering.executable import Executable, Moving, NamedPart, Run, ensure_layout
 from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
 from meshard.transforms.program.calls import (
@@ -36,27 +35,26 @@ from meshard.transforms.program.calls import (
 )
 from meshard.transforms.program.program import Eqn, Kind, Literal, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import anywhere, traced
+from meshard.transforms.tracing.tracing import abstract_value, anywhere, traced
 
 _TURNS = 4
-"""How often a carry may come to lie otherwise before it is brought back in every turn."""
+"""How often a carry may take another layout before it is brought back in every turn."""
 
 Lower = Callable[..., Executable]
-Part = tuple[str, Executable, int | None]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoweredCall:
     """A call, ready to run."""
 
     run: Run
     outputs: tuple[Kind, ...]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = lambda: ()
 
 
-def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> Found:
+def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lower) -> LoweredCall:
     """Return a call of a program as something that can run.
 
     Args:
@@ -86,9 +84,9 @@ def _arrays(world: RuntimeWorld, kinds: Sequence[Kind]) -> list[Kind]:
     return [k if isinstance(k, ArrayType) else anywhere(world, as_array(k(0))) for k in kinds]
 
 
-def _brought_all(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
+def _ensure_layouts(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
     return [
-        brought(world, x if type(x) is Array else as_array(x), k)
+        ensure_layout(world, x if type(x) is Array else as_array(x), k)
         for x, k in zip(values, kinds, strict=True)
     ]
 
@@ -101,13 +99,13 @@ def _settled(
     after: Sequence[Kind],
     lower: Lower,
 ) -> tuple[Executable, list[Kind]]:
-    """Return a loop's body, lowered so that its carry lies alike in every turn.
+    """Return a loop's body, lowered so that its carry has one layout in every turn.
 
     Args:
         world: whose devices are used.
         body: from what it captures, the carry and more to the carry and more.
         before: the types of what comes before the carry.
-        carry: how the carry lies at first.
+        carry: the types of the first carry.
         after: the types of what comes after it.
         lower: lowers a program.
     """
@@ -123,15 +121,17 @@ def _settled(
     return found.repeated(len(body.captured)), now
 
 
-def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    first, second, init = call.parted(list(kinds))
+def _while(
+    world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: Lower
+) -> LoweredCall:
+    first, second, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, second, init, (), lower)
     cond = lower(world, call.cond, [*first, *carry]).repeated(len(first))
     cuts = len(first), len(first) + len(second)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         one, two = operands[: cuts[0]], operands[cuts[0] : cuts[1]]
-        state = _brought_all(world, operands[cuts[1] :], carry)
+        state = _ensure_layouts(world, operands[cuts[1] :], carry)
         goes_on, turn = cond.looped(world), body.looped(world)
         while bool(goes_on([*one, *state])[0]):
             state = turn([*two, *state])
@@ -139,7 +139,7 @@ def _while(world: RuntimeWorld, call: WhileCall, kinds: Sequence[Kind], lower: L
 
     parts = (("cond", cond, None), ("body", body, None))
     first_moves = partial(first_carry, world, init, body.inputs[len(second) :], cuts[1])
-    return Found(run, tuple(carry), parts, first_moves)
+    return LoweredCall(run, tuple(carry), parts, first_moves)
 
 
 def _returned(values: list[Any]) -> Any:
@@ -149,15 +149,15 @@ def _returned(values: list[Any]) -> Any:
 
 def _for(
     world: RuntimeWorld, call: ForCall, kinds: Sequence[Kind], lower: Lower, eqn: Eqn
-) -> Found:
-    _, captured, init = call.parted(list(kinds))
+) -> LoweredCall:
+    _, captured, init = call.split_operands(list(kinds))
     body, carry = _settled(world, call.body, [*captured, int], init, (), lower)
     cut = 2 + len(captured)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         lower, upper = int(operands[0]), int(operands[1])
         own = operands[2:cut]
-        state = _brought_all(world, operands[cut:], carry)
+        state = _ensure_layouts(world, operands[cut:], carry)
         turn = body.looped(world)
         for i in range(lower, upper):
             state = turn([*own, i, *state])
@@ -166,11 +166,11 @@ def _for(
     bounds = [x.value for x in eqn.inputs[:2] if isinstance(x, Literal)]
     turns = max(0, int(bounds[1].real) - int(bounds[0].real)) if len(bounds) == 2 else None
     first_moves = partial(first_carry, world, init, body.inputs[len(captured) + 1 :], cut)
-    return Found(run, tuple(carry), (("body", body, turns),), first_moves)
+    return LoweredCall(run, tuple(carry), (("body", body, turns),), first_moves)
 
 
-def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    captured, init, arrays = call.parted(list(kinds))
+def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> LoweredCall:
+    captured, init, arrays = call.split_operands(list(kinds))
     given_types = [_array_type(k) for k in _arrays(world, arrays)]
     rows = [_row_kind(world, k) for k in given_types]
     body, carry = _settled(world, call.body, captured, init, rows, lower)
@@ -181,7 +181,7 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         own, rest = operands[:cut], operands[cut + call.carried :]
-        state = _brought_all(world, operands[cut : cut + call.carried], carry)
+        state = _ensure_layouts(world, operands[cut : cut + call.carried], carry)
         xs = [x if type(x) is Array else as_array(x) for x in rest]
         columns: list[list[Any]] = [[None] * count for _ in results]
         turn = body.looped(world)
@@ -212,7 +212,7 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
             ),
         ]
 
-    return Found(run, (*carry, *stacked), (("body", body, count),), around)
+    return LoweredCall(run, (*carry, *stacked), (("body", body, count),), around)
 
 
 def _array_type(kind: Kind) -> ArrayType:
@@ -221,7 +221,7 @@ def _array_type(kind: Kind) -> ArrayType:
 
 
 def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
-    """Return the type of one position: where the array lies, whole along the axes of its dim 0."""
+    """Return the type of one position: on the array's devices, whole along the axes of dim 0."""
     kind = _array_type(kind)
     sharding: Any = kind.sharding
     if isinstance(sharding, NamedSharding):
@@ -241,10 +241,7 @@ def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
 
 def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
     """Return the types of a function's results, from its arguments' types."""
-    given = [
-        Ghost(k) if isinstance(k, ArrayType) else Ghost(anywhere(world, as_array(k(0))), k)
-        for k in kinds
-    ]
+    given = [abstract_value(world, k) for k in kinds]
     with types_only(None):
         found = f(*given)
     return [x._type for x in (found if isinstance(found, list) else [found])]
@@ -265,12 +262,12 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool)
     """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
     if in_place:
         return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
-    found: Array = brought(world, x[i], kind)
+    found: Array = ensure_layout(world, x[i], kind)
     return found
 
 
 def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType:
-    """Return the type of so many arrays behind one another along a new first dim."""
+    """Return the type of that many arrays behind one another along a new first dim."""
     sharding: Any = kind.sharding
     if isinstance(sharding, NamedSharding):
         uneven: Any = sharding.uneven
@@ -298,15 +295,17 @@ def _stacked(
     for piece in whole.local:
         blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
-        for piece, block in enumerate(brought(world, as_array(y), kind)._live()):
+        for piece, block in enumerate(ensure_layout(world, as_array(y), kind)._live()):
             target = blocks[piece]
             if block is not None and target is not None:
                 target[i] = block
     return Array(whole, tuple(blocks))
 
 
-def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower) -> Found:
-    _, captured, args = call.parted(list(kinds))
+def _switch(
+    world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower: Lower
+) -> LoweredCall:
+    _, captured, args = call.split_operands(list(kinds))
     first = lower(world, call.branches[0], [*captured[0], *args])
     outputs = _arrays(world, first.returns)
     branches = [
@@ -316,25 +315,25 @@ def _switch(world: RuntimeWorld, call: SwitchCall, kinds: Sequence[Kind], lower:
     names = [b.name for b in call.branches]
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        index, *own, args = call.parted(operands)
+        index, *own, args = call.split_operands(operands)
         number = min(max(int(index), 0), len(branches) - 1)
         found = branches[number].run(world, [*own[0][number], *args])
-        return _returned(_brought_all(world, found, outputs))
+        return _returned(_ensure_layouts(world, found, outputs))
 
     parts = tuple([(n, b, None) for n, b in zip(names, branches, strict=True)])
-    return Found(run, tuple(outputs), parts)
+    return LoweredCall(run, tuple(outputs), parts)
 
 
-def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> Found:
+def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredCall:
     lowered = lower_map(world, call, kinds)
     parts = (("body", lowered.body, 1),)
-    return Found(lowered.run, lowered.outputs, parts, lambda: lowered.entering)
+    return LoweredCall(lowered.run, lowered.outputs, parts, lambda: lowered.entering)
 
 
 def _whole(
     world: RuntimeWorld, eqn: Eqn, call: WholeCall, kinds: Sequence[Kind], lower: Lower
-) -> Found:
-    """Lower a function that is called when the program runs, or gone through now."""
+) -> LoweredCall:
+    """Lower a function that is called when the program runs, or followed now."""
     given = [_array_type(k) for k in _arrays(world, kinds)]
     if not call.values:
         with at_line(eqn.line):
@@ -355,10 +354,10 @@ def _whole(
                 results[number] = Array(results[number]._type, results[number]._live())
             return _returned(results)
 
-        return Found(follow, own.returns, ((call.name, own, 1),))
+        return LoweredCall(follow, own.returns, ((call.name, own, 1),))
     outputs = _typed(world, lambda *operands: call.run(operands), given)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-        return _returned(_brought_all(world, call.run(operands), outputs))
+        return _returned(_ensure_layouts(world, call.run(operands), outputs))
 
-    return Found(run, tuple(outputs), (), lambda: by_values(outputs))
+    return LoweredCall(run, tuple(outputs), (), lambda: by_values(outputs))

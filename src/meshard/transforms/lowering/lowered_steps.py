@@ -12,7 +12,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
-from meshard.transforms.lowering.executable import brought
+from meshard.transforms.lowering.executable import ensure_layout
 from meshard.transforms.program.calls import MakeCall
 
 
@@ -21,10 +21,10 @@ def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequ
     return many(world, operands)[0]
 
 
-def bring(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    """Return the operand as it is to lie; ``what`` is how ledgers call the move."""
+def ensured(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return the operand in the layout of a type; ``what`` is how ledgers call the move."""
     x = operands[0]
-    return brought(world, x if type(x) is Array else as_array(x), kind, what)
+    return ensure_layout(world, x if type(x) is Array else as_array(x), kind, what)
 
 
 def create(call: MakeCall, kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide, takes_arrays_only
-from meshard.ops.engine.infer import Ghost
+from meshard.ops.engine.infer import AbstractArray
 from meshard.plan.move.wires import Wire, collective_wire, in_turns
 from meshard.runtime.doors import Interpreter, Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
@@ -111,17 +111,17 @@ def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tup
     parts: list[tuple[Wire, int]] = []
     for start, stop in pairwise(cuts):
         if start < stop:
-            noting = _Noting(world)
-            with interpreting(noting):
-                x: Any = Ghost(kind)
+            recorder = _WireRecorder(world)
+            with interpreting(recorder):
+                x: Any = AbstractArray(kind)
                 taken = x[start]._type
-            wires = [*noting.wires, *wires_between(world, taken, row)]
+            wires = [*recorder.wires, *wires_between(world, taken, row)]
             parts += [(w, stop - start) for w in wires]
     return parts
 
 
 @final
-class _Noting(Interpreter):
+class _WireRecorder(Interpreter):
     """An interpreter that knows types alone, and keeps what operations would move."""
 
     def __init__(self, world: RuntimeWorld) -> None:
@@ -136,5 +136,5 @@ class _Noting(Interpreter):
             types = [as_array(x)._type for x in values]
         decision = decide(self.world, name, types, params)
         self.wires += decision.wires
-        found = tuple([Ghost(t) for t in decision.outputs])
+        found = tuple([AbstractArray(t) for t in decision.outputs])
         return found[0] if len(found) == 1 else found

@@ -1,4 +1,4 @@
-"""Calls: operations of a program that hold programs themselves, or say where a value lies.
+"""Calls: operations of a program that hold programs themselves, or say how a value is laid out.
 
 Each can be run under any interpreter, by the function of the public surface that it came from.
 """
@@ -91,7 +91,7 @@ class WholeCall:
         function: the function.
         params: what it is called with by name.
         several: whether it returns a list.
-        values: whether it looks at values; else only at how its operands lie.
+        values: whether it looks at values; else only at how its operands are laid out.
     """
 
     name: str
@@ -126,8 +126,8 @@ class MakeCall:
 
     Attributes:
         name: what listings call it.
-        kind: its type, as it lies if nobody wants it otherwise.
-        make: from a type like it, however that lies, and the operands to the array.
+        kind: its type, with the layout that it has if nobody prefers another.
+        make: from a type like it, with any layout, and the operands to the array.
         asked: whether its sharding was asked for.
         place: from the first operand's type to its own, where that follows it.
     """
@@ -159,7 +159,7 @@ class MakeCall:
         return [current().make_later(self.name, type_, self.make, given, self.asked, self.place)]
 
 
-def _parted(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+def _in_runs(operands: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
     """Return operands in runs of given lengths, and what is left."""
     cuts = [*accumulate(counts, initial=0), len(operands)]
     return [list(operands[a:b]) for a, b in pairwise(cuts)]
@@ -185,13 +185,13 @@ class WhileCall:
         """Nothing."""
         return ()
 
-    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+    def split_operands(self, operands: Sequence[Any]) -> list[list[Any]]:
         """Return the operands in three lists."""
-        return _parted(operands, (len(self.cond.captured), len(self.body.captured)))
+        return _in_runs(operands, (len(self.cond.captured), len(self.body.captured)))
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the last carry."""
-        first, second, init = self.parted(operands)
+        first, second, init = self.split_operands(operands)
         found: list[Any] = self.loop(
             lambda carry: evaluate(self.cond, first, carry)[0],
             lambda carry: evaluate(self.body, second, carry),
@@ -219,13 +219,13 @@ class ForCall:
         """Nothing."""
         return ()
 
-    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+    def split_operands(self, operands: Sequence[Any]) -> list[list[Any]]:
         """Return the operands in three lists: bounds, captured, carry."""
-        return _parted(operands, (2, len(self.body.captured)))
+        return _in_runs(operands, (2, len(self.body.captured)))
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the last carry."""
-        (lower, upper), captured, init = self.parted(operands)
+        (lower, upper), captured, init = self.split_operands(operands)
         found: list[Any] = self.loop(
             lower, upper, lambda i, carry: evaluate(self.body, captured, [i, *carry]), init
         )
@@ -254,13 +254,13 @@ class ScanCall:
         """The number of positions, and the direction."""
         return (("length", self.length), *((("reverse", True),) if self.reverse else ()))
 
-    def parted(self, operands: Sequence[Any]) -> list[list[Any]]:
+    def split_operands(self, operands: Sequence[Any]) -> list[list[Any]]:
         """Return the operands in three lists: captured, carry, arrays."""
-        return _parted(operands, (len(self.body.captured), self.carried))
+        return _in_runs(operands, (len(self.body.captured), self.carried))
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the last carry and the stacked results."""
-        captured, init, xs = self.parted(operands)
+        captured, init, xs = self.split_operands(operands)
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             found = evaluate(self.body, captured, [*carry, *x])
@@ -289,15 +289,15 @@ class SwitchCall:
         """Nothing."""
         return ()
 
-    def parted(self, operands: Sequence[Any]) -> tuple[Any, list[list[Any]], list[Any]]:
+    def split_operands(self, operands: Sequence[Any]) -> tuple[Any, list[list[Any]], list[Any]]:
         """Return the number, what each branch captures, and the arguments."""
         number, *rest = operands
-        *captured, args = _parted(rest, [len(b.captured) for b in self.branches])
+        *captured, args = _in_runs(rest, [len(b.captured) for b in self.branches])
         return number, captured, args
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return what the chosen branch returns."""
-        number, captured, args = self.parted(operands)
+        number, captured, args = self.split_operands(operands)
 
         def branch(program: Program, own: list[Any]) -> Callable[..., list[Any]]:
             return lambda *given: evaluate(program, own, given)
@@ -333,6 +333,6 @@ class ShardMapCall:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the joined results."""
-        captured, given = _parted(operands, (len(self.body.captured),))
+        captured, given = _in_runs(operands, (len(self.body.captured),))
         found: list[Any] = self.mapped(lambda *cells: evaluate(self.body, captured, cells))(*given)
         return found

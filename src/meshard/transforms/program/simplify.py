@@ -52,7 +52,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
             eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
         if eqn.call is None or isinstance(eqn.call, ConstraintCall):
             detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
-            key = eqn.name, told_apart(eqn.params), detail, tuple(map(_key, inputs))
+            key = eqn.name, exact_key(eqn.params), detail, tuple(map(_key, inputs))
             before = known.setdefault(key, eqn)
             if before is not eqn:
                 same.update(zip(eqn.outputs, before.outputs, strict=True))
@@ -61,7 +61,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
     return eqns, list(map(now, program.outputs))
 
 
-def told_apart(params: Params) -> Any:
+def exact_key(params: Params) -> Any:
     """Return parameters as a key, in which 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     numbers = float, complex, np.generic, tuple
     return tuple([(k, type(v), v, repr(v) if isinstance(v, numbers) else "") for k, v in params])

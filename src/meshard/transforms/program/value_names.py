@@ -51,11 +51,13 @@ class Names:
         """Return what to call an argument of a call's program; nothing for what a loop carries."""
         call, operands = eqn.call, list(eqn.inputs)
         if isinstance(call, SwitchCall):
-            return self.of(call.parted(operands)[2][number])
+            return self.of(call.split_operands(operands)[2][number])
         if isinstance(call, ShardMapCall):
             return self.of(operands[len(call.body.captured) + number])
         if isinstance(call, ScanCall) and number >= call.carried:
-            return f"a position of {self.of(call.parted(operands)[2][number - call.carried])}"
+            return (
+                f"a position of {self.of(call.split_operands(operands)[2][number - call.carried])}"
+            )
         return ""
 
     def learn_inputs(self, variables: Sequence[Var], eqn: Eqn) -> None:
@@ -71,7 +73,7 @@ class Names:
         return self._names.get(self.source(atom)[0], atom.str_short())
 
     def source(self, var: Var) -> tuple[Var, Any]:
-        """Return the value that one was before it was moved, and how it lay if it was."""
+        """Return the value that one was before it was moved, and how it was laid out if it was."""
         kind: Any = None
         while var in self.original:
             var, kind = self.original[var]
@@ -82,13 +84,13 @@ def _captured(eqn: Eqn) -> list[Sequence[Atom]]:
     """Return what each program of a call captures."""
     call, operands = eqn.call, list(eqn.inputs)
     if isinstance(call, WhileCall):
-        return list(call.parted(operands)[:2])
+        return list(call.split_operands(operands)[:2])
     if isinstance(call, ForCall):
-        return [call.parted(operands)[1]]
+        return [call.split_operands(operands)[1]]
     if isinstance(call, ScanCall):
-        return [call.parted(operands)[0]]
+        return [call.split_operands(operands)[0]]
     if isinstance(call, SwitchCall):
-        return list(call.parted(operands)[1])
+        return list(call.split_operands(operands)[1])
     if isinstance(call, ShardMapCall):
         return [operands[: len(call.body.captured)]]
     return []

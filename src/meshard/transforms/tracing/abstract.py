@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, final, overload
 
 from meshard.algebra.arguments import function_of
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost, Weak, inferred, number_type
+from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -21,7 +21,7 @@ from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import empty_mask, ghost, local_type
+from meshard.transforms.body.branches import abstract_grid, empty_mask, local_type
 from meshard.transforms.body.grid import Grid
 
 
@@ -43,7 +43,9 @@ class _Abstract(Interpreter):
                 types.append((as_array(x)._type, weak_type(x)))
         if not any(isinstance(t, ArrayType) for t, _ in types):
             types[0] = as_array(operands[0])._type, types[0][1]
-        results = tuple([Ghost(t, weak) for t, weak in inferred(here(), name, types, params)])
+        results = tuple(
+            [AbstractArray(t, weak) for t, weak in inferred(here(), name, types, params)]
+        )
         return results[0] if len(results) == 1 else results
 
     def make_later(
@@ -54,13 +56,13 @@ class _Abstract(Interpreter):
         operands: Sequence[Any],
         asked: bool,
         place: Callable[[ArrayType], ArrayType] | None,
-    ) -> Ghost:
+    ) -> AbstractArray:
         """Return the array without data."""
-        return Ghost(type_)
+        return AbstractArray(type_)
 
-    def lay_out(self, x: Any, type_: ArrayType, what: str) -> Ghost:
+    def lay_out(self, x: Any, type_: ArrayType, what: str) -> AbstractArray:
         """Return an array of the type without data."""
-        return Ghost(type_)
+        return AbstractArray(type_)
 
 
 _ABSTRACT = _Abstract()
@@ -73,7 +75,7 @@ def is_abstract() -> bool:
 
 def weak_type(x: Any) -> Weak:
     """Return the type of the Python number that a value is, or stands for; None for others."""
-    if isinstance(x, Ghost):
+    if isinstance(x, AbstractArray):
         return x.weak
     return x.kind.weak if type(x) is Grid else number_type(x)
 
@@ -105,9 +107,13 @@ def abstractly(f: Callable[..., Any], *args: Any) -> Any:
         with types_only(body):
             return f(*args)
     with types_only(None):
-        return f(*trees.map(lambda x: Ghost(x._type) if type(x) is Array else x, args))
+        return f(*trees.map(lambda x: AbstractArray(x._type) if type(x) is Array else x, args))
 
 
+@overload
+def eval_shape(f: Callable[..., Array], /, *args: Any, **kwargs: Any) -> ShapeDtypeStruct: ...
+@overload
+def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return the shapes and dtypes of a function's results, without computing them.
 
@@ -135,9 +141,9 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             return x
         kind = typeof(x)
         if inside is None:
-            return Ghost(kind, number_type(x))
+            return AbstractArray(kind, number_type(x))
         local = inside.scope.kind(local_type(inside.scope, kind.shape, kind.dtype), (), frozenset())
-        return ghost(inside, local)
+        return abstract_grid(inside, local)
 
     values, named = trees.map(typed, args), trees.map(typed, dict(kwargs))
     return trees.map(_struct, abstractly(lambda: f(*values, **named)))

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import Ghost, Weak, weak_of
+from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import Params
@@ -25,7 +25,7 @@ from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program
 
 
 @final
-class Tracer(Ghost):
+class Tracer(AbstractArray):
     """An array inside a function that is being traced.
 
     Attributes:
@@ -211,9 +211,9 @@ class Recorder:
         return Grid(body, var.aval, (None,) * body.scope.count(var.aval.extent))
 
     def placed(self, x: Tracer, sharding: Any, what: str) -> Tracer:
-        """Write down that a value lies as a sharding says."""
+        """Write down that a value is laid out as a sharding says."""
         if what != CONSTRAINT:  # whose dims may be left open; it has been checked
-            sharding.layout(x.shape)  # refuses what cannot lie so
+            sharding.layout(x.shape)  # refuses what cannot be laid out so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
 
@@ -235,5 +235,5 @@ class Recorder:
 def _aval(value: Any) -> ArrayType | GridKind:
     if type(value) is Grid:
         return value.kind
-    assert isinstance(value, (Array, Ghost)), value
+    assert isinstance(value, (Array, AbstractArray)), value
     return value._type

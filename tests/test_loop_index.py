@@ -6,15 +6,15 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.sharding import P
-from meshard.transforms.flow.count import Count
+from meshard.transforms.flow.loop_index import LoopIndex
 from tests.worlds import everywhere, mesh, whole
 
 
 def test_it_calculates_as_python_does_and_compares_as_numpy_does() -> None:
-    i = Count(5)
-    assert type(i + 1) is Count
-    assert type(2 * i) is Count
-    assert type(i % 4) is Count
+    i = LoopIndex(5)
+    assert type(i + 1) is LoopIndex
+    assert type(2 * i) is LoopIndex
+    assert type(i % 4) is LoopIndex
     assert i / 2 == 2.5
     assert i // 2 == 2
     assert not ~(i == 5)
@@ -29,10 +29,15 @@ def test_it_calculates_as_python_does_and_compares_as_numpy_does() -> None:
 
 def test_arrays_keep_their_dtype_beside_it() -> None:
     x = mnp.ones(3, "float32")
-    for found in (x + Count(2), Count(2) * x, x ** Count(2), mnp.where(Count(0) == 0, x, 0)):
+    for found in (
+        x + LoopIndex(2),
+        LoopIndex(2) * x,
+        x ** LoopIndex(2),
+        mnp.where(LoopIndex(0) == 0, x, 0),
+    ):
         assert found.dtype == np.float32
-    assert x[Count(1)].shape == ()
-    assert x.at[Count(2)].set(Count(7)).tolist() == [1, 1, 7]
+    assert x[LoopIndex(1)].shape == ()
+    assert x.at[LoopIndex(2)].set(LoopIndex(7)).tolist() == [1, 1, 7]
 
 
 def test_a_negated_comparison_is_what_it_says_inside_and_outside_of_shard_map() -> None:

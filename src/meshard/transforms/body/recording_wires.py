@@ -1,9 +1,10 @@
-"""The ledger where axes stay automatic: each process notes what happens on all parts of the mesh.
+"""The ledger where axes stay automatic: each process records what happens on all parts of the mesh.
 
 A cell is an Array on one part there, and a process runs operations on the parts that it belongs to.
-What they move is counted for all parts from the types alone, noted once, and before anything moves;
-while they run nothing more is noted. So figures are those of all devices, and budgets refuse on all
-processes alike. Under a condition that differs between devices each process notes its own parts.
+What they move is counted for all parts from the types alone, and recorded once, before anything
+moves; nothing more is recorded while they run. So figures are those of all devices, and budgets
+refuse on all processes alike. Under a condition that differs between devices each process records
+its own parts.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
-from meshard.ops.engine.decide import decide
+from meshard.ops.engine.decide import Type, decide
 from meshard.plan.move.wires import Wire, together
 from meshard.runtime.doors import Params
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import placed, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.ledger import wired
 from meshard.transforms.body.scope import GridKind, Scope
 
 
-def joined(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
+def joined_wires(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
     """Return the communications of all parts of the mesh, those of one step as one."""
     if len({len(p) for p in parts}) == 1:
         return [together(w) for w in zip(*parts, strict=True)]
@@ -31,14 +33,14 @@ def joined(parts: Sequence[Sequence[Wire]]) -> list[Wire]:
 
 
 @contextlib.contextmanager
-def noted(scope: Scope, what: str, parts: Sequence[Sequence[Wire]]) -> Iterator[None]:
-    """Note the communications of all parts of the mesh, and no more of them within.
+def record_wires(scope: Scope, what: str, parts: Sequence[Sequence[Wire]]) -> Iterator[None]:
+    """Record the communications of all parts of the mesh, and no more of them within.
 
     Raises:
         BudgetError: if they exceed an open budget.
     """
     world = scope.world
-    wired(world, what, joined(parts))
+    wired(world, what, joined_wires(parts))
     ledgers, world.ledgers = world.ledgers, ()
     try:
         yield
@@ -66,22 +68,25 @@ def cell_types(scope: Scope, kind: GridKind, cells: Sequence[Any]) -> list[Array
 
 
 def operation_wires(
-    scope: Scope, name: str, types: Sequence[ArrayType | type], params: Params
+    scope: Scope, name: str, types: Sequence[Type], params: Params
 ) -> Sequence[Wire]:
     """Return what an operation on operands of these types moves."""
-    key = ("wires", name, tuple(types), params)
-    found: Sequence[Wire] | None = scope.decisions.get(key)
-    if found is None:
-        found = scope.decisions[key] = decide(scope.world, name, types, params).wires
-    return found
+    return _operation_wires(scope, name, tuple(types), params)
+
+
+@memoized(most=1 << 12)
+def _operation_wires(
+    scope: Scope, name: str, types: tuple[Type, ...], params: Params
+) -> Sequence[Wire]:
+    return decide(scope.world, name, types, params).wires
 
 
 def laying_wires(
     scope: Scope, kind: GridKind, cells: Sequence[Any], shardings: Sequence[Sharding]
 ) -> list[Wire]:
-    """Return what `laid` moves to lay all cells out."""
+    """Return what `lay_out` moves to lay all cells out."""
     types = cell_types(scope, kind, cells)
-    return joined(
+    return joined_wires(
         [
             wires_between(scope.world, t, scope.world.type_of(t.shape, t.dtype, s, True))
             for t, s in zip(types, shardings, strict=True)
@@ -89,7 +94,7 @@ def laying_wires(
     )
 
 
-def laid(
+def lay_out(
     scope: Scope,
     kind: GridKind,
     cells: Sequence[Any],
@@ -104,7 +109,7 @@ def laid(
         scope: the axes.
         kind: what is known of the cells.
         cells: the cells, by coordinate of the manual axes.
-        shardings: how each is to lie.
+        shardings: how each is to be laid out.
         what: how the ledger calls it.
         everywhere: whether the cells that are None here are those of other processes.
     """
@@ -123,5 +128,5 @@ def laid(
         for t, s, c in zip(types, shardings, cells, strict=True)
         if everywhere or c is not None
     ]
-    with noted(scope, what, parts):
+    with record_wires(scope, what, parts):
         return all_of_them()

@@ -1,4 +1,4 @@
-"""`Count`: the integer that `fori_loop` hands to its body."""
+"""`LoopIndex`: the integer that `fori_loop` hands to its body."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def _compared(name: str) -> Callable[[int, Any], Any]:
     return compare
 
 
-def _counted(name: str) -> Callable[..., Any]:
+def _calculated(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
     def calculate(self: int, *others: Any) -> Any:
         found = plain(self, *others)
-        return Count(found) if type(found) is int else found
+        return LoopIndex(found) if type(found) is int else found
 
     return calculate
 
 
 @final
-class Count(int):
+class LoopIndex(int):
     """A Python int that also answers as an array without dims does.
 
     With arrays it is a Python number, which takes their dtype. A comparison gives NumPy's bool, so
     that ``~(i == 0)`` is what it says; of Python's own bools that would be a number.
 
-    >>> i = Count(3)
+    >>> i = LoopIndex(3)
     >>> i + 1, ~(i == 3), i.dtype
     (4, np.False_, dtype('int64'))
     """
@@ -65,25 +65,25 @@ class Count(int):
     __le__ = _compared("__le__")
     __gt__ = _compared("__gt__")
     __ge__ = _compared("__ge__")
-    __add__ = _counted("__add__")
-    __radd__ = _counted("__radd__")
-    __sub__ = _counted("__sub__")
-    __rsub__ = _counted("__rsub__")
-    __mul__ = _counted("__mul__")
-    __rmul__ = _counted("__rmul__")
-    __floordiv__ = _counted("__floordiv__")
-    __rfloordiv__ = _counted("__rfloordiv__")
-    __mod__ = _counted("__mod__")
-    __rmod__ = _counted("__rmod__")
-    __pow__ = _counted("__pow__")
-    __and__ = _counted("__and__")
-    __or__ = _counted("__or__")
-    __xor__ = _counted("__xor__")
-    __lshift__ = _counted("__lshift__")
-    __rshift__ = _counted("__rshift__")
-    __neg__ = _counted("__neg__")
-    __abs__ = _counted("__abs__")
-    __invert__ = _counted("__invert__")
+    __add__ = _calculated("__add__")
+    __radd__ = _calculated("__radd__")
+    __sub__ = _calculated("__sub__")
+    __rsub__ = _calculated("__rsub__")
+    __mul__ = _calculated("__mul__")
+    __rmul__ = _calculated("__rmul__")
+    __floordiv__ = _calculated("__floordiv__")
+    __rfloordiv__ = _calculated("__rfloordiv__")
+    __mod__ = _calculated("__mod__")
+    __rmod__ = _calculated("__rmod__")
+    __pow__ = _calculated("__pow__")
+    __and__ = _calculated("__and__")
+    __or__ = _calculated("__or__")
+    __xor__ = _calculated("__xor__")
+    __lshift__ = _calculated("__lshift__")
+    __rshift__ = _calculated("__rshift__")
+    __neg__ = _calculated("__neg__")
+    __abs__ = _calculated("__abs__")
+    __invert__ = _calculated("__invert__")
 
     def __repr__(self) -> str:
         return int.__repr__(self)
