@@ -17,7 +17,7 @@ from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home
-from meshard.runtime.types import ArrayLike
+from meshard.runtime.types import ArrayLike, DTypeLike
 from meshard.runtime.world import here
 
 _finfo: Callable[..., Any] = ml_dtypes.finfo
@@ -88,7 +88,7 @@ def isdtype(dtype: DtypeLike, kind: Any) -> bool:
     if not isinstance(kind, str) or kind not in _KINDS:
         if isinstance(kind, str):
             raise ArgumentError(
-                f"isdtype: kind {kind!r} is not known; it is a dtype or one of "
+                f"isdtype: kind {kind!r} is not known; it must be a dtype or one of "
                 f"{', '.join(map(repr, _KINDS))}."
             )
         with _refusing("isdtype", "kind", kind):
@@ -136,13 +136,13 @@ def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
         return bool(np.can_cast(_dtype(from_), as_dtype(to), casting))  # type: ignore[arg-type]
 
 
-def finfo(type: Any, /) -> Any:
+def finfo(type: DTypeLike | ArrayLike, /) -> np.finfo[Any]:
     """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on."""
     with _refusing("finfo", "type", type):
         return _finfo(_dtype(type))
 
 
-def iinfo(type: Any, /) -> Any:
+def iinfo(type: DTypeLike | ArrayLike, /) -> ml_dtypes.iinfo:
     """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``."""
     with _refusing("iinfo", "type", type):
         return _iinfo(_dtype(type))
@@ -157,7 +157,7 @@ class NamespaceInfo:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> Any:
-        """Return the device of new arrays that nobody placed."""
+        """Return the device of new arrays that are not placed."""
         return home(here()).device
 
     def devices(self) -> list[Any]:
@@ -184,7 +184,7 @@ class NamespaceInfo:
         unknown = [k for k in kinds if k not in _KINDS]
         if unknown:
             raise ArgumentError(
-                f"dtypes: kind {unknown[0]!r} is not known; it is one of "
+                f"dtypes: kind {unknown[0]!r} is not known; it must be one of "
                 f"{', '.join(map(repr, _KINDS))}, or a tuple of them."
             )
         return {name: np.dtype(name) for k in kinds for name in _KINDS[k]}

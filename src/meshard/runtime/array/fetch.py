@@ -1,7 +1,7 @@
 """Fetching: elements of an array, from its blocks to NumPy.
 
-In: a type and the blocks that this process holds. Out: NumPy arrays. Nothing is sent here: what
-another process holds cannot be fetched so.
+In: a type and the blocks that this process holds. Out: NumPy arrays. Nothing is sent here, so
+elements that another process holds cannot be fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
 
 
 def picked(kind: ArrayType, blocks: Blocks, places: Sequence[Sequence[int]]) -> Block:
-    """Return a fresh array of the elements at some rising positions along each dim."""
+    """Return a fresh array of the elements at given ascending positions along each dim."""
     value = np.empty([len(p) for p in places], kind.dtype)
     for box, block in zip(kind.layout.boxes, blocks, strict=True):
         spans = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, Self
 
 from meshard.algebra.arguments import array_text, shown
@@ -18,7 +19,7 @@ _API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
 
 
 def _no_out(out: Any, method: str) -> None:
-    """Refuse an array to write into; None is what NumPy's functions pass."""
+    """Refuse an output array; None is accepted, since NumPy's functions pass it."""
     if out is not None:
         raise ArgumentError(
             f"{method}: out= is not supported, since arrays are immutable; use what it returns."
@@ -26,7 +27,7 @@ def _no_out(out: Any, method: str) -> None:
 
 
 def _no_kind(kind: Any, order: Any, method: str) -> None:
-    """Refuse what has no meaning here; None is what NumPy's functions pass."""
+    """Refuse arguments that mean nothing here; None is accepted, since NumPy passes it."""
     if kind is not None or order is not None:
         raise ArgumentError(
             f"{method}: kind= and order= are not supported; stable= says whether equal "
@@ -112,11 +113,11 @@ class ArrayMethods(Typed, ArrayOperators):
 
     @property
     def aval(self) -> ArrayType:
-        """All that is known of the value but its data."""
+        """All that is known about the value except its data."""
         return self._type
 
     def _held(self, what: str) -> Any:
-        """Refuse to go through the elements where they cannot be had; ``what`` is who does."""
+        """Refuse to iterate where the elements are not available; ``what`` names the operation."""
 
     def __len__(self) -> int:
         if not self.shape:
@@ -421,7 +422,7 @@ class ArrayMethods(Typed, ArrayOperators):
         more = {} if sorter is None else {"sorter": sorter}
         return call("searchsorted", self, v, side=side, **more)
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         if api_version not in _API_VERSIONS:
             raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
         return namespace()

@@ -12,7 +12,7 @@ from meshard.runtime.types import ArrayLike
 
 
 def _operand(other: object) -> bool:
-    """Return whether an operator may take ``other``; of an unknown type it is left to the type.
+    """Return whether an operator takes ``other``; an unknown type decides for itself.
 
     Raises:
         ArgumentError: if it is a plain container, whose own operators mean something else.
@@ -167,5 +167,5 @@ class ArrayOperators:
 
     def __round__(self, digits: int | None = None) -> Self:
         found = call("round", self, 0 if digits is None else digits)
-        # As Python does: without digits a whole number.
+        # As in Python, the result without digits is an integer.
         return found if digits is not None or found.dtype.kind in "biu" else found.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Arrays of what each process holds: `make_array_from_process_local_data`.
+"""Arrays from the parts that processes hold: `make_array_from_process_local_data`.
 
 Along each dim a process gives either the whole dim, or the shards that its devices hold, joined.
 """
@@ -39,22 +39,22 @@ def make_array_from_process_local_data(
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:
-    """Make global arrays of what each process holds.
+    """Make global arrays from the part that each process holds.
 
     Args:
         sharding: how the global array is laid out; or a tree of shardings that is a prefix of
             ``local_data``.
-        local_data: this process's part, or a tree of such. Along each dim it is either the whole
+        local_data: this process's part, or a tree of parts. Along each dim it is either the whole
             dim, or the shards that this process's devices hold, joined in order.
-        global_shape: the global shape; or a tree of such that is a prefix of ``local_data``. By
-            default what the parts join to, which the processes tell each other: all must call.
+        global_shape: the global shape; or a tree of shapes that is a prefix of ``local_data``. By
+            default the shape that the parts join to; all processes must then make the call.
 
     Returns:
         The tree of arrays.
 
     Raises:
-        CoverageError: if the data does not fill this process's shards exactly, or no global shape
-            follows from the parts.
+        CoverageError: if the data does not fill this process's shards exactly, or the parts do not
+            determine the global shape.
         TreeError: if a tree is not a prefix of ``local_data``.
 
     >>> import meshard
@@ -80,7 +80,7 @@ def _is_shape(given: object) -> bool:
 
 
 def _leaf(shape: Any) -> Any:
-    """Return a shape as something that is not a container, so that it is a leaf of its tree."""
+    """Return a shape as an object that is not a container, so that it is a leaf of its tree."""
     return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The transport of a process that is alone."""
+"""The transport of a single process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshard.runtime.types import Block
 
 @final
 class LocalTransport:
-    """There are no other processes: any message is an error of ours."""
+    """The transport without other processes: any message is a fault of the library."""
 
     index = 0
     count = 1
