@@ -21,8 +21,8 @@ import meshard.lax as lax
 import meshard.numpy as mnp
 from meshard import nn, random
 from meshard.errors import MeshardError
-from meshard.ops.array.update import Place
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.at import Place
 from meshard.runtime.array.operators import ArrayOperators
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)

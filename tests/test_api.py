@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden" / "api.txt"
 # The modules that users import from; one that does not exist yet is simply not listed.
 PUBLIC_MODULES = (
     *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
-    *("distributed", "multihost_utils", "experimental", "testing"),
+    *("distributed", "multihost_utils", "experimental", "testing", "typing"),
 )
 
 OPTIONAL = (
@@ -78,8 +78,9 @@ def lacks_docstring(value: object) -> bool:
 
 
 def is_ours(value: object) -> bool:
-    """Whether a name is meshard's own; dtypes and such are NumPy's and ml_dtypes'."""
-    return str(getattr(value, "__module__", "")).partition(".")[0] not in ("numpy", "ml_dtypes")
+    """Whether a name is meshard's own; dtypes are NumPy's and ml_dtypes', unions Python's."""
+    whose = str(getattr(value, "__module__", "")).partition(".")[0]
+    return whose not in ("numpy", "ml_dtypes", "typing")
 
 
 def test_the_public_surface_is_the_golden_list() -> None:

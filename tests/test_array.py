@@ -328,7 +328,7 @@ def test_numpys_copy_protocol_is_kept():
         assert not np.shares_memory(np.asarray(one, copy=True), shared)
         with pytest.raises(ValueError, match=r"float64\[8,4\] is spread over 4 blocks.*without a"):
             np.asarray(many, copy=False)
-        with pytest.raises(ValueError, match="holds float64 where float32 is asked for"):
+        with pytest.raises(ValueError, match="holds float64, not float32"):
             np.asarray(one, dtype=np.float32, copy=False)
         assert np.asarray(one, dtype=np.float64, copy=False).dtype == np.float64
 
@@ -350,7 +350,7 @@ def test_dlpack_copies_unless_the_memory_itself_is_asked_for():
         assert np.shares_memory(seen, np.asarray(one))
         with pytest.raises(BufferError, match=r"float64\[8,4\] is spread over 4 blocks"):
             np.from_dlpack(many, copy=False)
-        with pytest.raises(BufferError, match=r"is immutable, which DLPack can say from version 1"):
+        with pytest.raises(BufferError, match=r"is immutable, which only DLPack 1.0"):
             one.__dlpack__(copy=False)
         with pytest.raises((BufferError, ValueError)):
             one.__dlpack__(dl_device=(2, 0))
@@ -571,10 +571,10 @@ def test_items_are_found_in_their_block(monkeypatch):
     ("args", "error", "message"),
     [
         ((), ValueError, r"only an array of size 1.*shape is \(8, 4\).*x\.item\(0\)"),
-        ((32,), IndexError, "index 32 is out of bounds for the flat array with size 32"),
+        ((32,), IndexError, "index 32 is out of bounds for the flattened array with size 32"),
         ((8, 0), IndexError, "index 8 is out of bounds for dim 0 with size 8"),
         ((0, -5), IndexError, "index -5 is out of bounds for dim 1 with size 4"),
-        ((1, 2, 3), ValueError, r"item\(1, 2, 3\): 3 numbers for an array of shape \(8, 4\)"),
+        ((1, 2, 3), ValueError, r"item\(1, 2, 3\): 3 indices for an array of shape \(8, 4\)"),
         ((1.0,), TypeError, r"item: index must be an integer, got 1\.0"),
     ],
 )
@@ -720,7 +720,7 @@ def test_what_needs_the_whole_is_refused_with_advice(name):
         with pytest.raises(NotAddressableError) as caught:
             SPANNING[name](x)
         message = str(caught.value)
-        nothing = "lies on process 1, and this is process 0, which has nothing of it"
+        nothing = "is on process 1, and this is process 0, which holds no part of it"
         some = f"process {meshard.process_index()} holds 4 of its 8 pieces"
         assert (nothing if name in ("bool", "float") else some) in message
         assert "meshard.multihost_utils.process_allgather(x)" in message

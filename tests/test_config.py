@@ -99,7 +99,7 @@ def test_whether_jit_returns_global_device_arrays_is_true_or_false():
         meshard.config.update(name, given)
         assert meshard.config.read(name) is expected
     for wrong in (1, None, "yes", 0.0):
-        with pytest.raises(ArgumentError, match=f"{name} is True or False .*, not {wrong!r}"):
+        with pytest.raises(ArgumentError, match=f"{name} must be True or False .*, not {wrong!r}"):
             meshard.config.update(name, wrong)
 
 
@@ -114,8 +114,8 @@ def test_how_processes_are_compared_is_one_of_three():
     done = run("import meshard", MESHARD_CHECK="always")
     assert done.returncode == 1
     assert (
-        "ConfigError: The variable MESHARD_CHECK is set to 'always': check is 'off', 'hash' or "
-        "'full', not 'always'."
+        "ConfigError: The variable MESHARD_CHECK is set to 'always': check must be 'off', 'hash' "
+        "or 'full', not 'always'."
     ) in done.stderr
 
 
@@ -168,7 +168,7 @@ def test_new_arrays_lie_on_the_default_device():
 
 @pytest.mark.parametrize("device", [3, "gpu", "cpu:99", meshard.Device(99), object(), np.ones(2)])
 def test_a_default_device_that_is_none_is_refused(device):
-    with pytest.raises(ArgumentError, match="default_device is a device of this process, its name"):
+    with pytest.raises(ArgumentError, match="default_device must be a device of this process"):
         meshard.config.update("default_device", device)
     assert meshard.config.read("default_device") is None
 
@@ -179,7 +179,7 @@ def test_the_default_device_of_one_process_is_not_that_of_another():
             meshard.config.update("default_device", meshard.local_devices()[1])
             assert mnp.ones(1).device == meshard.devices()[3]
         else:
-            with pytest.raises(ArgumentError, match="is a device of this process"):
+            with pytest.raises(ArgumentError, match="must be a device of this process"):
                 meshard.config.update("default_device", meshard.devices()[3])
             assert mnp.ones(1).device == meshard.devices()[0]
 
@@ -229,4 +229,4 @@ def test_the_number_of_devices_does_not_change_later():
 def test_a_wrong_environment_is_refused_at_import():
     done = run("import meshard", MESHARD_DEFAULT_FLOAT="float16")
     assert done.returncode == 1
-    assert "default_float is 'float32' or 'float64', not 'float16'" in done.stderr
+    assert "default_float must be 'float32' or 'float64', not 'float16'" in done.stderr

@@ -33,7 +33,9 @@ def test_devices_are_grouped_by_process():
             assert meshard.local_devices(process_index=p) == meshard.devices()[2 * p : 2 * p + 2]
         assert (meshard.device_count(), meshard.local_device_count()) == (6, 2)
         assert meshard.process_count() == 3
-        with pytest.raises(ArgumentError, match="there is no process 3; there are 3"):
+        with pytest.raises(
+            ArgumentError, match="there is no process 3; the numbers of processes are 0 to 2"
+        ):
             meshard.local_devices(3)
 
     simulate(3, 2, body, deadline=5)
@@ -82,5 +84,5 @@ def test_devices_say_what_they_are():
 )
 def test_there_are_cpus_only(ask):
     assert ask("cpu") == ask(None)
-    with pytest.raises(ConfigError, match="there is no backend 'gpu'; it is 'cpu'"):
+    with pytest.raises(ConfigError, match="there is no backend 'gpu'; use 'cpu'"):
         ask("gpu")

@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from tests.test_api import collectives, public_modules, public_names
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "meshard"
 PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [ROOT / name for name in ("CONTRIBUTING.md", "DESIGN.md", "README.md")]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 
 SPEC = importlib.util.spec_from_file_location("snippets", DOCS / "snippets.py")
@@ -104,6 +107,44 @@ def test_links_lead_to_pages() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.(?:md|py))(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def names_of_sources(text: str) -> Iterator[str]:
+    """Find what looks like a path to a source, as pages write it: in code, with a slash."""
+    for code in re.findall(r"`([^`\n]+)`", text):
+        for word in re.findall(r"\w[\w./]*", code):
+            room = word.partition("/")[0]
+            if "/" in word and ((ROOT / room).is_dir() or (PACKAGE / room).is_dir()):
+                yield word.removesuffix("/")
+
+
+def is_a_source(name: str) -> bool:
+    """Whether a path is one from the root or the package, or names something in a module."""
+    module = name if "." not in name else name.rpartition(".")[0]
+    found = [folder / n for folder in (ROOT, PACKAGE) for n in (name, f"{name}.py", f"{module}.py")]
+    return any(path.exists() for path in found)
+
+
+@pytest.mark.parametrize("page", [*TEXTS, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_sources_that_a_page_names_exist(page: Path) -> None:
+    named = set(names_of_sources(page.read_text()))
+    made = {"build/docs/html"}
+    assert [name for name in sorted(named - made) if not is_a_source(name)] == []
+
+
+def test_a_source_that_is_gone_is_noticed() -> None:
+    text = "`plan/planner` `ops/random/keys.DOMAINS` `bench/house.py` and/or `ops/decide`, `a/b`"
+    assert [n for n in names_of_sources(text) if not is_a_source(n)] == ["ops/decide"]
+
+
+def test_tests_that_a_page_names_exist() -> None:
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    for page in [*TEXTS, *PAGES]:
+        file = ""
+        for name, test in re.findall(r"`(?:(test_\w+\.py)::)?(test_\w+)`", page.read_text()):
+            file = name or file
+            found = sources.get(file, "") if name else "".join(sources.values())
+            assert f"def {test}(" in found or f"{test}.py" in sources, f"{page}: {file} {test}"
 
 
 def test_every_setting_of_the_environment_is_told() -> None:

@@ -603,7 +603,7 @@ def test_what_cannot_be_explained_is_refused():
             meshard.explain(3, x)
         with pytest.raises(ArgumentError, match="There is no topology named 'moon'"):
             meshard.explain(mnp.sin, x, topology="moon")
-        with pytest.raises(ArgumentError, match="explain: topology is a Topology or the name"):
+        with pytest.raises(ArgumentError, match="explain: topology must be a Topology or the name"):
             meshard.explain(mnp.sin, x, topology=3)
         small = Topology("small", (Level("host", latency=0.0, bandwidth=1.0, size=2),))
         with pytest.raises(ArgumentError, match="Device 2 has no place in topology 'small'"):

@@ -411,7 +411,7 @@ def test_a_budget_of_nothing_lets_local_work_pass():
     x = put(V, "i", "j")
     with budget(0):
         x + x
-        with pytest.raises(BudgetError, match="Nothing has moved before it"):
+        with pytest.raises(BudgetError, match="Nothing had moved before"):
             x.sum()
 
 

@@ -131,7 +131,7 @@ def test_what_is_no_place_is_refused(target):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("text", "dtype <U4 is not one of numbers"),
+        ("text", "dtype <U4 is not a numeric dtype"),
         (object(), "got <object object at .* of type object"),
         (
             np.array([None, 1]),
@@ -436,7 +436,7 @@ def test_a_callbacks_wrong_dtype_names_the_index():
         (lambda s: ((2,), P("i"), None), ShardingError, "needs a mesh"),
         (lambda s: ((2,), "cpu", None), ArgumentError, "expected a Sharding"),
         (lambda s: ((6,), s, None), IndivisibleError, "divisible by 4"),
-        (lambda s: ((8,), s, "U3"), DtypeError, "not one of numbers"),
+        (lambda s: ((8,), s, "U3"), DtypeError, "not a numeric dtype"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_callback_is_called(make, error, message):
@@ -656,8 +656,11 @@ def test_arrays_of_another_process_are_refused():
 
     first, second = simulate(2, 4, body, deadline=20)
     assert "no array is on CpuDevice(id=3); the arrays are on" in first
-    assert "CpuDevice(id=4) is process 1's. Each process gives one array for each of its" in first
-    assert "CpuDevice(id=0) is process 0's." in second
+    assert (
+        "CpuDevice(id=4) belongs to process 1. Each process must give one array for each of its"
+        in first
+    )
+    assert "CpuDevice(id=0) belongs to process 0." in second
 
 
 def test_a_process_without_arrays_needs_the_dtype_of_the_others():

@@ -143,8 +143,8 @@ def test_looking_at_what_is_here_asks_nobody() -> None:
 def test_an_array_of_another_process_is_refused_by_its_name() -> None:
     def body() -> None:
         y = meshard.device_put(VALUE, meshard.devices()[1])
-        assert "no piece lies on this process" in str(y)
-        found = r"This array float64\[8,2\] lies on process 0, and this is process 1, which has no"
+        assert "no piece is on this process" in str(y)
+        found = r"This array float64\[8,2\] is on process 0, and this is process 1, which holds no"
         for look in np.asarray, np.sum, list, np.from_dlpack:
             with pytest.raises(NotAddressableError, match=found):
                 look(y)

@@ -131,7 +131,7 @@ def test_python_floats_take_the_default_float(default_float):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["a"], r"what: dtype <U1 is not one of numbers"),
+        (["a"], r"what: dtype <U1 is not a numeric dtype"),
         (b"ab", "dtype .S2"),
         (np.array("2020", "M8[D]"), r"dtype datetime64\[D\]"),
         (np.zeros(2, [("a", "i4")]), "dtype .*'a'"),

@@ -259,7 +259,7 @@ def test_none_is_planned_as_it_is_moved():
             {"a": meshard.ShapeDtypeStruct((4,), "f4")},
             lambda: meshard.devices()[0],
             ArgumentError,
-            r"plan_reshard: a is a ShapeDtypeStruct\(shape=\(4,\).* that carries no sharding",
+            r"plan_reshard: a is ShapeDtypeStruct\(shape=\(4,\).* which has no sharding",
         ),
         (V, lambda: "there", ArgumentError, "plan_reshard: expected a Sharding.*got 'there'"),
         ([V], lambda: (meshard.devices()[0],), TreeError, "plan_reshard: the tree of devices"),
@@ -391,11 +391,11 @@ def test_odd_arguments_of_plans_are_refused_by_name():
         ):
             if value == 3 and name == "max_bytes":
                 continue
-            with pytest.raises(ArgumentError, match=rf"{name} (is|lists)"):
+            with pytest.raises(ArgumentError, match=rf"{name} must be"):
                 ask()
     ids = [meshard.devices()[0], np.int64(1), *range(2, 8)]
     assert meshard.plan_reshard(V, None, alive=ids).alive == tuple(range(8))
-    with pytest.raises(ArgumentError, match=r"1 distinct triples .* choices are for \[\]"):
+    with pytest.raises(ArgumentError, match=r"1 distinct triples .* the choices are for \[\]"):
         Plan([PlanLeaf("x", a, b, 1)], [])
     with pytest.raises(ShapeError, match=r"is not a shape: sizes must be non-negative integers"):
         meshard.ShapeDtypeStruct((1 << 70,), "f4", sharding=NamedSharding(mesh(), P()))

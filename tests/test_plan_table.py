@@ -89,7 +89,7 @@ def test_bytes_that_need_not_move_are_said_to_be_so():
     a = laid((8,), (2,), [0, 1])
     back = Route("there and back", (a, laid((8,), (2,), [2, 3]), a))
     plan = Plan([PlanLeaf("x", a, a, 1)], [Choice(back, figures_of(back, 1))])
-    assert "though nothing need move" in str(plan)
+    assert "though nothing needs to move" in str(plan)
     assert plan.ratio == float("inf")
 
 

@@ -17,6 +17,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import random
 from meshard.errors import ArgumentError, DtypeError, LinAlgError, ShapeError
+from meshard.ops.random.table import Formula
 from meshard.sharding import NamedSharding, P
 from tests.worlds import in_worlds, mesh, whole
 
@@ -151,6 +152,12 @@ def test_every_function_of_jax_is_here(jax: ModuleType) -> None:
     theirs = {n for n in dir(jax.random) if not n.startswith("_")}
     functions = {n for n in theirs if inspect.isfunction(getattr(jax.random, n))}
     assert functions - {"random_gamma_p"} <= set(random.__all__)
+
+
+def test_a_formula_needs_a_number_for_its_streams() -> None:
+    formula = Formula(lambda u: u)
+    with pytest.raises(AssertionError, match=r"own: give it a number, at the end of .*DOMAINS"):
+        formula.register("own", 0)
 
 
 def test_the_door_lists_what_it_imports() -> None:

@@ -114,4 +114,4 @@ def test_without_comparing_nothing_follows_a_failure() -> None:
         return ""
 
     told = simulate(2, 1, body, deadline=DEADLINE)
-    assert "its messages cannot be told from those of others" in told[1]
+    assert "its messages cannot be distinguished from those of other operations" in told[1]

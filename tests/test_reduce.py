@@ -546,9 +546,9 @@ def test_bad_dtypes_and_operands():
     a = put(np.ones(8), "i")
     with pytest.raises(DtypeError, match="'f12' is not a dtype"):
         a.sum(dtype="f12")
-    with pytest.raises(DtypeError, match="dtype object is not one of numbers"):
+    with pytest.raises(DtypeError, match="dtype object is not a numeric dtype"):
         a.prod(dtype=object)
-    with pytest.raises(DtypeError, match="dtype <U1 is not one of numbers"):
+    with pytest.raises(DtypeError, match="dtype <U1 is not a numeric dtype"):
         mnp.sum(["a"])
     with pytest.raises(DtypeError, match="subtract: not possible for operands of dtype bool"):
         mnp.ptp(put(np.ones(8, "?"), "i"))

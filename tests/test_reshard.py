@@ -112,7 +112,8 @@ def test_one_window_is_refused_alike_by_whoever_takes_it() -> None:
     for window in (0, -3, 1.5, "4", True, float("nan"), [4]):
         for what, ask in (("reshard", reshard), ("plan_reshard", plan_reshard)):
             with pytest.raises(
-                ArgumentError, match=rf"^{what}: max_bytes is a positive number of bytes, or None"
+                ArgumentError,
+                match=rf"^{what}: max_bytes must be a positive number of bytes, or None",
             ):
                 ask(x, target, max_bytes=window)
     peers = meshard.process_count() - 1
@@ -130,8 +131,8 @@ def test_one_window_is_refused_alike_by_whoever_takes_it() -> None:
             with pytest.raises(ArgumentError) as error:
                 ask()
             said = (
-                f"max_bytes={window} leaves {window // (2 * peers)} bytes on the way to, and as "
-                f"many from, each of {peers} other processes, but one element of float32[48,32] "
+                f"max_bytes={window} allows {window // (2 * peers)} bytes at a time to each of "
+                f"{peers} other processes, and as many from it, but one element of float32[48,32] "
                 f"takes 4 bytes. Give at least {8 * peers}."
             )
             assert said in str(error.value)
@@ -187,7 +188,7 @@ def test_a_plan_runs() -> None:
     ):
         plan.run({"w": put(GRID, "j"), "b": x["b"]})
     with pytest.raises(
-        TreeError, match=r"no leaf \['b'\], \['w'\], and the plan has none at \[0\]"
+        TreeError, match=r"no leaf \['b'\], \['w'\], and the plan has no leaf \[0\]"
     ):
         plan.run([x["w"]])
     bare = Plan([replace(leaf, path=None) for leaf in plan.leaves], plan.choices)

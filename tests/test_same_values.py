@@ -50,8 +50,8 @@ def test_values_that_differ_are_refused_on_all_processes(name: str) -> None:
         assert said == [said[0]] * 4
         assert said[0].startswith(
             f"{name}: the processes give different values: the value is int32[8,2] on all of them, "
-            "but with other elements on process 2 than on process 0, 1, 3. What is put on devices "
-            "of several processes is the whole array, the same on each."
+            "but with other elements on process 2 than on process 0, 1, 3. A value that is put on "
+            "devices of several processes is the whole array, and must be the same on each of them."
         )
         assert "make_array_from_process_local_data" in said[0]
 

@@ -135,7 +135,7 @@ def test_where_nothing_is_local_the_repr_says_so():
         return repr(meshard.device_put(np.arange(3), meshard.devices()[-1]))
 
     first, second = simulate(2, 1, body, deadline=5)
-    assert first.endswith("\n  no piece lies on this process")
+    assert first.endswith("\n  no piece is on this process")
     assert second == "Array([0, 1, 2], dtype=int64)"
 
 

@@ -407,8 +407,8 @@ def test_an_unknown_axis_is_refused():
 @pytest.mark.parametrize("sections", [3, 0, -2, 5, 8])
 def test_sections_must_divide_the_axis(sections: int):
     message = refusal(ArgumentError, split_by_mesh_axis, put(GRID, "i"), "i", sections)
-    assert f"{sections} equal parts of axis 'i' of size 4, which {sections} does not" in message
-    assert "Give a divisor of 4, or a list of cuts" in message
+    assert f"{sections} equal parts of axis 'i' of size 4; their number" in message
+    assert "must be a positive divisor of 4. Give one, or a list of cuts" in message
 
 
 @in_worlds
@@ -423,7 +423,7 @@ def test_cuts_must_rise_inside_the_axis(cuts: Any):
 @pytest.mark.parametrize("given", [2.0, "2", True, [1.5], [True], {1, 2}, np.array([1, 2]), [[1]]])
 def test_sections_are_whole_numbers(given: Any):
     message = refusal(ArgumentError, split_by_mesh_axis, put(GRID, "i"), "i", given)
-    assert "is not None, an integer, or a list or tuple of integers" in message
+    assert "must be None, an integer, or a list or tuple of integers" in message
 
 
 @in_worlds

@@ -77,7 +77,7 @@ def test_a_struct_cannot_be_changed():
     ("arguments", "error", "message"),
     [
         (((2,), None), ArgumentError, "a dtype is needed, got None"),
-        (((2,), str), DtypeError, "not one of numbers"),
+        (((2,), str), DtypeError, "not a numeric dtype"),
         (((2,), "nonsense"), DtypeError, "must be a dtype, .* got 'nonsense'"),
         (((-1,), "f4"), ShapeError, r"\(-1,\) is not a shape"),
         (

@@ -149,7 +149,7 @@ def test_groups_and_names_survive_a_file():
 
 
 def test_an_unknown_preset():
-    with refused("There is no topology named 'moon'. There are 'one process', '8-gpu hosts'"):
+    with refused("There is no topology named 'moon'. Those with names are"):
         topology("moon")
 
 
@@ -171,35 +171,41 @@ HEAD = 'name = "t"\n[[levels]]\nname = "host"\nlatency = 0\nbandwidth = 1\n'
         ("name =", "The topology is not TOML:"),
         ('name = "t"', "A topology needs the key 'levels'."),
         ("levels = []", "A topology needs the key 'name'."),
-        ('name = "t"\nlevels = []', "Topology 't' has no levels; it needs one at least"),
-        ('name = "t"\nlevels = [3]', "The levels of a topology are tables, [[levels]] in TOML"),
-        ('name = "t"\nlevels = 3', "The levels of a topology are tables, [[levels]] in TOML"),
+        ('name = "t"\nlevels = []', "Topology 't' has no levels; it needs at least one"),
+        ('name = "t"\nlevels = [3]', "The levels of a topology must be tables, [[levels]] in TOML"),
+        ('name = "t"\nlevels = 3', "The levels of a topology must be tables, [[levels]] in TOML"),
         (
             'name = 3\nlevels = [{name="a", latency=0, bandwidth=1}]',
             "name must be a string of one line",
         ),
-        ("speed = 3\n" + HEAD, "A topology has no key 'speed'; the keys are name, levels."),
-        (HEAD + "width = 3", "Level 'host' of a topology has no key 'width'; the keys are name,"),
+        ("speed = 3\n" + HEAD, "A topology has an unknown key 'speed'; the keys are name, levels."),
+        (HEAD + "width = 3", "Level 'host' of a topology has an unknown key 'width'; the keys"),
         ('name = "t"\n[[levels]]\nlatency = 0', "Level 0 of a topology needs the key 'name'."),
         (HEAD.replace("latency = 0", ""), "Level 'host' of a topology needs the key 'latency'."),
-        (HEAD.replace("latency = 0", "latency = -1"), "The latency of level 'host' is 0 or more"),
-        (HEAD.replace("bandwidth = 1", "bandwidth = 0"), "bandwidth of level 'host' is more than"),
-        (HEAD.replace("bandwidth = 1", "bandwidth = inf"), "level 'host' is more than 0, not inf"),
+        (HEAD.replace("latency = 0", "latency = -1"), "The latency of level 'host' must be 0 or"),
+        (HEAD.replace("bandwidth = 1", "bandwidth = 0"), "bandwidth of level 'host' must be more"),
+        (
+            HEAD.replace("bandwidth = 1", "bandwidth = inf"),
+            "level 'host' must be more than 0, not i",
+        ),
         (
             HEAD.replace("bandwidth = 1", 'bandwidth = "fast"'),
-            "The bandwidth of level 'host' is a number, more than 0, not 'fast'.",
+            "The bandwidth of level 'host' must be a number, more than 0, not 'fast'.",
         ),
-        (HEAD + "capacity = true", "The capacity of level 'host' is a number, more than 0, not T"),
+        (
+            HEAD + "capacity = true",
+            "The capacity of level 'host' must be a number, more than 0, not T",
+        ),
         (
             HEAD + "size = 0",
-            "size of level 'host' is a positive integer of at most 63 bits, not 0.",
+            "size of level 'host' must be a positive integer of at most 63 bits, not 0.",
         ),
         (
             HEAD + "size = 2.5",
-            "size of level 'host' is a positive integer of at most 63 bits, not 2.5.",
+            "size of level 'host' must be a positive integer of at most 63 bits, not 2.5.",
         ),
         (HEAD + "size = 2\ngroups = [[0]]", "Level 'host' has both size = 2 and groups"),
-        (HEAD + "groups = 3", "The groups of level 'host' are lists of device ids, one list for"),
+        (HEAD + "groups = 3", "The groups of level 'host' must be lists of device ids, one list"),
         (HEAD + "groups = [[0], []]", "each with one id or more; group 1 is []"),
         (
             HEAD + "groups = [[0], [-1]]",
@@ -218,7 +224,7 @@ def test_what_is_no_topology(text, sentence):
     ("levels", "sentence"),
     [
         ((level(), level(name="all")), "Level 'host' of topology 't' needs a size or groups; only"),
-        ((HOST, HOST), "Topology 't' has two levels named 'host'; each has its own name."),
+        ((HOST, HOST), "Topology 't' has two levels named 'host'; each level must have"),
         (
             (level(size=2), listed("rack", [0], [1, 2, 3]), level(name="all")),
             "Devices 0 and 1 share a group of level 'host' but not of level 'rack' above it",
@@ -244,14 +250,14 @@ def test_levels_that_do_not_nest(levels, sentence):
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", 3])
 def test_names_are_words(name):
-    with refused("A level's name is a word such as 'host'"):
+    with refused("A level's name must be a word such as 'host'"):
         level(name=name)
     with refused("A topology's name must be a string of one line"):
         Topology(name, (ROW,))
 
 
 def test_long_names_of_levels():
-    with refused("has at most 24 characters"):
+    with refused("can have at most 24 characters"):
         level(name="x" * 25)
 
 
@@ -312,5 +318,5 @@ def test_a_preset_is_taken_by_its_name_wherever_a_topology_is():
         x, target, topology=given
     )
     for ask in (plan.simulate, lambda name: meshard.plan_reshard(x, target, topology=name)):
-        with refused("There is no topology named '8-gpu host'. Did you mean '8-gpu hosts'? There"):
+        with refused("There is no topology named '8-gpu host'. Did you mean '8-gpu hosts'? Those"):
             ask("8-gpu host")

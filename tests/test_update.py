@@ -255,7 +255,7 @@ def test_arrays_in_boxes_are_updated_in_place_of_their_own():
             DtypeError,
             "for an array of bool this would make it int8; convert it first",
         ),
-        (lambda x: x.astype(complex).at[0].set("a"), DtypeError, "not one of numbers"),
+        (lambda x: x.astype(complex).at[0].set("a"), DtypeError, "not a numeric dtype"),
         (
             lambda x: (
                 meshard.device_put(x, meshard.devices()[1])

@@ -154,7 +154,7 @@ def test_settings_are_read_from_the_environment(fresh):
     set_from({"MESHARD_NUM_DEVICES": ""})
     assert (NUM_DEVICES.value, DEFAULT_FLOAT.value) == (None, "float64")
     with pytest.raises(
-        ConfigError, match="MESHARD_NUM_DEVICES is set to 'many': num_devices is an"
+        ConfigError, match="MESHARD_NUM_DEVICES is set to 'many': num_devices must be an"
     ):
         set_from({"MESHARD_DEFAULT_FLOAT": "float32", "MESHARD_NUM_DEVICES": "many"})
     assert DEFAULT_FLOAT.value == "float64"  # a wrong environment sets nothing
@@ -177,7 +177,7 @@ def test_a_number_of_devices_that_is_none_is_refused(fresh, value):
 
 
 def test_another_float_is_refused(fresh):
-    with pytest.raises(ArgumentError, match="is 'float32' or 'float64', not 'float16'"):
+    with pytest.raises(ArgumentError, match="must be 'float32' or 'float64', not 'float16'"):
         config.update("default_float", "float16")
 
 

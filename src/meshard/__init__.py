@@ -2,15 +2,19 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding resharding debug tree config experimental
+    doors         numpy lax random nn sharding resharding debug tree typing config experimental
     cli testing   the roof
-    transforms    interpreters of operations: shard_map, control flow
+    compat        other systems' names and rules
+    interop       JAX's arrays, XLA as a compiler
+    transforms    interpreters of operations: shard_map, jit, control flow
+    mpi           processes joined by MPI
     ops           operations as rows, and the engine that runs them on blocks
     ----------    two doors between floors: `bind` (up) and `Transport` (sideways)
-    runtime       devices, blocks, pages, workers, Array, placement, executor
+    runtime       devices, blocks, pages, workers, Array, placing and moving
     plan          pure: layouts -> what moves, bounds, drawings
     algebra       pure: World, Mesh, PartitionSpec, Sharding, Layout, DimMap, OpRule
     settings      what each floor lets the environment and `config` set
+    tuning        thresholds, with what was measured
     errors        every refusal, as one tree
 """
 
@@ -87,6 +91,7 @@ if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an ed
         numpy as numpy,
         random as random,
         resharding as resharding,
+        typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
     from meshard.runtime.moving.reshard import reshard as reshard
@@ -116,6 +121,7 @@ else:
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.tracing.abstract:eval_shape",
+            "meshard.typing",
         ),
         advice=_ABSENT,
     )

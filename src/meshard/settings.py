@@ -34,7 +34,7 @@ class Setting(Generic[T]):
     Attributes:
         name: what `meshard.config` calls it; in capitals after ``MESHARD_`` the variable.
         usual: its value where nobody sets it.
-        law: what it may be, as in "``name`` is ...".
+        law: what it may be, as in "``name`` must be ...".
         parse: returns the value of what was given; raises ValueError where it breaks the law.
         at_start: whether only the environment sets it.
         admit: returns the value that an update sets; refuses one that comes at the wrong time.
@@ -71,7 +71,7 @@ class Setting(Generic[T]):
             return self.parse(given)
         except (ValueError, OverflowError) as error:
             told = str(error) if str(error).endswith(".") else ""
-            told = told or f"{self.name} is {self.law}, not {given!r}."
+            told = told or f"{self.name} must be {self.law}, not {given!r}."
             raise ArgumentError(f"config: {told}") from None
 
 

@@ -51,6 +51,8 @@ NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
     "meshard.Shard": "a record: arrays hand them out",
     "meshard.__version__": "a text",
+    "meshard.typing.ArrayLike": "a type for annotations",
+    "meshard.typing.DTypeLike": "a type for annotations",
     "meshard.debug.Event": "a record: a profile holds them",
     "meshard.debug.ExplainedStep": "a record: an explanation holds them",
     "meshard.debug.Explanation": "a record: explain returns it",

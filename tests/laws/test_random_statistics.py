@@ -15,6 +15,7 @@ import scipy.stats as stats
 import meshard
 import meshard.numpy as mnp
 from meshard import random
+from meshard.ops.random.keys import DOMAINS
 from meshard.ops.random.tiles import TILE
 from meshard.sharding import NamedSharding, P
 from tests.worlds import alone, mesh
@@ -74,6 +75,10 @@ CONTINUOUS: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: mnp.abs(random.double_sided_maxwell(KEY, 0.0, 1.0, SHAPE)),
         stats.maxwell(),
     ),
+    "orthogonal": (
+        lambda: random.orthogonal(KEY, 3, (4000,))[:, 0, 0] ** 2,
+        stats.beta(0.5, 1.0),
+    ),
     "complex normal": (
         lambda: mnp.imag(random.normal(KEY, SHAPE, complex)),
         stats.norm(scale=0.5**0.5),
@@ -127,6 +132,14 @@ DISCRETE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         stats.binom(12, 0.3).pmf,
     ),
 }
+
+
+def test_every_distribution_has_a_law() -> None:
+    """It is one of NumPy's or SciPy's, above, or has a test of its own below."""
+    below = {"dirichlet", "multivariate_normal"}
+    not_one = {"split", "fold_in"}
+    tested = {name.split()[0] for name in (*CONTINUOUS, *DISCRETE)}
+    assert set(DOMAINS) - tested - below - not_one == set(), "give it a law above"
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)

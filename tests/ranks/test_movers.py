@@ -171,13 +171,19 @@ def split(value):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ("nowhere.json", "table is a JSON object or a file that holds one, and 'nowhere.json' is"),
-        ("{'pushed'", "table is a JSON object or a file that holds one"),
-        ('{"push": 1}', "is a JSON object with the names ['packed', 'slab', 'window', 'typed', "),
-        ('{"slab": 0}', "slab in table is a positive integer, a number of bytes, not 0."),
-        ('{"slab": 1.5}', "slab in table is a positive integer, a number of bytes, not 1.5."),
-        ('{"slab": true}', "slab in table is a positive integer, a number of bytes, not true."),
-        ('{"memory": 1}', "memory in table is true or false, not 1."),
+        ("nowhere.json", "table must be a JSON object or a file that holds one; 'nowhere.json' is"),
+        ("{'pushed'", "table must be a JSON object or a file that holds one"),
+        (
+            '{"push": 1}',
+            "must be a JSON object with the names ['packed', 'slab', 'window', 'typed', ",
+        ),
+        ('{"slab": 0}', "slab in table must be a positive integer, a number of bytes, not 0."),
+        ('{"slab": 1.5}', "slab in table must be a positive integer, a number of bytes, not 1.5."),
+        (
+            '{"slab": true}',
+            "slab in table must be a positive integer, a number of bytes, not true.",
+        ),
+        ('{"memory": 1}', "memory in table must be true or false, not 1."),
     ],
 )
 def test_a_table_that_is_none_is_refused(given: str, complaint: str) -> None:

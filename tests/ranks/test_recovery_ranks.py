@@ -135,7 +135,10 @@ def test_those_that_live_go_on_without_one_that_has_died(near: bool, tmp_path: P
     ("wrong", "said"),
     [
         ({"MESHARD_TABLE": "nowhere.json"}, "The variable MESHARD_TABLE is set to 'nowhere.json'"),
-        ({"MESHARD_TIMEOUT": "abc"}, "timeout is a positive, finite number of seconds, not 'abc'."),
+        (
+            {"MESHARD_TIMEOUT": "abc"},
+            "timeout must be a positive, finite number of seconds, not 'abc'.",
+        ),
         ({"MESHARD_DEFAULT_DEVICE": "cpu:7"}, "the devices of this process are cpu:0."),
     ],
     ids=["a table", "a timeout", "a device"],

@@ -9,6 +9,8 @@ from meshard.algebra.arguments import count_of, instance_of, is_text, shape_of, 
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, layout_of_boxes
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShardingError
 
@@ -57,7 +59,15 @@ class Sharding(ABC):
     """How a whole array is laid out on devices.
 
     To write your own, define `device_set` and `devices_indices_map`; the rest follows from them.
+
+    Attributes:
+        mesh: the mesh. Only a `NamedSharding` has one; other shardings do not have the attribute.
+            It is declared here for programs that know theirs and write ``x.sharding.mesh``.
+        spec: the mesh axes that each dim is split over; likewise.
     """
+
+    mesh: Mesh
+    spec: PartitionSpec
 
     @property
     @abstractmethod

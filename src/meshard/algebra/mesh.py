@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Mesh(Frozen, contextlib.ContextDecorator):
     (4, 8)
     """
 
-    devices: NDArray[np.object_]
+    devices: np.ndarray[tuple[int, ...], np.dtype[Any]]
     axis_names: tuple[str, ...]
     axis_types: tuple[AxisType, ...]
     axis_sizes: tuple[int, ...]

@@ -185,8 +185,8 @@ def _own_device(given: object) -> Device | None:
     found = next((d for d in own if named in (d, str(d))), None)
     if found is None:
         raise ArgumentError(
-            f"config: default_device is {DEFAULT_DEVICE.law}, not {given!r}; the devices of this "
-            f"process are {', '.join(map(str, own[:8]))}{', ...' if len(own) > 8 else ''}."
+            f"config: default_device must be {DEFAULT_DEVICE.law}, not {given!r}; the devices of "
+            f"this process are {', '.join(map(str, own[:8]))}{', ...' if len(own) > 8 else ''}."
         )
     return found
 

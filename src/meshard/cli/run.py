@@ -73,7 +73,7 @@ def find_mpiexec() -> Path:
     """Return the mpiexec beside this Python, where wheels put theirs, or the first on the PATH.
 
     Raises:
-        RunError: There is none.
+        RunError: mpiexec was not found.
     """
     folders = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
     for folder in folders:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -41,17 +41,19 @@ Shape = tuple[int, ...]
 Laid = tuple[Shape, Uneven]
 """The shape of a result, and how its sharding says where it is cut."""
 
+T = TypeVar("T")
+
 _SPLIT = "split_by_mesh_axis"
 _JOIN = "concatenate_by_mesh_axis"
 
 
 def split_by_mesh_axis(
-    arrays: Any,
+    arrays: T,
     mesh_axis: str,
     indices_or_sections: int | Sequence[int] | None = None,
     *,
     donate: bool = False,
-) -> list[Any]:
+) -> list[T]:
     """Take arrays and their mesh apart along a mesh axis, without moving data.
 
     Args:
@@ -101,7 +103,7 @@ def split_by_mesh_axis(
     return [unflatten(structure, part) for part in parts]
 
 
-def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: bool = False) -> Any:
+def concatenate_by_mesh_axis(arrays: Sequence[T], mesh_axis: str, *, donate: bool = False) -> T:
     """Join meshes along an axis, and the arrays on them, without moving data.
 
     The inverse of `split_by_mesh_axis`. Devices and values are joined in the order given. A dim
@@ -140,7 +142,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[Any], mesh_axis: str, *, donate: b
             f"{_JOIN}: arrays is of type {type(arrays).__name__}; give a list or tuple of trees."
         )
     if not arrays:
-        return []
+        return cast("T", [])
     trees, structure = _same_trees(arrays)
     if not structure.num_leaves:
         return unflatten(structure, [])
@@ -242,8 +244,8 @@ def _stops(given: object, mesh_axis: str, size: int) -> tuple[int, ...]:
     sections = _position(given, given)
     if sections < 1 or size % sections:
         raise ArgumentError(
-            f"{_SPLIT}: indices_or_sections asks for {sections} equal parts of {axis}, which "
-            f"{sections} does not divide. Give a divisor of {size}, or a list of cuts."
+            f"{_SPLIT}: indices_or_sections asks for {sections} equal parts of {axis}; "
+            f"their number must be a positive divisor of {size}. Give one, or a list of cuts."
         )
     step = size // sections
     return tuple(range(step, size + 1, step))
@@ -256,8 +258,8 @@ def _position(value: Any, given: object) -> int:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{_SPLIT}: indices_or_sections {shown(given)} is not None, an integer, or a list or "
-            f"tuple of integers; {shown(value)} is of type {type(value).__name__}."
+            f"{_SPLIT}: indices_or_sections must be None, an integer, or a list or tuple of "
+            f"integers, not {shown(given)}; {shown(value)} is of type {type(value).__name__}."
         ) from None
 
 

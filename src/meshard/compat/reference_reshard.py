@@ -8,7 +8,7 @@ own planner knows more ways than this one; here the reference's rules are kept a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of, shown
@@ -21,6 +21,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.reshard import reshard
 from meshard.runtime.trees import flatten, unflatten
+from meshard.runtime.types import ArrayLike
 
 _REPLICA = "_intermediate_replica"
 _SPLIT = "_intermediate_split"
@@ -93,7 +94,7 @@ def find_intermediate_sharding(
             _asked(in_sharding, out_sharding, before, after)
             + f"dim {dim} is a candidate, but its {s} shards are not a multiple of {d}: "
             f"{s // d} replicas of {d} shards are not {s} devices, and the source's devices "
-            "cannot be reshaped so. Use reshard, which needs no intermediate."
+            "cannot be reshaped in that way. Use reshard, which needs no intermediate."
         )
     mesh = _with_replicas(in_sharding.mesh, {a: after[dim] for a, dim in candidates.items()})
     entries = [e if e not in candidates else f"{e}{_SPLIT}" for e in in_sharding.spec]
@@ -185,6 +186,29 @@ def _without_cuts(uneven: Uneven, dims: Any) -> Uneven:
     return tuple(None if dim in dims else cuts for dim, cuts in enumerate(uneven))
 
 
+T = TypeVar("T")
+
+
+@overload
+def reshard_with_intermediate_sharding(
+    x: ArrayLike,
+    in_sharding: Any,
+    out_sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+) -> Array: ...
+@overload
+def reshard_with_intermediate_sharding(
+    x: T,
+    in_sharding: Any,
+    out_sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+) -> T: ...
 def reshard_with_intermediate_sharding(
     x: Any,
     in_sharding: Any,

@@ -59,7 +59,7 @@ class BufferRoute:
                     raise ShardingError(
                         f"{name} cannot be moved from {origin!r} to {target!r}: buffers are read "
                         f"and filled in the host's memory, and {device} is not a CPU device. Use "
-                        "jax.device_put for it; plan_reshard says what that has to move."
+                        "jax.device_put for it; plan_reshard says what that must move."
                     )
         self.source, self.destination = layout_of(origin, shape), layout_of(target, shape)
         self.part: Part = assemble(self.destination, [Source(self.source)])

@@ -5,7 +5,7 @@ Devices are the same where their ids are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,36 +99,11 @@ def to_jax(
             f"{type(sharding).__name__}."
         )
     known = {d.id: d for d in (jax.devices("cpu") if devices is None else devices)}
-    for device in sharding.device_order:
-        if device.id not in known:
-            raise ShardingError(
-                f"to_jax: {device!r} of {sharding!r} has no JAX device of id {device.id}; JAX has "
-                f"the ids {_brief(sorted(known))}. Give JAX more devices with "
-                "XLA_FLAGS=--xla_force_host_platform_device_count=8 before its first use, reshard "
-                "onto devices that it has, or pass devices=."
-            )
+    _check_known(sharding, known)
     if isinstance(sharding, SingleDeviceSharding):
         alone = known[sharding.device.id]
         return jax.sharding.SingleDeviceSharding(alone, memory_kind=sharding.memory_kind)
-    if isinstance(sharding, BoxSharding) and shape is None:
-        shape = sharding.global_shape
-    if shape is None and not (isinstance(sharding, NamedSharding) and sharding.uneven is None):
-        raise ArgumentError(
-            f"to_jax: JAX's shards have one shape, and whether those of {sharding!r} do depends on "
-            "the array. Pass shape=, the array's shape."
-        )
-    layout = None if shape is None else sharding.layout(tuple(shape))
-    if layout is not None and not (layout.regular and layout.even):
-        sizes = sorted({box.shape for box in layout.boxes})
-        why = (
-            f"JAX's shards have one shape, and these have {_brief(sizes)}"
-            if len(sizes) > 1
-            else "JAX's shards form a grid, and these boxes do not"
-        )
-        raise ShardingError(
-            f"to_jax: {sharding!r} has no JAX form for shape {layout.shape}: {why}. Reshard to an "
-            "even NamedSharding first, or pad the array."
-        )
+    layout = _even_layout(sharding, shape)
     if isinstance(sharding, NamedSharding):
         mesh = _jax_mesh(known, sharding.mesh.device_ids, sharding.mesh.axis_names, sharding.mesh)
         spec = jax.sharding.PartitionSpec(*sharding.spec)
@@ -138,6 +113,47 @@ def to_jax(
     mesh = _jax_mesh(known, layout.tensor, names, None)
     spec = jax.sharding.PartitionSpec(*names[:-1])
     return jax.sharding.NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+
+
+def _check_known(sharding: Sharding, known: Mapping[int, Any]) -> None:
+    """Refuse devices that JAX does not have."""
+    for device in sharding.device_order:
+        if device.id not in known:
+            raise ShardingError(
+                f"to_jax: {device!r} of {sharding!r} has no JAX device of id {device.id}; JAX has "
+                f"the ids {_brief(sorted(known))}. Give JAX more devices with "
+                "XLA_FLAGS=--xla_force_host_platform_device_count=8 before its first use, reshard "
+                "onto devices that it has, or pass devices=."
+            )
+
+
+def _even_layout(sharding: Sharding, shape: Sequence[int] | None) -> Layout | None:
+    """Return the layout of arrays of a shape, all of whose shards have one shape.
+
+    None where no shape is given and none is needed.
+    """
+    if isinstance(sharding, BoxSharding) and shape is None:
+        shape = sharding.global_shape
+    if shape is None:
+        if isinstance(sharding, NamedSharding) and sharding.uneven is None:
+            return None
+        raise ArgumentError(
+            f"to_jax: JAX's shards have one shape, and whether those of {sharding!r} do depends on "
+            "the array. Pass shape=, the array's shape."
+        )
+    layout = sharding.layout(tuple(shape))
+    if layout.regular and layout.even:
+        return layout
+    sizes = sorted({box.shape for box in layout.boxes})
+    why = (
+        f"JAX's shards have one shape, and these have {_brief(sizes)}"
+        if len(sizes) > 1
+        else "JAX's shards form a grid, and these boxes do not"
+    )
+    raise ShardingError(
+        f"to_jax: {sharding!r} has no JAX form for shape {layout.shape}: {why}. Reshard to an "
+        "even NamedSharding first, or pad the array."
+    )
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshard.ops.engine.row import REGISTRY, Dtype, MoveOp, Params
+from meshard.ops.engine.decide import find_row
+from meshard.ops.engine.row import Dtype, MoveOp, Params
 from meshard.ops.fused.compilers import Run, Work
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -26,39 +27,57 @@ _PLAIN = frozenset({"where", "erf", "erfc", "erf_inv", "lgamma", "digamma", "log
 
 
 def _translated(name: str, params: Params, dtype: Dtype) -> Work | None:
-    """Return an operation as a function of JAX arrays; None if XLA shall not do it."""
-    row = REGISTRY.get(name)
+    """Return an operation as a function of JAX arrays; None if XLA does not take it over."""
+    row = find_row(name)
     if row is None or dtype.kind not in "fiub":
         return None
-    if name == "astype":
-        return lambda x: x.astype(dtype)
     if name in _REDUCTIONS and not set(params) - {"axis", "keepdims", "dtype"}:
         return _reduction(name, params, dtype)
-    if name in ("argmin", "argmax") and len(params["axis"]) == 1:
-        find, (axis,), keep = getattr(jnp, name), params["axis"], params.get("keepdims", False)
-        return lambda x: find(x, axis=axis, keepdims=keep).astype(dtype)
-    if name == "contract" and params.get("dtype") is None:
-        return _contraction(params["rule"], dtype)
-    if name in ("reshape", "broadcast_to"):
-        shaped, shape = getattr(jnp, name), params["shape"]
-        return lambda x: shaped(x, shape)
-    if name == "transpose":
-        return lambda x: jnp.transpose(x, params["axes"])
-    if name == "concatenate":
-        return lambda *xs: jnp.concatenate(xs, axis=params["axis"])
-    if name == "slice":
-        index = tuple([slice(*s) for s in params["slices"]])
-        dropped = tuple(params.get("dropped", ()))
-        return lambda x: jnp.squeeze(x[index], dropped)
-    work = getattr(jnp, name, None) or getattr(jax.lax, name, None)
-    known = name in _PLAIN or (not isinstance(row, MoveOp) and row.style == "ufunc")
-    if work is None or not known or params:
+    make = _MADE.get(name)
+    if make is not None:
+        return make(params, dtype)
+    if params or not (name in _PLAIN or (not isinstance(row, MoveOp) and row.style == "ufunc")):
         return None
+    work = getattr(jnp, name, None) or getattr(jax.lax, name, None)
+    return None if work is None else _elementwise(name, work, dtype)
+
+
+def _elementwise(name: str, work: Callable[..., Any], dtype: Dtype) -> Work:
     if name == "floor_divide" and dtype.kind in "iu":
         return lambda x, y: _quotient(x, y).astype(dtype)
     if dtype.kind == "f" and name not in _PLAIN:
         return lambda *xs: work(*[_floating(x, dtype) for x in xs]).astype(dtype)
     return lambda *xs: work(*xs).astype(dtype)
+
+
+def _extreme_place(find: Callable[..., Any], params: Params, dtype: Dtype) -> Work | None:
+    """Return what finds the position of an extreme, along one dim; None along several."""
+    if len(params["axis"]) != 1:
+        return None
+    (axis,), keep = params["axis"], params.get("keepdims", False)
+    return lambda x: find(x, axis=axis, keepdims=keep).astype(dtype)
+
+
+def _sliced(params: Params, dtype: Dtype) -> Work:
+    index = tuple([slice(*s) for s in params["slices"]])
+    dropped = tuple(params.get("dropped", ()))
+    return lambda x: jnp.squeeze(x[index], dropped)
+
+
+_MADE: dict[str, Callable[[Params, Dtype], Work | None]] = {
+    "argmax": partial(_extreme_place, jnp.argmax),
+    "argmin": partial(_extreme_place, jnp.argmin),
+    "astype": lambda params, dtype: lambda x: x.astype(dtype),
+    "broadcast_to": lambda params, dtype: lambda x: jnp.broadcast_to(x, params["shape"]),
+    "concatenate": lambda params, dtype: lambda *xs: jnp.concatenate(xs, axis=params["axis"]),
+    "contract": lambda params, dtype: (
+        _contraction(params["rule"], dtype) if params.get("dtype") is None else None
+    ),
+    "reshape": lambda params, dtype: lambda x: jnp.reshape(x, params["shape"]),
+    "slice": _sliced,
+    "transpose": lambda params, dtype: lambda x: jnp.transpose(x, params["axes"]),
+}
+"""What makes the work of operations with parameters, from these and the result's dtype."""
 
 
 def _floating(x: Any, dtype: Dtype) -> Any:

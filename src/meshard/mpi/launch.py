@@ -205,8 +205,8 @@ def _imported(size: int) -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise ConfigError(
-            f"This process is one of {size} that mpiexec started, but mpi4py is not installed, "
-            'which joins them. Install it with pip install "meshard[mpi]", or start the program '
+            f"This process is one of {size} that mpiexec started, but mpi4py, which joins them, "
+            'is not installed. Install it with pip install "meshard[mpi]", or start the program '
             "without mpiexec."
         ) from error
     library = MPI.Get_library_version()

@@ -31,9 +31,10 @@ from meshard.ops.engine.dtypes import (
 )
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, DeviceLike
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -202,7 +203,7 @@ def _many(name: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
 
 
 @checked
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the discrete Fourier transform along a dim, which is made whole on each device.
 
     Args:
@@ -226,7 +227,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
 
 
 @checked
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `fft`, whose arguments it takes.
 
     >>> import meshard.numpy as mnp
@@ -237,7 +238,7 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the first half of the transform of real samples, ``n // 2 + 1`` numbers.
 
     Takes the arguments of `fft`.
@@ -253,7 +254,7 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `rfft`, real samples.
 
     Args:
@@ -270,7 +271,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 
 @checked
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the real transform of samples whose second half mirrors the first.
 
     Args:
@@ -289,7 +290,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
 
 
 @checked
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `hfft`: of real numbers one half of the samples, ``n // 2 + 1``.
 
     Takes the arguments of `fft`.
@@ -307,11 +308,11 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
 
 @checked
 def fftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the discrete Fourier transform along several dims.
 
     Each dim is made whole by itself, and its axes move to other dims, so that the result of split
@@ -335,22 +336,22 @@ def fftn(
 
 @checked
 def ifftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `fftn`, whose arguments it takes."""
     return _many("ifftn", a, s, axes, norm)
 
 
 @checked
 def rfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the transform of real samples along several dims; of the last one named only a half.
 
     Takes the arguments of `fftn`.
@@ -367,11 +368,11 @@ def rfftn(
 
 @checked
 def irfftn(
-    a: Any,
+    a: ArrayLike,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
+) -> Array:
     """Return the inverse of `rfftn`, real samples; ``s`` says how many to return along each dim.
 
     >>> import meshard.numpy as mnp
@@ -383,32 +384,44 @@ def irfftn(
 
 @checked
 def fft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the discrete Fourier transform along two dims, by default the last; see `fftn`."""
     return _many("fft2", a, s, axes, norm)
 
 
 @checked
 def ifft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `fft2`."""
     return _many("ifft2", a, s, axes, norm)
 
 
 @checked
 def rfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the transform of real samples along two dims, of the last a half; see `rfftn`."""
     return _many("rfft2", a, s, axes, norm)
 
 
 @checked
 def irfft2(
-    a: Any, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
-) -> Any:
+    a: ArrayLike,
+    s: Sequence[int] | None = None,
+    axes: Sequence[int] = (-2, -1),
+    norm: str | None = None,
+) -> Array:
     """Return the inverse of `rfft2`."""
     return _many("irfft2", a, s, axes, norm)
 
@@ -428,7 +441,7 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
 
 
 @checked
-def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None) -> Array:
     """Return the frequencies of `fft`: zero, the positive ones, then the negative ones.
 
     Args:
@@ -451,7 +464,9 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = No
 
 
 @checked
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = None) -> Any:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLike = None
+) -> Array:
     """Return the ``n // 2 + 1`` frequencies of `rfft`, none negative; see `fftfreq`.
 
     >>> import meshard.numpy as mnp
@@ -463,7 +478,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: Any = N
 
 
 @checked
-def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def fftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the array with frequency zero moved to the middle of dims, by default all.
 
     >>> import meshard.numpy as mnp
@@ -476,7 +491,7 @@ def fftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
 
 
 @checked
-def ifftshift(x: Any, axes: int | Sequence[int] | None = None) -> Any:
+def ifftshift(x: ArrayLike, axes: int | Sequence[int] | None = None) -> Array:
     """Return the inverse of `fftshift`; the two differ for odd sizes."""
     value = as_array(x)
     dims = normalised_axes(axes, value.ndim, "ifftshift")

@@ -21,9 +21,9 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "any": reduce.any,
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
+    "apply_at": update.apply_at,
     "argsort": sort.argsort,
     "astype": elementwise.astype,
-    "at": update.at,
     "clip": elementwise.clip,
     "conj": elementwise.conjugate,
     "copy": create.copy,
@@ -33,6 +33,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "diagonal": matrix.diagonal,
     "divmod": elementwise.divmod,
     "dot": contract.dot,
+    "get_at": update.get_at,
     "getitem": index.getitem,
     "imag": elementwise.imag,
     "matmul": contract.matmul,
@@ -58,6 +59,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "take": take.take,
     "trace": matrix.trace,
     "transpose": shape.transpose,
+    "update_at": update.update_at,
     "var": moments.var,
 }
 install(EAGER, _METHODS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TypeVar, cast, final
 
 from meshard.algebra.arguments import flag_of
 from meshard.errors import MeshardError
@@ -27,6 +27,9 @@ from meshard.plan.show.plan_text import plan_table
 
 PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
+
+
+T = TypeVar("T")
 
 
 class _Installed:
@@ -102,7 +105,7 @@ class Plan(PlanFigures):
         pairs = zip(self.choices, self.groups, strict=True)
         return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
 
-    def run(self, x: object) -> object:
+    def run(self, x: T) -> T:
         """Move a tree of arrays as planned, without planning again.
 
         Args:
@@ -113,7 +116,7 @@ class Plan(PlanFigures):
         """
         if _INSTALLED.runner is None:
             raise MeshardError("Plan.run: nothing is installed that moves arrays; import meshard.")
-        return _INSTALLED.runner(self, x)
+        return cast("T", _INSTALLED.runner(self, x))
 
     def to_json(self, *, transfers: bool = False) -> str:
         """Return the plan as JSON, which `from_json` reads without planning again.

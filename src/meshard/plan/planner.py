@@ -370,8 +370,8 @@ def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
     if least < DETOUR_GAIN * time:
         return None
     return (
-        f"what one device receives takes {least / time:.0%} of the direct way's time, and a detour "
-        "brings it no less"
+        f"what one device receives takes {least / time:.0%} of the direct way's time, and no "
+        "detour reduces that"
     )
 
 

@@ -251,7 +251,7 @@ def _missing(hop: Hop, needs: _Needs, need: int, jobs: Jobs, where: str) -> str:
     holders = [int(d) for d in hop.before.holders[source] if d >= 0]
     return (
         f"{where}: the box {box} of an array of shape {hop.shape} is missing on device {receiver}, "
-        f"which needs it; nobody sends it, though device {holders[0]} holds it."
+        f"which needs it; no device sends it, though device {holders[0]} holds it."
     )
 
 

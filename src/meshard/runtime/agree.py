@@ -1,4 +1,4 @@
-"""Saying that an operation is run which all processes of its arrays must run alike.
+"""Announcing an operation that all processes of its arrays must run in the same way.
 
 In: a name, parameters, and the types of arrays. Out: a step of the world's agreement, if the arrays
 span processes; the token is kept beside the other decisions about the same types.
@@ -21,13 +21,13 @@ from meshard.runtime.world import RuntimeWorld
 
 
 def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str) -> None:
-    """Say that some processes run an operation now, each of them.
+    """Record that each of some processes runs an operation now.
 
     Args:
         world: this process's world.
         members: the processes.
-        key: what must be the same on all of them; it is also what the token is kept by.
-        text: how messages call the operation.
+        key: what must be the same on all of them, also the key of the token.
+        text: the name of the operation in messages.
 
     Raises:
         AgreementError: if each step is compared, and another process runs another operation.
@@ -50,7 +50,7 @@ def _token_of_key(
 def agree(
     world: RuntimeWorld, name: str, params: Params, types: Sequence[ArrayType | type]
 ) -> None:
-    """Say that an operation on arrays of some types is run now.
+    """Record that an operation on arrays of some types is run now.
 
     In a body the collectives are the steps: what is placed there, such as a value from outside, is
     placed by those only whose devices run the code at hand.
@@ -73,9 +73,9 @@ def agree_to_make(
     dtype: np.dtype[Any] | None,
     sharding: Sharding,
 ) -> None:
-    """Say that an array is going to be made, before functions of the user's are called for it.
+    """Record that an array is going to be made, before the user's functions are called for it.
 
-    A function may raise on one process only: all of them have then run the same operations still.
+    If a function raises on one process only, all of them have run the same operations.
 
     Raises:
         AgreementError: if each step is compared, and another process runs another operation.
@@ -105,7 +105,7 @@ def _token_to_make(
 
 
 def meet(world: RuntimeWorld, members: Sequence[int], text: str) -> None:
-    """Say that some processes are about to tell each other something, whichever way they call it.
+    """Record that some processes are about to exchange objects, whatever the function is called.
 
     Raises:
         AgreementError: if each step is compared, and another process runs another operation.
@@ -123,7 +123,7 @@ def token_of(
 ) -> Token | None:
     """Return the token of an operation on arrays of some types; None if nothing is to be checked.
 
-    An uncommitted array on one device is every process's own, and spans nothing.
+    An uncommitted array on one device belongs to each process alone, and spans nothing.
     """
     agreement = world.agreement
     if agreement is None:

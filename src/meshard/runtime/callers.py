@@ -30,9 +30,9 @@ def user_line() -> str:
 
 @contextlib.contextmanager
 def at_line(line: str) -> Iterator[None]:
-    """State the line that what runs within a ``with`` statement comes from.
+    """Attribute all that runs within a ``with`` statement to one line.
 
-    What has no line of its own, such as what a loop does between its turns, stays where it was.
+    Code without a line of its own, such as a loop between its iterations, keeps the line before.
     """
     token = _stated.set(line or _stated.get())
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _platform(backend: str | None, what: str) -> None:
     if backend is not None and not is_text(backend, "cpu"):
-        raise ConfigError(f"{what}: there is no backend {shown(backend)}; it is 'cpu'.")
+        raise ConfigError(f"{what}: there is no backend {shown(backend)}; use 'cpu'.")
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -37,7 +37,8 @@ def local_devices(process_index: int | None = None, backend: str | None = None) 
     number = integer_of(process_index, "local_devices", "process_index")
     if not 0 <= number < world.process_count:
         raise ArgumentError(
-            f"local_devices: there is no process {number}; there are {world.process_count}."
+            f"local_devices: there is no process {number}; the numbers of processes are 0 to "
+            f"{world.process_count - 1}."
         )
     return [d for d in world.devices if d.process_index == number]
 
@@ -78,10 +79,9 @@ def create_device_mesh(
     """Arrange devices as an array of a shape, for `Mesh`.
 
     Args:
-        mesh_shape: the shape; its volume is the number of devices.
-        devices: the devices, in this order. By default all of all processes, those of one process
-            together and the processes of one host together, so that the last dims of the shape
-            lie within them.
+        mesh_shape: the shape; its product is the number of devices.
+        devices: the devices, in this order. By default those of all processes, grouped by process
+            and by host, so that the last dims of the shape stay within a process or a host.
         contiguous_submeshes: accepted as in JAX; here neighbours always are contiguous.
         allow_split_physical_axes: accepted as in JAX; there are no physical axes to split.
 
@@ -114,7 +114,7 @@ def create_hybrid_device_mesh(
     should_sort_granules_by_key: bool = True,
     allow_split_physical_axes: bool = False,
 ) -> NDArray[np.object_]:
-    """Arrange devices so that each dim is made of a slow part, between processes, and a fast one.
+    """Arrange devices so that each dim has a slow part, between processes, and a fast one.
 
     Args:
         mesh_shape: the shape within each process.
@@ -128,7 +128,7 @@ def create_hybrid_device_mesh(
         The array, whose shape is the two shapes multiplied dim by dim.
 
     Raises:
-        ArgumentError: if the ranks differ, or the processes or their devices are not as many.
+        ArgumentError: if the ranks differ, or the numbers of processes or devices do not fit.
     """
     what = "create_hybrid_device_mesh"
     inner = shape_of(mesh_shape, what, "mesh_shape")

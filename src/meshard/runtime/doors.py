@@ -1,7 +1,7 @@
-"""The door up: `bind` says which operation is wanted, an interpreter decides what happens.
+"""The door up: `bind` names an operation, and an interpreter decides what happens.
 
-Below this door nothing knows the operations. The floor above installs the base interpreter, which
-runs an operation at once, and the functions that `Array`'s methods stand for; transformations push
+The floors below do not know the operations. The floor above installs the base interpreter, which
+runs an operation at once, and the functions behind `Array`'s methods; transformations push
 interpreters of their own.
 """
 
@@ -23,8 +23,8 @@ Params = tuple[tuple[str, Hashable], ...]
 class Interpreter:
     """What decides the fate of an operation.
 
-    The defaults are those of code that runs: a function is called where it stands. Interpreters
-    that write operations down, or know types only, say otherwise.
+    The defaults are those of code that runs: a function is called at once. Interpreters that record
+    operations, or know only types, override them.
 
     Attributes:
         axis_sizes: the mesh axes that named-axis operations may use here.
@@ -48,13 +48,13 @@ class Interpreter:
         operands: Sequence[Any],
         params: Mapping[str, Any],
     ) -> Any:
-        """Call a function that looks at how its operands are laid out, once that is known.
+        """Call a function that depends on the layouts of its operands, once these are known.
 
         Args:
-            name: what listings call it.
+            name: its name in listings.
             function: from the operands to one array, or a list of them; made of operations only.
             operands: arrays.
-            params: whatever else it is called with, by name; no arrays.
+            params: its keyword arguments, which are not arrays.
         """
         return function(*operands, **params)
 
@@ -65,7 +65,7 @@ class Interpreter:
         operands: Sequence[Any],
         params: Mapping[str, Any],
     ) -> Any:
-        """Call a function that looks at values, once there are any.
+        """Call a function that depends on values, once there are any.
 
         The function must work on operands without data too: the types of its results do not depend
         on values. The arguments are those of `when_laid_out`.
@@ -81,15 +81,15 @@ class Interpreter:
         asked: bool,
         place: Callable[[ArrayType], ArrayType] | None,
     ) -> Any:
-        """Make a large array piece by piece, once it is known where it is needed.
+        """Make a large array piece by piece, once its layout is known.
 
         Args:
-            name: what listings call it.
+            name: its name in listings.
             type_: the array's type.
-            make: from a type like it, laid out in any way, and the operands to the array.
-            operands: what it is made of, such as a key.
+            make: makes the array from its type, in any layout, and the operands.
+            operands: what it is made from, such as a key.
             asked: whether the sharding was asked for.
-            place: from the first operand's type to the array's, where that follows it.
+            place: returns the array's type for the first operand's, where it follows from that.
         """
         return make(type_, *operands)
 
@@ -99,7 +99,7 @@ class Interpreter:
 
 
 class _Doors:
-    """What the floor above has installed: written once, while it is imported."""
+    """What the floor above has installed, once, at import."""
 
     def __init__(self) -> None:
         self.base: Interpreter | None = None
@@ -123,7 +123,7 @@ def install_namespace(name: str) -> None:
 
 
 def namespace() -> ModuleType:
-    """Return the module that holds the functions on arrays; it is loaded when it is asked for."""
+    """Return the module that holds the functions on arrays; it is loaded on first use."""
     assert _DOORS.namespace is not None
     return import_module(_DOORS.namespace)
 
@@ -182,7 +182,7 @@ def function(name: str) -> Callable[..., Any]:
     """Return an installed function.
 
     Raises:
-        ArgumentError: if there is none of that name.
+        ArgumentError: if there is no function of that name.
     """
     found = _DOORS.functions.get(name)
     if found is None:

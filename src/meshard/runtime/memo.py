@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from itertools import count
-from typing import Any, Generic, TypeVar, TypeVarTuple, cast, final
+from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
 from meshard.settings import config
 
@@ -96,10 +96,10 @@ def memoized(most: int) -> Callable[[Callable[[Owner, *Ts], V]], Callable[[Owner
 
         @functools.wraps(function)
         def call(owner: Owner, *key: *Ts) -> V:
-            found = memo.table(owner).get(key, _MISSING)
+            found: Any = memo.table(owner).get(key, _MISSING)
             if found is _MISSING:
-                return memo.keep(owner, key, function(owner, *key))
-            return cast(V, found)
+                found = memo.keep(owner, key, function(owner, *key))
+            return found  # type: ignore[no-any-return]
 
         return call
 

@@ -14,16 +14,16 @@ from meshard.settings import Setting, one_of
 @final
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The sizes that decide how something is moved, in bytes; the same in all processes of a job.
+    """The sizes in bytes that decide how blocks are moved; the same in all processes of a job.
 
     Attributes:
-        packed: boxes below it that go to the same peer are packed into one message.
+        packed: boxes smaller than this that go to the same peer are packed into one message.
         slab: the most bytes of one message; larger boxes are cut.
-        window: the most bytes that are on their way between two processes in each direction.
-        typed: a strided box whose runs have at least that many bytes is sent as an MPI datatype,
+        window: the most bytes in flight between two processes in each direction.
+        typed: a strided box whose runs have at least this many bytes is sent as an MPI datatype;
             one with shorter runs is packed.
-        pushed: boxes from it on are written straight into the memory of a neighbour on the host.
-        replicas: from it on replicas on a host are one memory.
+        pushed: boxes of at least this size are written into the memory of a neighbour on the host.
+        replicas: replicas of at least this size share one memory on a host.
         memory: whether the processes of a host reach each other through memory at all.
     """
 
@@ -57,18 +57,18 @@ def _table(given: object) -> Table:
         sizes = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"table is a JSON object or a file that holds one, and {text!r} is neither: {error}."
+            f"table must be a JSON object or a file that holds one; {text!r} is neither: {error}."
         ) from error
     usual: dict[str, object] = {f.name: f.default for f in fields(Table)}
     if not isinstance(sizes, dict) or not sizes.keys() <= usual.keys():
         wrong = sizes if not isinstance(sizes, dict) else sorted(sizes.keys() - usual.keys())
-        raise ValueError(f"table is a JSON object with the names {list(usual)}, not {wrong}.")
+        raise ValueError(f"table must be a JSON object with the names {list(usual)}, not {wrong}.")
     for name, size in sizes.items():
         switch = isinstance(usual[name], bool)
         if isinstance(size, bool) if switch else type(size) is int and size >= 1:
             continue
         law = "true or false" if switch else "a positive integer, a number of bytes"
-        raise ValueError(f"{name} in table is {law}, not {json.dumps(size)}.")
+        raise ValueError(f"{name} in table must be {law}, not {json.dumps(size)}.")
     return Table(**sizes)
 
 
@@ -81,11 +81,11 @@ CHECK: Setting[str] = Setting("check", "hash", *one_of("off", "hash", "full"))
 TIMEOUT: Setting[float] = Setting(
     "timeout", 300.0, "a positive, finite number of seconds", _seconds, at_start=True
 )
-"""The seconds that a process waits for another."""
+"""How many seconds a process waits for another."""
 
 STOPPED: Setting[str] = Setting("stopped", "wait", *one_of("wait", "fail"), at_start=True)
-"""What is done about a process of this host that is stopped (SIGSTOP, Ctrl-Z): ``"wait"``, until it
-goes on or the timeout, or ``"fail"``, at once."""
+"""What to do if a process of this host is stopped (SIGSTOP, Ctrl-Z): ``"wait"`` until it
+continues or the timeout has passed, or ``"fail"`` at once."""
 
 HOST: Setting[str | None] = Setting("host", None, "a name", _host, at_start=True)
 """This host's name, by which one host can play several; None for its own."""
@@ -93,4 +93,4 @@ HOST: Setting[str | None] = Setting("host", None, "a name", _host, at_start=True
 TABLE: Setting[Table] = Setting(
     "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
 )
-"""The sizes that decide how bytes go between processes; those of process 0 hold."""
+"""The sizes that decide how bytes go between processes; those of process 0 apply."""

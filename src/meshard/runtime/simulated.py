@@ -1,6 +1,6 @@
 """Simulated processes: threads of one interpreter, each with a world of its own.
 
-What works here works between real processes, since nothing but messages passes between worlds.
+A program that works here works in real processes, since only messages pass between worlds.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Post:
             watchdog.look(lambda: (source,))
 
     def _why(self, failed: int) -> str:
-        """Return what has ended the wait: a process, or the caller of all."""
+        """Return what has ended the wait: a process, or the caller of `simulate`."""
         if failed < self.count:
             return f"process {failed} has failed"
         return "the caller was interrupted"
@@ -155,7 +155,7 @@ class _SimulatedChannel:
         return ("has failed", True) if peer in self._post.lost else None
 
     def notice(self, text: str) -> None:
-        """Say nothing: there is one user for all."""
+        """Show nothing: there is one user for all processes."""
 
 
 @final
@@ -235,7 +235,7 @@ class SimulatedTransport:
         return [pickle.loads(self._take(peer, "an object")) for peer in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
-        """Wait until all peers have come here."""
+        """Wait until all peers have arrived here."""
         self.all_gather(None, peers)
 
 
@@ -271,16 +271,16 @@ def simulate(
         program: called without arguments, in a thread and a world of its own per process.
         deadline: seconds that a process waits for a message.
         hosts: the number of the host that each process runs on; one host by default.
-        table: the sizes that decide how something is moved.
+        table: the sizes that decide how blocks are moved.
 
     Returns:
         What the program returned, process by process.
 
     Raises:
-        BaseException: what the first process that failed raised; the others are ended.
-        TransportError: if messages are left that nobody received.
+        BaseException: the error of the first process that failed; the others are ended.
+        TransportError: if messages are left that no process received.
         ArgumentError: if there is not at least one process with one device, or another argument is
-            of the wrong kind.
+            of the wrong type.
 
     >>> import meshard
     >>> from meshard.testing import simulate

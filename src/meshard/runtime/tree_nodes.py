@@ -1,6 +1,6 @@
-"""Containers of the user's own in trees: classes whose instances are taken apart and made again.
+"""The user's own containers in trees: classes whose instances are taken apart and rebuilt.
 
-In: a class, and how its instances come apart. Out: the class, known to `meshard.tree` and to
+In: a class, and how its instances are taken apart. Out: the class, known to `meshard.tree` and to
 everything that takes trees.
 """
 
@@ -28,14 +28,14 @@ def register_pytree_node(
 
     Args:
         nodetype: the class.
-        flatten_func: from an instance to its children, and what else it holds: hashable, compared
-            with ``==``, and part of the tree's structure; if it likes also the children's names,
-            which paths then have.
-        unflatten_func: from that and the children to an instance. It is called with children of
-            any kind, too, so that it must not check them.
+        flatten_func: takes an instance and returns its children and its other data, which must be
+            hashable, is compared with ``==``, and is part of the tree's structure. It may return
+            the children's names too, which paths then contain.
+        unflatten_func: takes the other data and the children and returns an instance. It is also
+            called with children of any type, so it must not check them.
 
     Raises:
-        ArgumentError: if the class is known already.
+        ArgumentError: if the class is already registered.
 
     >>> import meshard
     >>> class Pair:
@@ -61,11 +61,11 @@ def register_pytree_node(
 def register_pytree_node_class(cls: Class) -> Class:
     """Make instances of a class with ``tree_flatten`` and ``tree_unflatten`` containers in trees.
 
-    A decorator. ``tree_flatten(self)`` returns the children and what else there is, and the class
+    A decorator. ``tree_flatten(self)`` returns the children and the other data, and the class
     method ``tree_unflatten(cls, aux, children)`` makes an instance of them.
 
     Raises:
-        ArgumentError: if the class lacks one of the two, or is known already.
+        ArgumentError: if the class lacks one of the two, or is already registered.
     """
     instance_of(cls, type, "tree.register_pytree_node_class", "cls")
     for name in ("tree_flatten", "tree_unflatten"):
@@ -88,12 +88,12 @@ def register_dataclass(
         nodetype: the class.
         data_fields: the fields that are children; by default all but those whose ``metadata`` says
             ``static=True``.
-        meta_fields: the fields that are part of the tree's structure, and hashable.
-        drop_fields: the fields that are left to their defaults.
+        meta_fields: the fields that are part of the tree's structure; they must be hashable.
+        drop_fields: the fields that are not kept, and get their defaults.
 
     Raises:
-        ArgumentError: if it is no dataclass and the fields are not given, or they are not those
-            that an instance is made of.
+        ArgumentError: if it is not a dataclass and the fields are not given, or they are not all
+            fields from which an instance is made.
 
     >>> import dataclasses, meshard
     >>> @register_dataclass

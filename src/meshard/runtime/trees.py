@@ -1,7 +1,7 @@
-"""Trees, as ``jax.tree`` names its functions, over optree.
+"""Trees: the functions of ``jax.tree``, over optree.
 
-None is an empty tree, not a leaf, as in JAX. All trees of the library are taken apart here, so that
-one that contains itself is refused in one place.
+None is an empty tree, not a leaf, as in JAX. All trees are taken apart here, so that a tree that
+contains itself is refused in one place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ORDER = "The function comes first, and the trees after it."
 
 
 def _up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
-    """Return what is in a tree at the leaves of a structure."""
+    """Return the parts of a tree at the leaves of a structure."""
     with _refusing("the first tree must be a prefix of the others"):
         return treedef.flatten_up_to(tree)
 
@@ -60,7 +60,7 @@ def _refusing(law: str) -> Iterator[None]:
 
 
 def endless(name: str = "a tree") -> TreeError:
-    """Return the refusal of a tree without an end."""
+    """Return the refusal of a tree that contains itself."""
     return TreeError(
         f"tree: {name} contains itself, or is nested thousands of levels deep, so it cannot be "
         "flattened. Put each container into another one only once, from the outside in."
@@ -68,7 +68,7 @@ def endless(name: str = "a tree") -> TreeError:
 
 
 def mismatch(error: Exception) -> str:
-    """Return what optree finds wrong with a tree, without the tree itself, which may be large."""
+    """Return optree's complaint about a tree, without the tree itself, which may be large."""
     text = re.split(r"; (?!expected)\w+: ", str(error), maxsplit=1)[0].rstrip(".")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
@@ -109,7 +109,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTree
 
 
 def flatten_with_none(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Return the leaves in order, each None among them, and the structure."""
+    """Return the leaves in order, including each None, and the structure."""
     try:
         return optree.tree_flatten(tree, is_leaf=is_leaf, none_is_leaf=True)
     except RecursionError as error:
@@ -119,7 +119,7 @@ def flatten_with_none(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], opt
 def flatten_with_accessors(
     tree: Any, *, none_is_leaf: bool = True
 ) -> tuple[list[Any], list[Any], optree.PyTreeSpec]:
-    """Return the way to each leaf, the leaves, each None among them, and the structure."""
+    """Return the path to each leaf, the leaves, including each None, and the structure."""
     try:
         return optree.tree_flatten_with_accessor(tree, none_is_leaf=none_is_leaf)
     except RecursionError as error:
@@ -127,7 +127,7 @@ def flatten_with_accessors(
 
 
 def _asked(is_leaf: Any) -> IsLeaf:
-    """Return a function that asks another one, which must answer True or False."""
+    """Return a function that calls another one and checks that it returns True or False."""
     function_of(is_leaf, "tree", "is_leaf")
     return lambda node: flag_of(is_leaf(node), "tree", "what is_leaf returns")
 
@@ -157,7 +157,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[tuple[Any,
 
 
 def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
-    """Return the full tree's structure with each leaf the one of the prefix above it.
+    """Return a tree of the full structure, where each leaf is the prefix's leaf above it.
 
     Raises:
         TreeError: if it is not a prefix.
@@ -177,7 +177,7 @@ def broadcast_leaves(
     """Return for each leaf of a tree the leaf of a prefix above it.
 
     Raises:
-        ValueError: if it is not a prefix; callers say of what.
+        ValueError: if it is not a prefix; the message does not name the trees.
         TreeError: if one of the two contains itself.
     """
     try:
@@ -221,7 +221,7 @@ def reduce(
     """Return the leaves folded by a function of two arguments.
 
     Raises:
-        TreeError: if there are no leaves, and no ``initializer`` to begin with.
+        TreeError: if there are no leaves and no ``initializer``.
 
     >>> reduce(lambda a, b: a + b, {"x": 1, "y": [2, 3]}, 10)
     16
@@ -259,11 +259,11 @@ def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: A
 
     Args:
         outer: the structure of the outer tree.
-        inner: the structure of the trees inside; None for that of the first one.
+        inner: the structure of the inner trees; None for that of the first one.
         tree: the tree of trees.
 
     Raises:
-        TreeError: if it is not made so.
+        TreeError: if the tree does not have these structures.
         ArgumentError: if ``outer`` or ``inner`` is not a structure.
 
     >>> transpose(structure([0, 0]), structure({"x": 0}), [{"x": 1}, {"x": 2}])

@@ -1,4 +1,4 @@
-"""`ArrayType`: all that is known of an array but its data.
+"""`ArrayType`: all that is known about an array except its data.
 
 Types are interned per world, so that two arrays have the same type exactly when the objects are
 the same; decisions about operations are keyed by them.
@@ -7,29 +7,51 @@ the same; decisions about operations are keyed by them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
+from meshard.algebra.spec import PartitionSpec
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
 """One block per piece of a layout; None for a piece that no device of this process holds."""
+
+
+class SupportsArray(Protocol):
+    """What NumPy makes an array of by asking it: arrays of any library, and NumPy's scalars."""
+
+    def __array__(self) -> Any: ...
+
+
+ArrayLike = SupportsArray | bool | int | float | complex
+"""What functions take where an array is meant: any array, NumPy's scalars and Python's numbers."""
+
+DTypeLike = npt.DTypeLike | None
+"""What functions take where a dtype is meant; None: the function's default."""
+
+DeviceLike = Sharding | Device | PartitionSpec | None
+"""What functions take where it is said how a result is laid out; a spec where a mesh is set."""
+
+ShapeLike = int | Sequence[int]
+"""What functions take where a shape is meant."""
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's name; that of typed keys says their generator."""
+    """Return a dtype's name; that of typed keys names their generator."""
     return "key<philox>" if dtype == KEY else dtype.name
 
 
 class Shaped:
-    """What follows from a shape and a dtype."""
+    """Properties that follow from a shape and a dtype."""
 
     __slots__ = ()
     shape: tuple[int, ...]
@@ -60,19 +82,19 @@ class Shaped:
 class ArrayType(Shaped):
     """Shape, dtype, sharding and commitment of an array.
 
-    Made by the world, which knows the process of each device id (None: this one has all) and which
-    process this is.
+    Types are made by the world, which knows the process of each device id (None: this process has
+    all of them) and its own process.
 
     Attributes:
         shape: the global shape.
         dtype: the NumPy dtype.
-        sharding: how it lies.
-        committed: whether it was placed there by the user, so that operations must follow.
+        sharding: how it is laid out.
+        committed: whether the user placed it there, so that operations must follow.
         layout: the sharding applied to the shape.
         local: the pieces that this process holds.
         addressable: whether all devices are this process's.
         complete: whether this process holds every piece.
-        owner: the mark of the world that it is a type of.
+        owner: the mark of the world to which it belongs.
     """
 
     __slots__ = (
@@ -124,7 +146,7 @@ class ArrayType(Shaped):
 
     @property
     def vma(self) -> frozenset[str]:
-        """The mesh axes over which a value in `shard_map` varies: none, for it is an array."""
+        """The mesh axes over which a value in `shard_map` varies: none for an array."""
         return frozenset()
 
     @property
@@ -141,7 +163,7 @@ class ArrayType(Shaped):
 
 
 class Typed:
-    """What a value that has a type says of itself; inside `shard_map` of one device's part."""
+    """Properties of a value that has a type; in `shard_map` those of one device's part."""
 
     __slots__ = ()
     _type: ArrayType

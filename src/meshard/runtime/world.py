@@ -32,7 +32,7 @@ class RuntimeWorld(World, Remembering):
 
     Attributes:
         transport: how to reach the other processes.
-        agreement: what is kept of the operations run together with others; None without others.
+        agreement: the record of operations run together with others; None without others.
         memory: where blocks are allocated, and how they get to and from the host.
         workers: the thread pool.
         device_set: all devices, as a set.
@@ -40,9 +40,9 @@ class RuntimeWorld(World, Remembering):
         homes: the sharding of new arrays on each device.
         ledgers: the open ledgers and budgets, outermost first, and the open profiles.
         profiles: the open profiles, outermost first.
-        mark: what this world's types are known by.
+        mark: the mark of this world's types.
         plans: the plans of reshards that were made.
-        programs: what was traced and lowered of each jitted function, until it dies.
+        programs: the traced and lowered programs of each jitted function, while it lives.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class RuntimeWorld(World, Remembering):
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
         self.mark = object()
-        self.plans: Any = None  # made by the first who plans
+        self.plans: Any = None  # made by the first plan
         self.programs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._types: dict[Hashable, ArrayType] = {}
 
     @property
     def sharing(self) -> tuple[int, ...] | None:
-        """For each process the host on which it can share memory; None where none can."""
+        """The host on which each process can share memory; None if none can."""
         return self.transport.hosts
 
     def process_map(self, sharding: Sharding) -> Mapping[int, int] | None:
-        """Return the process of each device id of a sharding; None if this world is alone."""
+        """Return the process of each device id of a sharding; None if this is the only process."""
         if self.process_count == 1:
             return None
         return {d.id: d.process_index for d in sharding.device_order}
@@ -95,7 +95,7 @@ class RuntimeWorld(World, Remembering):
             if math.prod(shape) * dtype.itemsize > MOST_INTEGER:
                 raise ShapeError(
                     f"An array of shape {shape} and dtype {dtype} has "
-                    f"{math.prod(shape) * dtype.itemsize} bytes; there are none of 2**63 or more."
+                    f"{math.prod(shape) * dtype.itemsize} bytes; an array has fewer than 2**63."
                 )
             processes, me = self.process_map(sharding), self.process_index
             found = self._types[key] = ArrayType(
@@ -110,7 +110,7 @@ class RuntimeWorld(World, Remembering):
 
 
 def alone(devices: int | None = None) -> RuntimeWorld:
-    """Return the world of a process that is alone, with so many devices or as configured."""
+    """Return the world of a single process, with that many devices or as many as configured."""
     count = num_devices() if devices is None else devices
     return RuntimeWorld(0, 1, [Device(i) for i in range(count)], LocalTransport())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_host, placed
+from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.constrained import CONSTRAINT, constrained, evened, needed, settled
@@ -20,7 +21,13 @@ from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.tracing.recorder import Tracer
 from meshard.transforms.tracing.tracing import anywhere
 
+T = TypeVar("T")
 
+
+@overload
+def with_sharding_constraint(x: ArrayLike, shardings: Any) -> Array: ...
+@overload
+def with_sharding_constraint(x: T, shardings: Any) -> T: ...
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Lay arrays out as shardings say.
 

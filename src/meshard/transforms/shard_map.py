@@ -36,7 +36,7 @@ from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import has_entered, to_array, to_grid
+from meshard.transforms.body.boundary import known_way_in, to_array, to_grid, way_in
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
@@ -298,12 +298,15 @@ class _Mapped:
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
-            if not has_entered(scope, x._type, own):
+            if around is not None:
                 self._check_input(x, own, call, number)
-            if around is None:
-                grid = to_grid(body, [None if body.typed else x], own, like=x._type)
-            else:
                 grid = to_grid(body, x.cells, own, x.kind.varies, x.kind.type)
+            else:
+                enter = known_way_in(scope, x._type, own)
+                if enter is None:
+                    self._check_input(x, own, call, number)
+                    enter = way_in(scope, x._type, own)
+                grid = enter(body, None if body.typed else x)
             call.given.append(x)
             call.specs.append(own)
             call.values.append(grid)
@@ -395,14 +398,21 @@ class _Mapped:
         world = here()
         if around is None and known is not None and known[0] is world and known[1] is mesh:
             return known[2]
-        taken: frozenset[str] = frozenset()
-        if around is not None:
-            if mesh != around.scope.mesh:
-                raise ShardingError(
-                    f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
-                    f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
-                )
-            taken = frozenset(around.scope.manual)
+        if around is not None and mesh != around.scope.mesh:
+            raise ShardingError(
+                f"shard_map of {self._name!r}: the mesh {mesh!r} of a nested shard_map must be "
+                f"the one around it, {around.scope.mesh!r}. Leave mesh= out."
+            )
+        taken = frozenset(() if around is None else around.scope.manual)
+        manual = self._manual(mesh, taken)
+        found = scope_of(world, mesh, manual | taken)
+        self._check_specs(found, manual - taken)
+        if around is None:
+            self._known = world, mesh, found
+        return found
+
+    def _manual(self, mesh: Mesh, taken: frozenset[str]) -> frozenset[str]:
+        """Return the axes of a mesh that the body runs along, of which some are taken around it."""
         for name in (*self._names, *self._auto):
             if name not in mesh.shape:
                 raise SpecError(
@@ -417,11 +427,7 @@ class _Mapped:
                 "shard_map around this one. A nested shard_map runs along the axes that are "
                 "left automatic: give the outer one axis_names= without it."
             )
-        found = scope_of(world, mesh, manual | taken)
-        self._check_specs(found, manual - taken)
-        if around is None:
-            self._known = world, mesh, found
-        return found
+        return manual
 
     def _check_specs(self, scope: Scope, manual: frozenset[str]) -> None:
         """Refuse specs with axes that this does not run along."""

@@ -51,7 +51,7 @@ def checked_buffers(
             )
         if buffer.device != device:
             raise ShardingError(
-                f"{what}: {name} is on {buffer.device!r}, where {device!r} is expected: {order}."
+                f"{what}: {name} is on {buffer.device!r}, but should be on {device!r}: {order}."
             )
         buffer._live()
         wanted = _checked(what, name, places, device, buffer, wanted)
@@ -112,7 +112,7 @@ def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
     if not places.local_devices:
         raise ArgumentError(
             f"{what}: process {here().process_index} has no device of {places.sharding.mesh!r}, "
-            "so no shard tells it the dtype; give dtype=."
+            "so that no shard gives the dtype; pass dtype=."
         )
     return None
 

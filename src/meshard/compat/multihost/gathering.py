@@ -155,8 +155,8 @@ def gather(x: Any, root: int = 0) -> Any:
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         if not whole and world.process_count > 1:
             raise ShardingError(
-                f"{what}: {leaf.name}, {leaf.kind}, is host-local: each process has its own, where "
-                "a global array is meant. process_allgather(x) stacks them; "
+                f"{what}: {leaf.name}, {leaf.kind}, is host-local: each process has its own, but "
+                "a global array is needed. process_allgather(x) stacks them; "
                 "host_local_array_to_global_array makes them one array."
             )
     if world.process_count == 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from meshard.algebra.arguments import refusal, shown
 from meshard.algebra.mesh import Mesh
@@ -19,14 +19,25 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.compat.multihost.survey import Brought, Leaf, check_argument, listed, surveyed
 from meshard.compat.shared_blocks import local_blocks, of_blocks
 from meshard.errors import ArgumentError, IndivisibleError, ShapeError, ShardingError, SpecError
+from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import check_devices_exist, placed
 from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import RuntimeWorld, here
 
 Shape = tuple[int, ...]
 
 
+T = TypeVar("T")
+
+
+@overload
+def host_local_array_to_global_array(
+    local_inputs: ArrayLike, global_mesh: Mesh, pspecs: Any
+) -> Array: ...
+@overload
+def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any: ...
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Make global arrays of a tree of values, of which each process has its own.
 
@@ -73,6 +84,12 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     return unflatten(brought.structure, results)
 
 
+@overload
+def global_array_to_host_local_array(
+    global_inputs: ArrayLike, global_mesh: Mesh, pspecs: Any
+) -> Array: ...
+@overload
+def global_array_to_host_local_array(global_inputs: T, global_mesh: Mesh, pspecs: Any) -> T: ...
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of global arrays as each process's own part of them, on its own devices.
 
@@ -115,7 +132,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         if not whole and not leaf.given and len(peers) > 1:
             raise ShardingError(
                 f"{what}: {leaf.name}, {leaf.kind}, is a host-local value of process "
-                f"{world.process_index}, where a global array is meant. Make it one with "
+                f"{world.process_index}, but must be a global array. Make it one with "
                 "host_local_array_to_global_array, or leave it as it is: it is local already."
             )
     results = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
 
 
@@ -93,8 +93,8 @@ def array(
     *,
     copy: bool | None = True,
     ndmin: int = 0,
-    device: Any = None,
-) -> Any:
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
     Args:
@@ -142,8 +142,8 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: Any = None
-) -> Any:
+    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: DeviceLike = None
+) -> Array:
     """Make an array; one that is an array already stays where it is.
 
     >>> import meshard.numpy as mnp
@@ -153,13 +153,19 @@ def asarray(
     return array(a, dtype, copy=copy, device=device)
 
 
-def copy(a: Any) -> Any:
+def copy(a: ArrayLike) -> Array:
     """Return an equal array with the same sharding."""
     return as_array(a).copy()
 
 
 @checked
-def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+def full(
+    shape: ShapeLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of one value.
 
     Args:
@@ -210,8 +216,19 @@ def _constant(shape: tuple[int, ...], value: Block) -> Block:
     return block
 
 
-def _constant_of(name: str, number: float) -> Callable[..., Any]:
-    def function(shape: Any, dtype: AnyDtypeLike = None, *, device: Any = None) -> Any:
+class Constant(Protocol):
+    """A function that makes an array of one number."""
+
+    def __call__(
+        self, shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+    ) -> Array:
+        """Make an array of it."""
+
+
+def _constant_of(name: str, number: float) -> Constant:
+    def function(
+        shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+    ) -> Array:
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
@@ -238,8 +255,13 @@ empty = _constant_of("empty", 0)
 
 @checked
 def full_like(
-    a: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None
-) -> Any:
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of one value with the shape, dtype and sharding of another.
 
     Args:
@@ -293,27 +315,50 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
 
 
 @checked
-def zeros_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def zeros_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
-def ones_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def ones_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of ones with the shape, dtype and sharding of another."""
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
 @checked
-def empty_like(a: Any, dtype: AnyDtypeLike = None, *, shape: Any = None, device: Any = None) -> Any:
+def empty_like(
+    a: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    shape: ShapeLike | None = None,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of another."""
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    device: DeviceLike = None,
+) -> Array:
     """Make an array that counts from ``start`` (0 by default) to before ``stop``.
 
     Raises:
@@ -409,17 +454,41 @@ def _promoted(values: Sequence[Any]) -> Dtype:
     return np.result_type(default_float(), np.complex64) if found.kind == "c" else default_float()
 
 
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: Literal[False] = False,
+    dtype: DtypeLike = None,
+    axis: int = 0,
+    *,
+    device: DeviceLike = None,
+) -> Array: ...
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    retstep: Literal[True],
+    dtype: DtypeLike = None,
+    axis: int = 0,
+    device: DeviceLike = None,
+) -> tuple[Array, Any]: ...
 @checked
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
     dtype: DtypeLike = None,
     axis: int = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> Any:
     """Make an array of evenly spaced numbers from ``start`` to ``stop``.
 
@@ -525,28 +594,28 @@ def _by_position(
 
 @checked
 def eye(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+) -> Array:
     """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
     return _by_position("eye", (N, M), dtype, device, operator.eq, k)
 
 
 @checked
-def identity(n: int, dtype: DtypeLike = None) -> Any:
+def identity(n: int, dtype: DtypeLike = None) -> Array:
     """Make an identity matrix."""
     return eye(n, dtype=dtype)
 
 
 @checked
 def tri(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: Any = None
-) -> Any:
+    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+) -> Array:
     """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
     return _by_position("tri", (N, M), dtype, device, operator.le, k)
 
 
 @checked
-def meshgrid(*xi: Any, sparse: bool = False, indexing: str = "xy") -> list[Any]:
+def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
     """Return the coordinates of a grid, one array per axis of it."""
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")

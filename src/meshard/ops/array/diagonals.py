@@ -14,9 +14,10 @@ from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.concrete import concrete, is_traced
 from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.row import Bounds, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
@@ -65,19 +66,19 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
 
 
 @checked
-def tril(m: Any, k: int = 0) -> Any:
+def tril(m: ArrayLike, k: int = 0) -> Array:
     """Return the array with zeros above the diagonal ``k`` of its last two dims."""
     return _triangle(m, k, lower=True)
 
 
 @checked
-def triu(m: Any, k: int = 0) -> Any:
+def triu(m: ArrayLike, k: int = 0) -> Array:
     """Return the array with zeros below the diagonal ``k`` of its last two dims."""
     return _triangle(m, k, lower=False)
 
 
 @checked
-def diag(v: Any, k: int = 0) -> Any:
+def diag(v: ArrayLike, k: int = 0) -> Array:
     """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
     x = as_array(v)
     if is_traced(k):

@@ -22,9 +22,10 @@ from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.row import Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _start(start: Any, size: int, length: int, wrap: bool) -> int:
@@ -141,12 +142,12 @@ def _check_sizes(what: str, sizes: Sequence[int], shape: tuple[int, ...], name: 
 
 @checked
 def dynamic_slice(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Any,
     slice_sizes: Sequence[int],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """Return a slice of fixed size from a place that may be computed.
 
     A slice that would leave the array is moved inside. Where the place is known, the result keeps
@@ -186,12 +187,12 @@ def dynamic_slice(
 
 @checked
 def dynamic_update_slice(
-    operand: Any,
-    update: Any,
+    operand: ArrayLike,
+    update: ArrayLike,
     start_indices: Any,
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """Return a copy of an array with another laid over it at a place that may be computed.
 
     The copy is laid out like the array; blocks that the update does not touch stay what they are.
@@ -233,13 +234,13 @@ def _along(x: Any, axis: int, what: str, start: Any) -> tuple[int, list[Any]]:
 
 @checked
 def dynamic_slice_in_dim(
-    operand: Any,
+    operand: ArrayLike,
     start_index: Any,
     slice_size: int,
     axis: int = 0,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """Return a slice of fixed size along one dim; as `dynamic_slice`, the other dims whole.
 
     >>> import meshard.numpy as mnp
@@ -254,13 +255,13 @@ def dynamic_slice_in_dim(
 
 @checked
 def dynamic_index_in_dim(
-    operand: Any,
+    operand: ArrayLike,
     index: Any,
     axis: int = 0,
     keepdims: bool = True,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """Return the elements at one place along a dim, which stays with size one, or goes.
 
     >>> import meshard.numpy as mnp
@@ -275,8 +276,13 @@ def dynamic_index_in_dim(
 
 @checked
 def dynamic_update_slice_in_dim(
-    operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    update: ArrayLike,
+    start_index: Any,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """Return a copy with another array laid over it from a place along one dim on.
 
     >>> import meshard.numpy as mnp
@@ -290,8 +296,13 @@ def dynamic_update_slice_in_dim(
 
 @checked
 def dynamic_update_index_in_dim(
-    operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    update: ArrayLike,
+    index: Any,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """Return a copy with the elements at one place along a dim replaced.
 
     Args:

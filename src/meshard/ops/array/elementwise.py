@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -13,11 +13,26 @@ from meshard.ops.engine.arguments import AnyDtypeLike, checked
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.ops.engine.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, Block, dtype_name
+from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
 
-Function = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unary(Protocol):
+    """An elementwise operation on one array."""
+
+    def __call__(self, x: ArrayLike, /) -> Array:
+        """Apply it to each element."""
+
+
+class Binary(Protocol):
+    """An elementwise operation on two arrays, which broadcast."""
+
+    def __call__(self, x1: ArrayLike, x2: ArrayLike, /) -> Array:
+        """Apply it to each pair of elements."""
 
 
 def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
@@ -27,7 +42,7 @@ def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) ->
     register(Op(name, rule, kernel, outputs=outputs, style=style, alike=int(chooses)))
 
 
-def _finish(function: Function, name: str, text: str, example: str) -> Function:
+def _finish(function: F, name: str, text: str, example: str) -> F:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""{text}
 
@@ -44,29 +59,29 @@ def _finish(function: Function, name: str, text: str, example: str) -> Function:
     return function
 
 
-def _unary(name: str, kernel: Callable[..., Any], text: str) -> Function:
+def _unary(name: str, kernel: Callable[..., Any], text: str) -> Unary:
     _row(name, kernel, 1)
 
-    def function(x: Any, /) -> Any:
+    def function(x: ArrayLike, /) -> Array:
         return bind(name, x)
 
     return _finish(function, name, text, f"mnp.{name}(mnp.ones(2)).shape\n    (2,)")
 
 
-def _unary_integer(name: str, kernel: Callable[..., Any], text: str) -> Function:
+def _unary_integer(name: str, kernel: Callable[..., Any], text: str) -> Unary:
     _row(name, kernel, 1)
 
-    def function(x: Any, /) -> Any:
+    def function(x: ArrayLike, /) -> Array:
         return bind(name, x)
 
     example = f"mnp.{name}(mnp.ones(2, dtype=int)).shape\n    (2,)"
     return _finish(function, name, text, example)
 
 
-def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float") -> Function:
+def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float") -> Binary:
     _row(name, kernel, 2)
 
-    def function(x1: Any, x2: Any, /) -> Any:
+    def function(x1: ArrayLike, x2: ArrayLike, /) -> Array:
         return bind(name, x1, x2)
 
     example = f"mnp.{name}(mnp.ones(2, dtype={kind}), mnp.ones(2, dtype={kind})).shape\n    (2,)"
@@ -233,15 +248,21 @@ register(Op("round", "... -> ...", _round, alike=0))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 
+@overload
+def where(
+    condition: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]: ...
+@overload
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Array: ...
 @checked
 def where(
-    condition: Any,
-    x: Any = None,
-    y: Any = None,
+    condition: ArrayLike,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
     /,
     *,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
 ) -> Any:
     """Return elements of ``x`` where the condition is true, of ``y`` elsewhere.
 
@@ -281,7 +302,7 @@ def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
     return None
 
 
-def clip(a: Any, min: Any = None, max: Any = None) -> Any:
+def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
 
     Python integers may be beyond the numbers of an integer dtype, on the side where they limit
@@ -300,7 +321,7 @@ def clip(a: Any, min: Any = None, max: Any = None) -> Any:
     return raised if high is None else bind("minimum", raised, high)
 
 
-def divmod(x1: Any, x2: Any, /) -> Any:
+def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:
     """Return the quotients rounded down, and the remainders.
 
     >>> import meshard.numpy as mnp
@@ -310,34 +331,34 @@ def divmod(x1: Any, x2: Any, /) -> Any:
     return bind("divmod", x1, x2)
 
 
-def modf(x: Any, /) -> Any:
+def modf(x: ArrayLike, /) -> tuple[Array, Array]:
     """Return the fractions and the whole parts."""
     return bind("modf", x)
 
 
-def frexp(x: Any, /) -> Any:
+def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
     """Return mantissas and exponents of two."""
     return bind("frexp", x)
 
 
-def real(x: Any, /) -> Any:
+def real(x: ArrayLike, /) -> Array:
     """Return the real parts."""
     return bind("real", x)
 
 
-def imag(x: Any, /) -> Any:
+def imag(x: ArrayLike, /) -> Array:
     """Return the imaginary parts; zeros for real elements."""
     return bind("imag", x)
 
 
 @checked
-def round(x: Any, /, decimals: int = 0) -> Any:
+def round(x: ArrayLike, /, decimals: int = 0) -> Array:
     """Return the elements rounded to a number of decimals, halves to even."""
     return bind("round", x, decimals=int(decimals))
 
 
 @checked
-def astype(x: Any, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Any:
+def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
     """Return the array converted to another dtype; the sharding stays.
 
     Raises:
@@ -349,5 +370,5 @@ def astype(x: Any, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Any:
     """
     wanted = as_dtype(dtype)
     if not copy and getattr(x, "dtype", None) == wanted:
-        return x
+        return as_array(x)
     return bind("astype", x, dtype=wanted)

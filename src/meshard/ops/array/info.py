@@ -17,6 +17,7 @@ from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home
+from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import here
 
 _finfo: Callable[..., Any] = ml_dtypes.finfo
@@ -120,7 +121,7 @@ def promote_types(type1: DtypeLike, type2: DtypeLike) -> np.dtype[Any]:
 
 
 @checked
-def can_cast(from_: Any, to: DtypeLike, casting: str = "safe") -> bool:
+def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
     """Return whether a dtype, or that of an array, can be converted to another by a law.
 
     >>> import meshard.numpy as mnp

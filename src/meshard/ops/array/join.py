@@ -30,9 +30,10 @@ from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import MoveOp, Params, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _concatenate_maps(
@@ -79,7 +80,9 @@ _ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
 
 
 @checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
-def concatenate(arrays: Sequence[Any], /, axis: int | None = 0, *, dtype: DtypeLike = None) -> Any:
+def concatenate(
+    arrays: Sequence[ArrayLike], /, axis: int | None = 0, *, dtype: DtypeLike = None
+) -> Array:
     """Return arrays joined along an existing dim.
 
     Raises:
@@ -115,7 +118,7 @@ concat = concatenate
 
 
 @checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
-def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
+def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
     """Return arrays of one shape joined along a new dim."""
     values = [as_array(a) for a in arrays]
     if not values:
@@ -130,20 +133,20 @@ def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
 
 
 @checked
-def hstack(arrays: Sequence[Any]) -> Any:
+def hstack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the second dim, or the first of one-dim arrays."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
 
 
 @checked
-def vstack(arrays: Sequence[Any]) -> Any:
+def vstack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the first dim, one-dim arrays as rows."""
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
 
 @checked
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
     """Return the parts along a dim, without it."""
     value = as_array(x)
     (dim,) = normalised_axes(axis, value.ndim, "unstack")
@@ -152,7 +155,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 
 
 @checked
-def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
+def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of the array along a dim: a number of equal ones, or at cut points.
 
     Raises:
@@ -175,7 +178,7 @@ def split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
 
 
 @checked
-def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
+def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """Return the array with some dims reversed, all by default."""
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
@@ -183,7 +186,9 @@ def flip(m: Any, axis: int | Sequence[int] | None = None) -> Any:
 
 
 @checked
-def roll(a: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Any:
+def roll(
+    a: ArrayLike, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
+) -> Array:
     """Return the array with its elements moved along dims, those that fall out coming back in.
 
     Args:
@@ -241,7 +246,9 @@ _PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
 
 
 @checked
-def pad(array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+def pad(
+    array: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
+) -> Array:
     """Return the array with elements added at the ends of its dims.
 
     Args:
@@ -343,7 +350,7 @@ def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
     return bind("gather", x, places, dims=(dim,), at=dim)
 
 
-def tile(A: Any, reps: Any) -> Any:
+def tile(A: ArrayLike, reps: Any) -> Array:
     """Return the array repeated as a whole along dims.
 
     Raises:
@@ -370,8 +377,12 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
 
 @checked
 def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
+    a: ArrayLike,
+    repeats: ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
+) -> Array:
     """Return the array with each element repeated along a dim, or in the flat array.
 
     Args:

@@ -13,9 +13,10 @@ from meshard.ops.array.shape import ravel, reshape
 from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.concrete import concrete, eagerly, is_traced
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 GIVE_SIZE = (
     "The result's shape depends on the values. Give size=, a Python integer, for a result of that "
@@ -93,7 +94,9 @@ def _unravelled(places: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 @checked
-def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
+def nonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]:
     """Return the positions of the elements that are not zero, one array per dim.
 
     The result's shape depends on the values. Each device keeps the positions of its own elements,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -20,23 +20,28 @@ from meshard.ops.engine.concrete import concrete, is_array, is_traced
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import as_dtype, default_float
 from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.types import ArrayLike, DeviceLike
 
 # arrays by a formula
 
 
+R = TypeVar("R")
+
+
 @checked
 def logspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
-    base: Any = 10.0,
+    base: ArrayLike = 10.0,
     dtype: DtypeLike = None,
     *,
-    device: Any = None,
-) -> Any:
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of powers of ``base`` whose exponents are evenly spaced.
 
     >>> import meshard.numpy as mnp
@@ -49,14 +54,14 @@ def logspace(
 
 @checked
 def geomspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     dtype: DtypeLike = None,
     *,
-    device: Any = None,
-) -> Any:
+    device: DeviceLike = None,
+) -> Array:
     """Make an array of numbers in a geometric sequence from ``start`` to ``stop``.
 
     Raises:
@@ -81,6 +86,14 @@ def geomspace(
     return array(own, None if dtype is None else as_dtype(dtype), device=device)
 
 
+@overload
+def indices(
+    dimensions: Sequence[int], dtype: DtypeLike = int, sparse: Literal[False] = False
+) -> Array: ...
+@overload
+def indices(
+    dimensions: Sequence[int], dtype: DtypeLike = int, *, sparse: Literal[True]
+) -> tuple[Array, ...]: ...
 @checked
 def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = False) -> Any:
     """Return for a grid of a shape each position's number along each dim.
@@ -106,8 +119,8 @@ def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = Fa
 
 @checked
 def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: DtypeLike = float, **kwargs: Any
-) -> Any:
+    function: Callable[..., R], shape: Sequence[int], *, dtype: DtypeLike = float, **kwargs: Any
+) -> R:
     """Return what a function makes of each position's numbers along the dims.
 
     >>> import meshard.numpy as mnp
@@ -120,33 +133,33 @@ def fromfunction(
 
 
 @checked
-def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """Return the positions at and above the diagonal ``k`` of a matrix."""
     rows, columns = np.triu_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
 @checked
-def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """Return the positions at and below the diagonal ``k`` of a matrix."""
     rows, columns = np.tril_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
 @checked
-def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
+def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     """Return the positions of the main diagonal of an array with equal dims."""
     return (arange(n),) * ndim
 
 
 @checked
-def diagflat(v: Any, k: int = 0) -> Any:
+def diagflat(v: ArrayLike, k: int = 0) -> Array:
     """Return a matrix with the flat array on its diagonal ``k``."""
     return diag(reshape(v, (-1,)), k)
 
 
 @checked
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
     """Return the powers of each element as a row, the highest first by default."""
     value = as_array(x)
     if value.ndim != 1:
@@ -158,7 +171,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
 
 
 @checked
-def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> tuple[Array, ...]:
     """Return the positions along each dim of positions in the flat array.
 
     Raises:
@@ -185,7 +198,7 @@ def unravel_index(indices: Any, shape: Sequence[int]) -> tuple[Any, ...]:
 
 
 @checked
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+def from_dlpack(x: Any, /, *, device: DeviceLike = None, copy: bool | None = None) -> Array:
     """Return an array of what another library's array on the host holds.
 
     Args:
@@ -214,18 +227,18 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 # what it is
 
 
-def ndim(a: Any) -> int:
+def ndim(a: ArrayLike) -> int:
     """Return the number of dims."""
     return int(as_array(a).ndim)
 
 
-def shape(a: Any) -> tuple[int, ...]:
+def shape(a: ArrayLike) -> tuple[int, ...]:
     """Return the shape."""
     return tuple(as_array(a).shape)
 
 
 @checked
-def size(a: Any, axis: int | None = None) -> int:
+def size(a: ArrayLike, axis: int | None = None) -> int:
     """Return the number of elements, or the size of a dim."""
     x = as_array(a)
     return int(x.size if axis is None else x.shape[normalised_axes(axis, x.ndim, "size")[0]])
@@ -235,12 +248,12 @@ def size(a: Any, axis: int | None = None) -> int:
 
 
 @checked
-def append(arr: Any, values: Any, axis: int | None = None) -> Any:
+def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
     """Return an array with others joined at its end, along a dim or flat."""
     return concatenate([arr, values], axis=axis)
 
 
-def atleast_3d(a: Any) -> Any:
+def atleast_3d(a: ArrayLike) -> Array:
     """Return the array with at least three dims."""
     x = as_array(a)
     if x.ndim >= 3:
@@ -249,20 +262,22 @@ def atleast_3d(a: Any) -> Any:
 
 
 @checked
-def dstack(arrays: Sequence[Any]) -> Any:
+def dstack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the third dim."""
     return concatenate([atleast_3d(a) for a in arrays], axis=2)
 
 
 @checked
-def column_stack(arrays: Sequence[Any]) -> Any:
+def column_stack(arrays: Sequence[ArrayLike]) -> Array:
     """Return arrays joined as columns; those of one dim become columns first."""
     values = [atleast_1d(a) for a in arrays]
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
 
 @checked
-def array_split(a: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Any]:
+def array_split(
+    a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0
+) -> list[Array]:
     """Return the parts of the array along a dim, which may differ in size by one.
 
     Raises:
@@ -293,7 +308,7 @@ def _split(name: str, a: Any, sections: Any, dim: int) -> list[Any]:
 
 
 @checked
-def vsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+def vsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
     """Return the parts of the array along the first of two or more dims."""
     if as_array(ary).ndim < 2:
         raise ShapeError(f"vsplit: needs at least 2 dims, got shape {as_array(ary).shape}.")
@@ -301,29 +316,29 @@ def vsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
 
 
 @checked
-def hsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+def hsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
     """Return the parts of the array along the second dim, or the first of one-dim arrays."""
     return _split("hsplit", ary, indices_or_sections, 0 if as_array(ary).ndim == 1 else 1)
 
 
 @checked
-def dsplit(ary: Any, indices_or_sections: int | Sequence[int]) -> list[Any]:
+def dsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
     """Return the parts of the array along the third dim."""
     return _split("dsplit", ary, indices_or_sections, 2)
 
 
-def flipud(m: Any) -> Any:
+def flipud(m: ArrayLike) -> Array:
     """Return the array with its first dim reversed."""
     return flip(m, 0)
 
 
-def fliplr(m: Any) -> Any:
+def fliplr(m: ArrayLike) -> Array:
     """Return the array with its second dim reversed."""
     return flip(m, 1)
 
 
 @checked
-def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """Return the array turned by 90 degrees, from the first of two dims towards the second.
 
     Raises:

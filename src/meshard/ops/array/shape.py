@@ -28,7 +28,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayType, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block, ShapeLike
 from meshard.runtime.world import RuntimeWorld, here
 
 
@@ -158,7 +158,9 @@ register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="
 
 
 @checked
-def reshape(a: Any, /, shape: Any, *, order: str = "C", copy: bool | None = None) -> Any:
+def reshape(
+    a: ArrayLike, /, shape: ShapeLike, *, order: str = "C", copy: bool | None = None
+) -> Array:
     """Return the array in another shape with the same elements in C order.
 
     Args:
@@ -261,13 +263,13 @@ def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
 
 
 @checked
-def ravel(a: Any, order: str = "C") -> Any:
+def ravel(a: ArrayLike, order: str = "C") -> Array:
     """Return the array with one dim."""
     return reshape(a, (-1,), order=order) if as_array(a).size else reshape(a, (0,), order=order)
 
 
 @checked
-def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
+def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
     """Return the array with its dims permuted, reversed by default; no data moves.
 
     Raises:
@@ -292,7 +294,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
 permute_dims = transpose
 
 
-def matrix_transpose(x: Any, /) -> Any:
+def matrix_transpose(x: ArrayLike, /) -> Array:
     """Return the array with its last two dims exchanged."""
     value = as_array(x)
     if value.ndim < 2:
@@ -301,7 +303,7 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 @checked
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
     """Return the array with two dims exchanged."""
     x = as_array(a)
     (i,), (j,) = (normalised_axes(d, x.ndim, "swapaxes") for d in (axis1, axis2))
@@ -311,7 +313,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 
 
 @checked
-def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+def moveaxis(a: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     """Return the array with some dims moved to other places, the others kept in order."""
     x = as_array(a)
     old, new = (_in_order(dims, x.ndim, "moveaxis") for dims in (source, destination))
@@ -330,7 +332,7 @@ def _in_order(dims: Any, ndim: int, what: str) -> list[int]:
 
 
 @checked
-def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
+def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
     """Return the array with dims of size one inserted."""
     x = as_array(a)
     count = 1 if isinstance(axis, (int, np.integer)) else len(axis)
@@ -342,7 +344,7 @@ def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
 
 
 @checked
-def squeeze(a: Any, axis: int | Sequence[int] | None = None) -> Any:
+def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """Return the array without dims of size one: those named, or all.
 
     Raises:
@@ -359,7 +361,7 @@ def squeeze(a: Any, axis: int | Sequence[int] | None = None) -> Any:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-def broadcast_to(a: Any, shape: Any) -> Any:
+def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
     """Return the array repeated along dims of size one to a shape; no memory is used.
 
     Raises:
@@ -383,20 +385,20 @@ def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
         raise ShapeError(f"broadcast_shapes: the shapes {listed} do not broadcast.") from None
 
 
-def broadcast_arrays(*args: Any) -> list[Any]:
+def broadcast_arrays(*args: ArrayLike) -> list[Array]:
     """Return the arrays broadcast against each other."""
     arrays = [as_array(a) for a in args]
     shape = broadcast_shapes(*[x.shape for x in arrays])
     return [broadcast_to(x, shape) for x in arrays]
 
 
-def atleast_1d(a: Any) -> Any:
+def atleast_1d(a: ArrayLike) -> Array:
     """Return the array with at least one dim."""
     x = as_array(a)
     return reshape(x, (1,)) if x.ndim == 0 else x
 
 
-def atleast_2d(a: Any) -> Any:
+def atleast_2d(a: ArrayLike) -> Array:
     """Return the array with at least two dims."""
     x = as_array(a)
     return x if x.ndim >= 2 else reshape(x, (1, x.size))

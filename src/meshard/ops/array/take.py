@@ -16,9 +16,10 @@ from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import is_whole, same_dtype
 from meshard.ops.engine.promotion import kind_of, limits_of
 from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, Block
+from meshard.runtime.types import KEY, ArrayLike, Block
 
 
 def gap(dtype: Any, fill_value: Any) -> Any:
@@ -48,13 +49,13 @@ def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill:
 
 @checked
 def take(
-    a: Any,
-    indices: Any,
+    a: ArrayLike,
+    indices: ArrayLike | Sequence[int],
     axis: int | None = None,
     mode: str | None = None,
     *,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the elements at positions along a dim, or in the flat array.
 
     Args:
@@ -149,12 +150,12 @@ register(
 
 @checked
 def take_along_axis(
-    arr: Any,
-    indices: Any,
+    arr: ArrayLike,
+    indices: ArrayLike | Sequence[int],
     axis: int | None = -1,
     mode: str | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return for each position of ``indices`` the element at it along one dim.
 
     Args:

@@ -102,135 +102,68 @@ def _update(
 register(Op("scatter", _update_rule, _update, dtypes=same_dtype, local=_update_cell))
 
 
-@final
-class At:
-    """What ``x.at`` is: ``x.at[index]`` names a place, whose methods return changed copies."""
+def update_at(x: Any, index: Any, values: Any, how: str, options: dict[str, Any]) -> Any:
+    """Return a copy in which values are combined with the elements that an index names."""
+    mode = _check_options(options)
+    x = given = as_array(x)
+    if how == "divide" and is_whole(x.dtype):
+        x = bind("divide", x, 1)
+    if how != "set":
+        _check_dtype(how, x.dtype)
+    mask, given_values = _traced_mask(x, index), as_array(values)
+    if mask is not None:
+        if mask.takes(given_values):
+            return mask.changed(x, given_values, how)
+        concrete(
+            mask.mask,
+            f"x.at[mask].{how}",
+            "Which element gets which value depends on the mask's values. Write "
+            "meshard.numpy.where(mask, values, x), for values of x's shape.",
+        )
+    found = IndexParts(x, index, clamp=mode == "clip", checked=mode is None)
+    value = bind("astype", given_values, dtype=x.dtype)
+    changed = (_scattered if found.arrays else _laid)(found, value, how)
+    if changed.shape != x.shape:
+        changed = reshape(changed, x.shape)
+    if is_traced(changed) or not given.committed:
+        return changed
+    return placed(changed, given.sharding)
 
-    def __init__(self, x: Any) -> None:
-        self._x = x
 
-    def __getitem__(self, index: Any) -> Place:
-        return Place(self._x, index)
+def apply_at(x: Any, index: Any, function: Any, options: dict[str, Any]) -> Any:
+    """Return a copy with a function applied there, as often as the index names the element."""
+    _check_options(options)
+    if not callable(function):
+        raise ArgumentError(
+            f"x.at[...].apply: function must be a function, got {described(function)}."
+        )
+    x = as_array(x)
+    mask = _traced_mask(x, index)
+    if mask is not None:
+        return bind("where", mask.mask, function(x), x)
+    found, value = IndexParts(x, index), function(get_at(x, index, {}))
+    if found.arrays and value.size:
+        ones = full_like(x, 1, np.int64)
+        times = getitem(update_at(ones, index, 1, "add", {}), index) - 1
+        # How often an element is named may be unknown; at most as often as there are places.
+        most = math.prod(found.common_shape())
+        turns = most if most < 2 or is_traced(times) else int(times.max())
+        for turn in range(2, turns + 1):
+            value = bind("where", times >= turn, function(value), value)
+    return update_at(x, index, value, "set", options)
 
-    def __repr__(self) -> str:
-        return f"At({self._x!r})"
 
-
-@final
-class Place:
-    """A place in an array; each method returns a copy that differs there, laid out alike.
-
-    Values broadcast to the place and take the array's dtype; only ``divide`` makes floats of whole
-    numbers. Where an index array names an element twice, ``set`` takes the last value and the
-    others apply all.
-
-    ``mode=`` says what happens to positions outside the array: by default they are refused, or
-    where they are traced passed over; ``"drop"`` or ``"fill"`` passes over all of them, ``"clip"``
-    moves them inside.
-
-    Raises:
-        IndexingError: from every method, if the index is not one of the array.
-        ShapeError: if the values do not broadcast to the place.
-        DtypeError: if the array's dtype cannot hold the result.
-    """
-
-    def __init__(self, x: Any, index: Any) -> None:
-        self._x = x
-        self._index = index
-
-    def set(self, values: Any, **options: Any) -> Any:
-        """Return a copy with the values put there."""
-        return self._updated(values, "set", options)
-
-    def add(self, values: Any, **options: Any) -> Any:
-        """Return a copy with the values added there."""
-        return self._updated(values, "add", options)
-
-    def subtract(self, values: Any, **options: Any) -> Any:
-        """Return a copy with the values subtracted there."""
-        return self._updated(values, "subtract", options)
-
-    def multiply(self, values: Any, **options: Any) -> Any:
-        """Return a copy multiplied by the values there."""
-        return self._updated(values, "multiply", options)
-
-    mul = multiply
-
-    def divide(self, values: Any, **options: Any) -> Any:
-        """Return a copy divided by the values there."""
-        return self._updated(values, "divide", options)
-
-    def power(self, values: Any, **options: Any) -> Any:
-        """Return a copy raised to the power of the values there."""
-        return self._updated(values, "power", options)
-
-    def min(self, values: Any, **options: Any) -> Any:
-        """Return a copy with the lesser of element and value there."""
-        return self._updated(values, "min", options)
-
-    def max(self, values: Any, **options: Any) -> Any:
-        """Return a copy with the greater of element and value there."""
-        return self._updated(values, "max", options)
-
-    def apply(self, function: Any, **options: Any) -> Any:
-        """Return a copy with a function applied there, as often as the index names the element."""
-        _check_options(options)
-        if not callable(function):
-            raise ArgumentError(
-                f"x.at[...].apply: function must be a function, got {described(function)}."
-            )
-        x = as_array(self._x)
-        mask = _traced_mask(x, self._index)
-        if mask is not None:
-            return bind("where", mask.mask, function(x), x)
-        found, value = IndexParts(x, self._index), function(self.get())
-        if found.arrays and value.size:
-            ones = full_like(x, 1, np.int64)
-            times = getitem(Place(ones, self._index).add(1), self._index) - 1
-            # How often an element is named may be unknown; at most as often as there are places.
-            most = math.prod(found.common_shape())
-            turns = most if most < 2 or is_traced(times) else int(times.max())
-            for turn in range(2, turns + 1):
-                value = bind("where", times >= turn, function(value), value)
-        return self._updated(value, "set", options)
-
-    def get(self, **options: Any) -> Any:
-        """Return the elements there; with ``mode="fill"``, ``fill_value`` for those outside."""
-        x, mode = as_array(self._x), _check_options(options)
-        if mode is None:
-            return getitem(x, self._index)
-        found = taken_apart(IndexParts(x, self._index, mode == "clip", checked=False))
-        if mode == "clip":
-            return found
-        ones = full_like(x, 1, np.bool_)
-        inside = taken_apart(IndexParts(ones, self._index, clamp=False, checked=False))
-        return bind("where", inside, found, gap(x.dtype, options.get("fill_value")))
-
-    def _updated(self, values: Any, how: str, options: dict[str, Any]) -> Any:
-        mode = _check_options(options)
-        x = given = as_array(self._x)
-        if how == "divide" and is_whole(x.dtype):
-            x = bind("divide", x, 1)
-        if how != "set":
-            _check_dtype(how, x.dtype)
-        mask, given_values = _traced_mask(x, self._index), as_array(values)
-        if mask is not None:
-            if mask.takes(given_values):
-                return mask.changed(x, given_values, how)
-            concrete(
-                mask.mask,
-                f"x.at[mask].{how}",
-                "Which element gets which value depends on the mask's values. Write "
-                "meshard.numpy.where(mask, values, x), for values of x's shape.",
-            )
-        found = IndexParts(x, self._index, clamp=mode == "clip", checked=mode is None)
-        value = bind("astype", given_values, dtype=x.dtype)
-        changed = (_scattered if found.arrays else _laid)(found, value, how)
-        if changed.shape != x.shape:
-            changed = reshape(changed, x.shape)
-        if is_traced(changed) or not given.committed:
-            return changed
-        return placed(changed, given.sharding)
+def get_at(x: Any, index: Any, options: dict[str, Any]) -> Any:
+    """Return the elements there; with ``mode="fill"``, ``fill_value`` for those outside."""
+    x, mode = as_array(x), _check_options(options)
+    if mode is None:
+        return getitem(x, index)
+    found = taken_apart(IndexParts(x, index, mode == "clip", checked=False))
+    if mode == "clip":
+        return found
+    ones = full_like(x, 1, np.bool_)
+    inside = taken_apart(IndexParts(ones, index, clamp=False, checked=False))
+    return bind("where", inside, found, gap(x.dtype, options.get("fill_value")))
 
 
 @final
@@ -391,8 +324,3 @@ def _overlay_onto(shapes: Sequence[tuple[int, ...]], params: Params) -> list[Ont
 
 
 register(MoveOp("overlay", _overlay_maps, follow=True, onto=_overlay_onto))
-
-
-def at(x: Any) -> At:
-    """Return the helper for updated copies of an array."""
-    return At(x)

@@ -28,12 +28,12 @@ from meshard.algebra.arguments import (
 from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
 from meshard.ops.engine.dtypes import as_dtype
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.types import KEY
+from meshard.runtime.types import KEY, DTypeLike
 
-DtypeLike = Any
+DtypeLike = DTypeLike
 """What `as_dtype` takes: a NumPy dtype, its name, a scalar type, ``float`` for the default."""
 
-AnyDtypeLike = Any
+AnyDtypeLike = DTypeLike
 """The same, with the dtype of typed random keys."""
 
 P = ParamSpec("P")

@@ -22,7 +22,7 @@ from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 # rows
 
@@ -150,7 +150,7 @@ register(Op("bitcast", _bits_rule, _bits, dtypes=_bits_law))
 
 
 @named("lax.rsqrt(mnp.asarray([4.0])).tolist()", "[0.5]")
-def rsqrt(x: Any) -> Array:
+def rsqrt(x: ArrayLike) -> Array:
     """Return one over the square roots."""
     return bind("divide", 1, bind("sqrt", x))
 
@@ -163,7 +163,7 @@ class RoundingMethod(Enum):
 
 
 @named("lax.round(mnp.asarray([0.5, 1.5])).tolist()", "[1.0, 2.0]")
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
+def round(x: ArrayLike, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
     """Return the nearest integers, as floats.
 
     Raises:
@@ -184,7 +184,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
 
 
 @named("lax.integer_pow(mnp.asarray([2, 3]), 2).tolist()", "[4, 9]", y="the power.")
-def integer_pow(x: Any, y: int) -> Array:
+def integer_pow(x: ArrayLike, y: int) -> Array:
     """Return the elements to the power of one Python integer.
 
     Raises:
@@ -202,14 +202,14 @@ def integer_pow(x: Any, y: int) -> Array:
 
 
 @named('lax.convert_element_type(mnp.asarray([1.5]), "int32").tolist()', "[1]")
-def convert_element_type(operand: Any, new_dtype: AnyDtypeLike) -> Array:
+def convert_element_type(operand: ArrayLike, new_dtype: AnyDtypeLike) -> Array:
     """Return the array converted to another dtype."""
     value, wanted = as_array(operand), as_dtype(new_dtype)
     return value if value.dtype == wanted else bind("astype", value, dtype=wanted)
 
 
 @named('lax.bitcast_convert_type(mnp.asarray([1.0], "float32"), "int32").tolist()', "[1065353216]")
-def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Array:
+def bitcast_convert_type(operand: ArrayLike, new_dtype: AnyDtypeLike) -> Array:
     """Return the bits of the elements read as another dtype.
 
     Each element becomes several of a shorter dtype, in a new last dim; the last dim becomes one
@@ -240,7 +240,7 @@ def bitcast_convert_type(operand: Any, new_dtype: AnyDtypeLike) -> Array:
 
 
 @named("lax.reduce_precision(mnp.asarray([1.2345678]), 5, 10).tolist()", "[1.234375]")
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Array:
+def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int) -> Array:
     """Return floats rounded as if they had fewer bits of exponent and mantissa.
 
     Raises:
@@ -272,7 +272,7 @@ def _check_cases(what: str, which: Any, cases: Sequence[Any]) -> None:
 
 
 @named("lax.select(mnp.asarray([True, False]), mnp.ones(2), mnp.zeros(2)).tolist()", "[1.0, 0.0]")
-def select(pred: Any, on_true: Any, on_false: Any) -> Array:
+def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Array:
     """Return elements of the first case where a condition is true, of the second elsewhere.
 
     Raises:
@@ -287,7 +287,7 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Array:
     "lax.select_n(mnp.asarray([2, 0]), mnp.zeros(2), mnp.ones(2), mnp.full(2, 5.0)).tolist()",
     "[5.0, 0.0]",
 )
-def select_n(which: Any, *cases: Any) -> Array:
+def select_n(which: ArrayLike, *cases: Any) -> Array:
     """Return for each element that of the case which a number, or a bool, names.
 
     Raises:
@@ -313,7 +313,7 @@ def select_n(which: Any, *cases: Any) -> Array:
 
 
 @named("lax.clamp(1, mnp.arange(5), 3).tolist()", "[1, 1, 2, 3, 3]")
-def clamp(min: Any, x: Any, max: Any) -> Array:
+def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Array:
     """Return the elements limited to an interval.
 
     Raises:

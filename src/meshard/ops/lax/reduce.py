@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
+
+T = TypeVar("T")
 
 # reductions by one operation
 
@@ -55,14 +57,14 @@ for _name, _ufunc in (
 class Fold(Protocol):
     """A reduction by one operation."""
 
-    def __call__(self, operand: Any, axes: Sequence[int]) -> Array:
+    def __call__(self, operand: ArrayLike, axes: Sequence[int]) -> Array:
         """Reduce these dims."""
 
 
 class Running(Protocol):
     """A running reduction along a dim."""
 
-    def __call__(self, operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    def __call__(self, operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Array:
         """Run along this dim."""
 
 
@@ -178,9 +180,7 @@ def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Calla
 
 
 @named("lax.associative_scan(mnp.add, mnp.arange(5)).tolist()", "[0, 1, 3, 6, 10]")
-def associative_scan(
-    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
-) -> Any:
+def associative_scan(fn: Callable[..., Any], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Return what an associative operation makes of each element and those before it.
 
     In about 2 log2 of the size steps, each on all devices at once.
@@ -275,17 +275,25 @@ cumlogsumexp = _cumulative(
 
 
 @named('lax.argmax(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "1")
-def argmax(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+def argmax(operand: ArrayLike, axis: int, index_dtype: DtypeLike) -> Array:
     """Return the positions of the first maximum along a dim, in a dtype of integers."""
     return reductions.argmax(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
 @named('lax.argmin(mnp.asarray([3, 9, 9]), 0, "int32").tolist()', "0")
-def argmin(operand: Any, axis: int, index_dtype: DtypeLike) -> Array:
+def argmin(operand: ArrayLike, axis: int, index_dtype: DtypeLike) -> Array:
     """Return the positions of the first minimum along a dim, in a dtype of integers."""
     return reductions.argmin(operand, axis).astype(as_dtype(index_dtype), copy=False)
 
 
+@overload
+def sort(
+    operand: ArrayLike, dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array: ...
+@overload
+def sort(
+    operand: Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
 @named(
     "[x.tolist() for x in lax.sort((mnp.asarray([2, 1]), mnp.asarray([7, 8])))]", "[[1, 2], [8, 7]]"
 )
@@ -316,10 +324,11 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     "[[1, 2], [8, 7]]",
 )
 def sort_key_val(
-    keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Array, Array]:
     """Return keys sorted along a dim, and values in the same order."""
-    return sort((keys, values), dimension, is_stable)
+    first, second = sort((keys, values), dimension, is_stable)
+    return first, second
 
 
 top_k = sorting.top_k
@@ -333,8 +342,8 @@ top_k = sorting.top_k
     "(2, 3)",
 )
 def dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: DtypeLike = None,
@@ -378,8 +387,8 @@ def dot_general(
 
 @named("lax.dot(mnp.ones((2, 3)), mnp.ones(3)).tolist()", "[3.0, 3.0]")
 def dot(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     *,
     dimension_numbers: Any = None,
     precision: Any = None,
@@ -402,7 +411,7 @@ def dot(
 
 
 @named("lax.batch_matmul(mnp.ones((2, 3, 4)), mnp.ones((2, 4, 5))).shape", "(2, 3, 5)")
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
+def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Array:
     """Return the products of matrices, whose leading dims are the same.
 
     Raises:
@@ -421,12 +430,12 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
 
 
 @named("lax.stop_gradient(mnp.ones(2)).tolist()", "[1.0, 1.0]", x="a tree of arrays.")
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: T) -> T:
     """Return the tree as it is; a derivative takes it as constant."""
     return x
 
 
 @named("lax.optimization_barrier((mnp.ones(2), 1))[1].tolist()", "1", operand="a tree of arrays.")
-def optimization_barrier(operand: Any, /) -> Any:
+def optimization_barrier(operand: T, /) -> T:
     """Return the tree with its leaves as arrays; nothing is reordered here in any case."""
     return trees.map(as_array, operand)

@@ -20,6 +20,7 @@ from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike, DeviceLike, ShapeLike
 
 _slice = slice
 
@@ -27,14 +28,24 @@ _slice = slice
 
 
 @named("lax.full((2,), 7).tolist()", "[7, 7]")
-def full(shape: Any, fill_value: Any, dtype: AnyDtypeLike = None, *, sharding: Any = None) -> Array:
+def full(
+    shape: ShapeLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    *,
+    sharding: DeviceLike = None,
+) -> Array:
     """Make an array of one value."""
     return create.full(shape, fill_value, dtype, device=sharding)
 
 
 @named("lax.full_like(mnp.ones(2), 7).tolist()", "[7.0, 7.0]")
 def full_like(
-    x: Any, fill_value: Any, dtype: AnyDtypeLike = None, shape: Any = None, sharding: Any = None
+    x: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: AnyDtypeLike = None,
+    shape: ShapeLike | None = None,
+    sharding: DeviceLike = None,
 ) -> Array:
     """Make an array of one value with the shape, dtype and sharding of another."""
     return create.full_like(x, fill_value, dtype, shape=shape, device=sharding)
@@ -62,7 +73,7 @@ def broadcasted_iota(dtype: DtypeLike, shape: Sequence[int], dimension: int) -> 
     dimensions="an order of dims to put those of the array into first.",
 )
 def reshape(
-    operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+    operand: ArrayLike, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
 ) -> Array:
     """Return the array in another shape with the same elements."""
     x = as_array(operand)
@@ -70,7 +81,7 @@ def reshape(
 
 
 @named("lax.collapse(mnp.ones((2, 3, 4)), 0, 2).shape", "(6, 4)")
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Array:
+def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Array:
     """Return the array with neighbouring dims merged.
 
     Raises:
@@ -88,25 +99,25 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
 
 
 @named("lax.expand_dims(mnp.ones(3), (0, 2)).shape", "(1, 3, 1)")
-def expand_dims(array: Any, dimensions: Sequence[int]) -> Array:
+def expand_dims(array: ArrayLike, dimensions: Sequence[int]) -> Array:
     """Return the array with dims of size one, which are these dims of the result."""
     return shapes.expand_dims(array, dimensions)
 
 
 @named("lax.squeeze(mnp.ones((1, 3)), (0,)).shape", "(3,)")
-def squeeze(array: Any, dimensions: Sequence[int]) -> Array:
+def squeeze(array: ArrayLike, dimensions: Sequence[int]) -> Array:
     """Return the array without some dims, whose size is one."""
     return shapes.squeeze(array, dimensions)
 
 
 @named("lax.transpose(mnp.ones((2, 3)), (1, 0)).shape", "(3, 2)")
-def transpose(operand: Any, permutation: Sequence[int]) -> Array:
+def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Array:
     """Return the array with its dims permuted."""
     return shapes.transpose(operand, permutation)
 
 
 @named("lax.broadcast(mnp.ones(3), (2,)).shape", "(2, 3)")
-def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
+def broadcast(operand: ArrayLike, sizes: Sequence[int]) -> Array:
     """Return the array repeated along new leading dims of these sizes."""
     x = as_array(operand)
     return shapes.broadcast_to(x, (*sizes, *x.shape))
@@ -114,7 +125,7 @@ def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
 
 @named("lax.broadcast_in_dim(mnp.arange(2), (2, 3), (0,)).tolist()", "[[0, 0, 0], [1, 1, 1]]")
 def broadcast_in_dim(
-    operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+    operand: ArrayLike, shape: Sequence[int], broadcast_dimensions: Sequence[int]
 ) -> Array:
     """Return the array repeated to a shape.
 
@@ -139,7 +150,7 @@ def broadcast_in_dim(
 
 
 @named("lax.rev(mnp.arange(3), (0,)).tolist()", "[2, 1, 0]")
-def rev(operand: Any, dimensions: Sequence[int]) -> Array:
+def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Array:
     """Return the array with some dims reversed."""
     return move.flip(operand, dimensions)
 
@@ -157,19 +168,19 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Array:
 
 
 @named("[part.tolist() for part in lax.unstack(mnp.arange(2))]", "[0, 1]")
-def unstack(x: Any, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: ArrayLike, axis: int = 0) -> tuple[Array, ...]:
     """Return the parts along a dim, without it."""
     return move.unstack(x, axis=axis)
 
 
 @named("lax.tile(mnp.arange(2), (2,)).tolist()", "[0, 1, 0, 1]")
-def tile(operand: Any, reps: Sequence[int]) -> Array:
+def tile(operand: ArrayLike, reps: Sequence[int]) -> Array:
     """Return the array repeated as a whole along dims."""
     return move.tile(operand, reps)
 
 
 @named("[part.tolist() for part in lax.split(mnp.arange(3), (1, 2))]", "[[0], [1, 2]]")
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
+def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of these sizes along a dim.
 
     Raises:
@@ -186,7 +197,9 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
 
 
 @named("lax.pad(mnp.asarray([1, 2, 3]), 0, [(1, -1, 1)]).tolist()", "[0, 1, 0, 2, 0]")
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Array:
+def pad(
+    operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[tuple[int, int, int]]
+) -> Array:
     """Return the array with elements added at the ends of its dims and between its elements.
 
     Raises:
@@ -243,7 +256,7 @@ def _spread(x: Any, dim: int, low: int, high: int, between: int) -> Any:
 
 @named("lax.slice(mnp.arange(6), (1,), (6,), (2,)).tolist()", "[1, 3, 5]")
 def slice(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
@@ -270,7 +283,7 @@ def slice(
 
 @named("lax.slice_in_dim(mnp.arange(6), 1, -1).tolist()", "[1, 2, 3, 4]")
 def slice_in_dim(
-    operand: Any,
+    operand: ArrayLike,
     start_index: int | None,
     limit_index: int | None,
     stride: int = 1,
@@ -288,7 +301,7 @@ def slice_in_dim(
 
 
 @named("lax.index_in_dim(mnp.arange(6), -1).tolist()", "[5]")
-def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Array:
+def index_in_dim(operand: ArrayLike, index: int, axis: int = 0, keepdims: bool = True) -> Array:
     """Return the elements at one position along a dim."""
     x = as_array(operand)
     (dim,) = normalised_axes((axis,), x.ndim, "index_in_dim")
@@ -300,7 +313,7 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
     "lax.index_take(mnp.arange(6).reshape(2, 3), (mnp.asarray([1, 0]),), (0,)).tolist()",
     "[[3, 4, 5], [0, 1, 2]]",
 )
-def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
+def index_take(src: ArrayLike, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
     """Return the elements at positions along some dims, which become one leading dim.
 
     Raises:

@@ -15,6 +15,7 @@ from meshard.ops.array import elementwise as of
 from meshard.ops.engine.arguments import checked
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
+from meshard.runtime.types import ArrayLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,14 +132,14 @@ def named(code: str, printed: str, **own: str) -> Callable[[Callable[P, R]], Cal
 class Unary(Protocol):
     """An elementwise operation on one array."""
 
-    def __call__(self, x: Any) -> Array:
+    def __call__(self, x: ArrayLike) -> Array:
         """Apply it to each element."""
 
 
 class Binary(Protocol):
     """An elementwise operation on two arrays."""
 
-    def __call__(self, x: Any, y: Any) -> Array:
+    def __call__(self, x: ArrayLike, y: ArrayLike) -> Array:
         """Apply it to each pair of elements."""
 
 
@@ -265,6 +266,6 @@ sub = _binary("sub", of.subtract)
 
 
 @named("lax.nextafter(mnp.zeros(2), mnp.ones(2)).tolist()", "[5e-324, 5e-324]")
-def nextafter(x1: Any, x2: Any) -> Array:
+def nextafter(x1: ArrayLike, x2: ArrayLike) -> Array:
     """Return the next floats after x1 towards x2, elementwise."""
     return bind("nextafter", x1, x2)

@@ -26,7 +26,7 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -161,8 +161,13 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
 
 @checked
 def matmul(
-    x1: Any, x2: Any, /, *, preferred_element_type: DtypeLike = None, precision: Any = None
-) -> Any:
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    preferred_element_type: DtypeLike = None,
+    precision: Any = None,
+) -> Array:
     """Return the matrix product, with leading dims broadcast as in NumPy.
 
     Args:
@@ -217,7 +222,9 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
 
 
 @checked
-def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: Any = None) -> Any:
+def dot(
+    a: ArrayLike, b: ArrayLike, *, preferred_element_type: DtypeLike = None, precision: Any = None
+) -> Array:
     """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -233,7 +240,9 @@ def dot(a: Any, b: Any, *, preferred_element_type: DtypeLike = None, precision: 
 
 
 @checked
-def tensordot(a: Any, b: Any, axes: Any = 2, *, preferred_element_type: DtypeLike = None) -> Any:
+def tensordot(
+    a: ArrayLike, b: ArrayLike, axes: Any = 2, *, preferred_element_type: DtypeLike = None
+) -> Array:
     """Return the product summed over pairs of dims.
 
     Args:
@@ -300,7 +309,7 @@ def _paired(
     return contract(what, x, y, rule, dtype)
 
 
-def inner(a: Any, b: Any) -> Any:
+def inner(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the product summed over both last dims."""
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
@@ -317,13 +326,13 @@ def _check_last(what: str, x: Array, y: Array) -> None:
         )
 
 
-def outer(a: Any, b: Any) -> Any:
+def outer(a: ArrayLike, b: ArrayLike) -> Array:
     """Return all products of elements of two arrays, as a matrix."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     return bind("multiply", expand_dims(x, 1), expand_dims(y, 0))
 
 
-def vdot(a: Any, b: Any) -> Any:
+def vdot(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the sum of products of all elements, the first conjugated."""
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     _check_last("vdot", x, y)
@@ -336,14 +345,14 @@ def _conjugated(x: Array) -> Any:
 
 @checked
 def vecdot(
-    x1: Any,
-    x2: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
     /,
     *,
     axis: int = -1,
     preferred_element_type: DtypeLike = None,
     precision: Any = None,
-) -> Any:
+) -> Array:
     """Return the products summed over one dim, the first operand conjugated.
 
     The other dims broadcast. Arguments as of `matmul`; ``axis`` counts in each operand.

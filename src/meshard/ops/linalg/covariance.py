@@ -13,14 +13,20 @@ from meshard.ops.engine.arguments import checked
 from meshard.ops.engine.dtypes import default_float, is_whole
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.reductions.moments import mean
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 
 @checked
 def cov(
-    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
-) -> Any:
+    m: ArrayLike,
+    y: ArrayLike | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+) -> Array:
     """Return the covariances of variables.
 
     Args:
@@ -58,7 +64,7 @@ def _variables(value: Any, rowvar: bool) -> Any:
 
 
 @checked
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
+def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Array:
     """Return the correlation coefficients of variables, given as to `cov`."""
     c = cov(x, y, rowvar)
     if not c.ndim:

@@ -8,7 +8,7 @@ split. Integers are taken as the default float, floats shorter than 32 bits are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -23,43 +23,43 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, registe
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 class EigResult(NamedTuple):
     """What `eig` returns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class EighResult(NamedTuple):
     """What `eigh` returns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class QRResult(NamedTuple):
     """What `qr` returns."""
 
-    Q: Any
-    R: Any
+    Q: Array
+    R: Array
 
 
 class SVDResult(NamedTuple):
     """What `svd` returns."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Array
+    S: Array
+    Vh: Array
 
 
 class SlogdetResult(NamedTuple):
     """What `slogdet` returns."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Array
+    logabsdet: Array
 
 
 # rows: results, and for each matrix whether the computation failed
@@ -217,7 +217,7 @@ _SINGULAR = "is singular"
 _UNSETTLED = "did not converge; look for NaN or infinities in it"
 
 
-def inv(a: Any) -> Any:
+def inv(a: ArrayLike) -> Array:
     """Return the inverses of matrices.
 
     Args:
@@ -235,7 +235,7 @@ def inv(a: Any) -> Any:
     return _run("inv", "inv", _SINGULAR, matrices("inv", a, square=True))[0]
 
 
-def det(a: Any) -> Any:
+def det(a: ArrayLike) -> Array:
     """Return the determinants of matrices of shape ``(..., n, n)``.
 
     >>> import meshard.numpy as mnp
@@ -245,13 +245,13 @@ def det(a: Any) -> Any:
     return _run("det", "det", _UNSETTLED, matrices("det", a, square=True))[0]
 
 
-def slogdet(a: Any) -> SlogdetResult:
+def slogdet(a: ArrayLike) -> SlogdetResult:
     """Return the signs of determinants, and the logarithms of their absolute values."""
     found = _run("slogdet", "slogdet", _UNSETTLED, matrices("slogdet", a, square=True))
     return SlogdetResult(*found)
 
 
-def solve(a: Any, b: Any) -> Any:
+def solve(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the solution ``x`` of ``a @ x = b``.
 
     Args:
@@ -282,7 +282,7 @@ def solve(a: Any, b: Any) -> Any:
 
 
 @checked
-def cholesky(a: Any, *, upper: bool = False) -> Any:
+def cholesky(a: ArrayLike, *, upper: bool = False) -> Array:
     """Return the Cholesky factors ``L`` of Hermitian matrices: ``a = L @ L.mT.conj()``.
 
     Args:
@@ -300,8 +300,14 @@ def cholesky(a: Any, *, upper: bool = False) -> Any:
     return _run("cholesky", "cholesky", "is not positive definite", x, upper=bool(upper))[0]
 
 
+@overload
+def qr(a: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResult: ...
+@overload
+def qr(a: ArrayLike, mode: Literal["r"]) -> Array: ...
+@overload
+def qr(a: ArrayLike, mode: str) -> QRResult | Array: ...
 @checked
-def qr(a: Any, mode: str = "reduced") -> Any:
+def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     """Return the factors of ``a = Q @ R``, ``Q`` orthonormal and ``R`` upper triangular.
 
     Args:
@@ -324,8 +330,16 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return QRResult(*_run("qr", "qr", _UNSETTLED, x, mode=mode))
 
 
+@overload
+def svd(
+    a: ArrayLike, full_matrices: bool = True, compute_uv: Literal[True] = True
+) -> SVDResult: ...
+@overload
+def svd(a: ArrayLike, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Array: ...
+@overload
+def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | Array: ...
 @checked
-def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """Return the singular value decomposition ``a = U * S @ Vh``.
 
     Args:
@@ -346,7 +360,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return SVDResult(*_run("svd", "svd", _UNSETTLED, x, full_matrices=bool(full_matrices)))
 
 
-def svdvals(x: Any, /) -> Any:
+def svdvals(x: ArrayLike, /) -> Array:
     """Return the singular values of matrices, the greatest first."""
     return _run("svdvals", "svdvals", _UNSETTLED, matrices("svdvals", x))[0]
 
@@ -358,7 +372,7 @@ def _triangle(name: str, UPLO: str) -> str:
 
 
 @checked
-def eigh(a: Any, UPLO: str = "L") -> EighResult:
+def eigh(a: ArrayLike, UPLO: str = "L") -> EighResult:
     """Return eigenvalues, rising, and eigenvectors of Hermitian matrices.
 
     Args:
@@ -377,17 +391,17 @@ def eigh(a: Any, UPLO: str = "L") -> EighResult:
 
 
 @checked
-def eigvalsh(a: Any, UPLO: str = "L") -> Any:
+def eigvalsh(a: ArrayLike, UPLO: str = "L") -> Array:
     """Return the eigenvalues of Hermitian matrices, rising."""
     x = matrices("eigvalsh", a, square=True)
     return _run("eigvalsh", "eigvalsh", _UNSETTLED, x, UPLO=_triangle("eigvalsh", UPLO))[0]
 
 
-def eig(a: Any) -> EigResult:
+def eig(a: ArrayLike) -> EigResult:
     """Return eigenvalues and eigenvectors of square matrices; always complex, as in JAX."""
     return EigResult(*_run("eig", "eig", _UNSETTLED, matrices("eig", a, square=True)))
 
 
-def eigvals(a: Any) -> Any:
+def eigvals(a: ArrayLike) -> Array:
     """Return the eigenvalues of square matrices; always complex, as in JAX."""
     return _run("eigvals", "eigvals", _UNSETTLED, matrices("eigvals", a, square=True))[0]

@@ -17,6 +17,7 @@ from meshard.ops.engine.promotion import common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.linalg.contract import contract
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import Block
@@ -49,7 +50,7 @@ def einsum(
     optimize: Any = "auto",
     preferred_element_type: DtypeLike = None,
     precision: Any = None,
-) -> Any:
+) -> Array:
     """Return the sum of products that Einstein's notation describes.
 
     Args:

@@ -35,6 +35,7 @@ from meshard.ops.reductions.reduce import sum as sum_
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 
 def _limit(x: Array, s: Any, rtol: Any) -> Any:
@@ -47,7 +48,7 @@ def _limit(x: Array, s: Any, rtol: Any) -> Any:
 
 
 @checked
-def pinv(a: Any, *, rtol: Any = None, hermitian: bool = False) -> Any:
+def pinv(a: ArrayLike, *, rtol: ArrayLike | None = None, hermitian: bool = False) -> Array:
     """Return the pseudo-inverses of matrices.
 
     Args:
@@ -71,7 +72,9 @@ def pinv(a: Any, *, rtol: Any = None, hermitian: bool = False) -> Any:
     return matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
 
 
-def matrix_rank(A: Any, tol: Any = None, *, rtol: Any = None) -> Any:
+def matrix_rank(
+    A: ArrayLike, tol: ArrayLike | None = None, *, rtol: ArrayLike | None = None
+) -> Array:
     """Return the ranks of matrices: how many singular values are not zero.
 
     Args:
@@ -100,7 +103,7 @@ def matrix_rank(A: Any, tol: Any = None, *, rtol: Any = None) -> Any:
 
 
 @checked
-def matrix_power(a: Any, n: int) -> Any:
+def matrix_power(a: ArrayLike, n: int) -> Array:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
     Computed by products, so that split dims are multiplied in place.
@@ -130,7 +133,9 @@ def matrix_power(a: Any, n: int) -> Any:
 
 
 @checked
-def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
+def lstsq(
+    a: ArrayLike, b: ArrayLike, rcond: float | None = None
+) -> tuple[Array, Array, Array, Array]:
     """Return the least-squares solution of ``a @ x = b``.
 
     Args:
@@ -170,7 +175,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 
 
 @checked
-def cond(x: Any, p: float | str | None = None) -> Any:
+def cond(x: ArrayLike, p: float | str | None = None) -> Array:
     """Return the condition numbers of matrices, by a norm; by the singular values by default."""
     value = matrices("cond", x)
     if p is None or p in (2, -2):
@@ -181,7 +186,7 @@ def cond(x: Any, p: float | str | None = None) -> Any:
 
 
 @checked
-def multi_dot(arrays: Sequence[Any]) -> Any:
+def multi_dot(arrays: Sequence[ArrayLike]) -> Array:
     """Return the product of two or more matrices, in the order that costs least.
 
     The first and the last may be vectors.
@@ -206,7 +211,7 @@ def multi_dot(arrays: Sequence[Any]) -> Any:
     return einsum(f"{','.join(terms)}->{ends}", *values)
 
 
-def outer(x1: Any, x2: Any, /) -> Any:
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """Return all products of elements of two arrays of one dim, as a matrix.
 
     Raises:
@@ -219,12 +224,12 @@ def outer(x1: Any, x2: Any, /) -> Any:
 
 
 @checked
-def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Array:
     """Return the diagonals of matrices, the last two dims; each device gives what it holds."""
     return matrix.diagonal(x, offset, -2, -1)
 
 
 @checked
-def trace(x: Any, /, *, offset: int = 0, dtype: DtypeLike = None) -> Any:
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DtypeLike = None) -> Array:
     """Return the sums of the diagonals of matrices, the last two dims."""
     return matrix.trace(x, offset, -2, -1, dtype)

@@ -18,9 +18,10 @@ from meshard.ops.linalg.decompose import svdvals
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 # diagonals
 
@@ -36,7 +37,7 @@ def _two_dims(name: str, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:
 
 
 @checked
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """Return the diagonal of two dims, as a last dim.
 
     Args:
@@ -63,7 +64,9 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 @checked
-def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None) -> Any:
+def trace(
+    a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None
+) -> Array:
     """Return the sum of the diagonal of two dims; takes what `diagonal` takes.
 
     >>> import meshard.numpy as mnp
@@ -91,7 +94,7 @@ register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law, alike
 
 
 @checked
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     """Return the cross products of vectors with three elements.
 
     Args:
@@ -136,7 +139,9 @@ def _law(x: Any) -> Any:
 
 
 @checked
-def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Any:
+def vector_norm(
+    x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2
+) -> Array:
     """Return the norm of vectors over dims, all by default.
 
     A split dim is reduced part by part.
@@ -174,7 +179,9 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
 
 
 @checked
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Any:
+def matrix_norm(
+    x: ArrayLike, /, *, keepdims: bool = False, ord: float | str | None = "fro"
+) -> Array:
     """Return the norms of matrices, the last two dims.
 
     Args:
@@ -209,7 +216,9 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = 
 
 
 @checked
-def norm(x: Any, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False) -> Any:
+def norm(
+    x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False
+) -> Array:
     """Return the norm of vectors or matrices, as ``numpy.linalg.norm``.
 
     Args:

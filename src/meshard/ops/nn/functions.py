@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from meshard.ops.reductions.reduce import where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 P = ParamSpec("P")
 Axis = int | tuple[int, ...] | None
@@ -70,25 +71,25 @@ def _float(x: Any) -> Any:
 
 
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")
-def relu(x: Any) -> Array:
+def relu(x: ArrayLike) -> Array:
     """Return the elements where they are positive, zero elsewhere."""
     return bind("maximum", as_array(x), 0)
 
 
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")
-def relu6(x: Any) -> Array:
+def relu6(x: ArrayLike) -> Array:
     """Return the elements limited to the interval from 0 to 6."""
     return bind("minimum", relu(x), 6.0)
 
 
 @_pointwise("[0.333, 0.5, 0.667, 0.833]")
-def hard_sigmoid(x: Any) -> Array:
+def hard_sigmoid(x: ArrayLike) -> Array:
     """Return relu6(x + 3) / 6."""
     return relu6(_float(x) + 3.0) / 6.0
 
 
 @_pointwise("[-0.333, 0.0, 0.667, 1.667]")
-def hard_silu(x: Any) -> Array:
+def hard_silu(x: ArrayLike) -> Array:
     """Return x times its hard sigmoid."""
     value = _float(x)
     return value * hard_sigmoid(value)
@@ -98,25 +99,26 @@ hard_swish = hard_silu
 
 
 @_pointwise("[-0.303, 0.0, 0.865, 1.944]")
-def mish(x: Any) -> Array:
+def mish(x: ArrayLike) -> Array:
     """Return x * tanh(softplus(x)) (Misra, 2019)."""
     value = _float(x)
     return value * bind("tanh", softplus(value))
 
 
 @_pointwise("[0.618, 1.0, 1.618, 2.414]", b="what is added to the square; a number, or an array.")
-def squareplus(x: Any, b: Any = 4) -> Array:
+def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Array:
     """Return (x + sqrt(x**2 + b)) / 2, with all digits where x is negative, too."""
     value = _float(x)
+    offset: Any = b
     number = isinstance(b, (int, float))
-    root = bind("hypot", value, float(np.sqrt(b)) if number else bind("sqrt", b))
+    root = bind("hypot", value, float(np.sqrt(offset)) if number else bind("sqrt", offset))
     below = value < 0
-    small = (b * 0.5) / bind("where", below, root - value, 1.0)
+    small = (offset * 0.5) / bind("where", below, root - value, 1.0)
     return bind("where", below, small, value * 0.5 + root * 0.5)
 
 
 @_pointwise("[0.0, 0.25, 1.0, 2.0]")
-def sparse_plus(x: Any) -> Array:
+def sparse_plus(x: ArrayLike) -> Array:
     """Return 0 up to -1, x from 1 on, and (x + 1)**2 / 4 between."""
     value = _float(x)
     between = bind("square", value + 1.0) / 4
@@ -124,13 +126,13 @@ def sparse_plus(x: Any) -> Array:
 
 
 @_pointwise("[0.0, 0.5, 1.0, 1.0]")
-def sparse_sigmoid(x: Any) -> Array:
+def sparse_sigmoid(x: ArrayLike) -> Array:
     """Return the line from 0 at -1 to 1 at 1, level outside."""
     return bind("minimum", bind("maximum", _float(x) + 1.0, 0.0), 2.0) * 0.5
 
 
 @_pointwise("[nan, -inf, -0.459, -0.145]")
-def log1mexp(x: Any) -> Array:
+def log1mexp(x: ArrayLike) -> Array:
     """Return log(1 - exp(-x)), without overflow."""
     value = _float(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # each half is kept where it is safe
@@ -140,50 +142,50 @@ def log1mexp(x: Any) -> Array:
 
 
 @_pointwise("[-1.0, 0.0, 1.0, 2.0]")
-def identity(x: Any) -> Array:
+def identity(x: ArrayLike) -> Array:
     """Return the array."""
     return as_array(x)
 
 
 @_pointwise("[-0.762, 0.0, 0.762, 0.964]")
-def tanh(x: Any) -> Array:
+def tanh(x: ArrayLike) -> Array:
     """Return the hyperbolic tangents."""
     return bind("tanh", as_array(x))
 
 
 @_pointwise("[-1.0, 0.0, 1.0, 1.0]")
-def hard_tanh(x: Any) -> Array:
+def hard_tanh(x: ArrayLike) -> Array:
     """Return the elements limited to the interval from -1 to 1."""
     return clip(x, -1, 1)
 
 
 @_pointwise("[0.269, 0.5, 0.731, 0.881]")
-def sigmoid(x: Any) -> Array:
+def sigmoid(x: ArrayLike) -> Array:
     """Return 1 / (1 + exp(-x))."""
     return bind("logistic", _float(x))
 
 
 @_pointwise("[-1.313, -0.693, -0.313, -0.127]")
-def log_sigmoid(x: Any) -> Array:
+def log_sigmoid(x: ArrayLike) -> Array:
     """Return the logarithm of the sigmoid, without overflow."""
     return -softplus(-_float(x))
 
 
 @_pointwise("[0.313, 0.693, 1.313, 2.127]")
-def softplus(x: Any) -> Array:
+def softplus(x: ArrayLike) -> Array:
     """Return log(1 + exp(x)), without overflow."""
     return bind("logaddexp", _float(x), 0.0)
 
 
 @_pointwise("[-0.5, 0.0, 0.5, 0.667]")
-def soft_sign(x: Any) -> Array:
+def soft_sign(x: ArrayLike) -> Array:
     """Return ``x / (1 + |x|)``."""
     value = _float(x)
     return value / (abs(value) + 1)
 
 
 @_pointwise("[-0.269, 0.0, 0.731, 1.762]")
-def silu(x: Any) -> Array:
+def silu(x: ArrayLike) -> Array:
     """Return x times its sigmoid."""
     value = _float(x)
     return value * sigmoid(value)
@@ -197,7 +199,7 @@ swish = silu
     approximate="by tanh; otherwise exactly.",
 )
 @checked
-def gelu(x: Any, approximate: bool = True) -> Array:
+def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     """Return the Gaussian error linear unit (Hendrycks and Gimpel, 2016)."""
     value = _float(x)
     if not approximate:
@@ -209,21 +211,21 @@ def gelu(x: Any, approximate: bool = True) -> Array:
 
 @_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
 @checked
-def elu(x: Any, alpha: float = 1.0) -> Array:
+def elu(x: ArrayLike, alpha: float = 1.0) -> Array:
     """Return x where positive, alpha * (exp(x) - 1) elsewhere."""
     value = _float(x)
     return bind("where", value > 0, value, bind("expm1", bind("minimum", value, 0.0)) * alpha)
 
 
 @_pointwise("[-1.111, 0.0, 1.051, 2.101]")
-def selu(x: Any) -> Array:
+def selu(x: ArrayLike) -> Array:
     """Return the scaled exponential linear unit (Klambauer et al., 2017)."""
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
 @_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
 @checked
-def celu(x: Any, alpha: float = 1.0) -> Array:
+def celu(x: ArrayLike, alpha: float = 1.0) -> Array:
     """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
     value = _float(x)
     return relu(value) + bind(
@@ -233,14 +235,14 @@ def celu(x: Any, alpha: float = 1.0) -> Array:
 
 @_pointwise("[-0.01, 0.0, 1.0, 2.0]", negative_slope="the slope where ``x`` is negative.")
 @checked
-def leaky_relu(x: Any, negative_slope: float = 0.01) -> Array:
+def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Array:
     """Return x where it is not negative, x times a slope elsewhere."""
     value = _float(x)
     return bind("where", value >= 0, value, value * negative_slope)
 
 
 @checked
-def glu(x: Any, axis: int = -1) -> Array:
+def glu(x: ArrayLike, axis: int = -1) -> Array:
     """Return the first half along a dim times the sigmoid of the second.
 
     Args:
@@ -265,7 +267,7 @@ def glu(x: Any, axis: int = -1) -> Array:
 
 
 @checked
-def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Array:
     """Return exp(x) divided by its sum over dims, without overflow.
 
     Of a split dim each device computes its own part; only sums and maxima move.
@@ -308,7 +310,7 @@ def _masked(value: Any, axis: Axis, where: Any) -> tuple[Any, Any]:
 
 
 @checked
-def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+def log_softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Array:
     """Return the logarithm of the softmax, without overflow.
 
     Args:
@@ -340,15 +342,34 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
     return shifted - bind("log", bind("where", total == 0, 1.0, total))
 
 
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: Literal[False] = False,
+    where: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    *,
+    return_sign: Literal[True],
+    where: ArrayLike | None = None,
+) -> tuple[Array, Array]: ...
 @checked
 def logsumexp(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
-    b: Any = None,
+    b: ArrayLike | None = None,
     keepdims: bool = False,
     return_sign: bool = False,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array | tuple[Array, Array]:
     """Return the logarithm of the sum of exponentials, without overflow.
 
     Args:
@@ -400,7 +421,9 @@ def logsumexp(
 
 
 @checked
-def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Array:
+def logmeanexp(
+    x: ArrayLike, axis: Axis = None, where: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """Return the logarithm of the mean of exponentials, without overflow.
 
     Args:
@@ -433,7 +456,11 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
 
 @checked
 def standardize(
-    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
+    x: ArrayLike,
+    axis: Axis = -1,
+    mean: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+    epsilon: float = 1e-5,
 ) -> Array:
     """Return the array minus its mean, divided by its standard deviation over dims.
 
@@ -466,7 +493,7 @@ def standardize(
 
 
 @checked
-def one_hot(x: Any, num_classes: int, *, dtype: DtypeLike = None, axis: int = -1) -> Array:
+def one_hot(x: ArrayLike, num_classes: int, *, dtype: DtypeLike = None, axis: int = -1) -> Array:
     """Return for each integer a row of zeros with a one at its place.
 
     Args:

@@ -45,7 +45,7 @@ from meshard.ops.reductions.sort import argsort, searchsorted
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import KEY, dtype_name
+from meshard.runtime.types import KEY, ArrayLike, DeviceLike, ShapeLike, dtype_name
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -77,7 +77,12 @@ def _count(what: str, name: str, given: Any, values: Any) -> int:
 
 @checked
 def permutation(
-    key: Any, x: Any, axis: int = 0, independent: bool = False, *, out_sharding: Any = None
+    key: ArrayLike,
+    x: ArrayLike,
+    axis: int = 0,
+    independent: bool = False,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> Array:
     """Shuffle an array along a dim, or the numbers up to one; all orders are equally likely.
 
@@ -120,11 +125,11 @@ def permutation(
 
 @checked
 def choice(
-    key: Any,
-    a: Any,
-    shape: Any = (),
+    key: ArrayLike,
+    a: ArrayLike,
+    shape: ShapeLike = (),
     replace: bool = True,
-    p: Any = None,
+    p: ArrayLike | None = None,
     axis: int = 0,
     mode: str | None = None,
 ) -> Array:
@@ -199,14 +204,14 @@ elementwise_row("chance_score", lambda u, p: np.log(p) - np.log(-np.log(u)), 2)
 
 @checked
 def categorical(
-    key: Any,
-    logits: Any,
+    key: ArrayLike,
+    logits: ArrayLike,
     axis: int = -1,
-    shape: Any = None,
+    shape: ShapeLike | None = None,
     replace: bool = True,
     mode: str | None = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> Array:
     """Draw categories by the logarithms of their probabilities, which need not sum to 1.
 
@@ -325,7 +330,13 @@ def _multinomial(request: Request, n: Any, p: Any) -> Any:
     _multinomial,
 )
 def multinomial(
-    key: Any, n: Any, p: Any, *, shape: Any = None, dtype: DtypeLike = None, unroll: int | bool = 1
+    key: ArrayLike,
+    n: ArrayLike,
+    p: ArrayLike,
+    *,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    unroll: int | bool = 1,
 ) -> None:
     """Draw how often each of some outcomes comes up in ``n`` tries."""
 
@@ -374,14 +385,14 @@ def _multivariate_normal(request: Request, mean: Any, cov: Any, method: str) -> 
     accept=_gaussian,
 )
 def multivariate_normal(
-    key: Any,
-    mean: Any,
-    cov: Any,
-    shape: Any = None,
+    key: ArrayLike,
+    mean: ArrayLike,
+    cov: ArrayLike,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     method: str = "cholesky",
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw vectors of normal numbers with a mean and a covariance.
 
@@ -422,12 +433,12 @@ def _orthogonal(request: Request, n: int, m: int | None) -> Any:
     _side,
 )
 def orthogonal(
-    key: Any,
-    n: Any,
-    shape: Any = (),
+    key: ArrayLike,
+    n: ArrayLike,
+    shape: ShapeLike = (),
     dtype: DtypeLike = None,
-    m: Any = None,
+    m: ArrayLike | None = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw orthogonal matrices, or unitary ones, all equally likely."""

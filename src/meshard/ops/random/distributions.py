@@ -30,7 +30,7 @@ from meshard.ops.random.table import (
     to_dtype,
 )
 from meshard.ops.random.tiles import Request
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, DeviceLike, ShapeLike
 
 _TABLE = 1 << 12
 """The mean up to which one table of a distribution function serves all elements."""
@@ -56,46 +56,68 @@ def _length(*u: Any) -> Any:
 
 
 @Distribution(Formula(lambda u: np.tan(np.pi * (u - 0.5))))
-def cauchy(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None) -> None:
+def cauchy(
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
+) -> None:
     """Draw from the Cauchy distribution."""
 
 
 @Distribution(Formula(lambda u: -np.log(-np.log(u))))
 def gumbel(
-    key: Any,
-    shape: Any = (),
+    key: ArrayLike,
+    shape: ShapeLike = (),
     dtype: DtypeLike = None,
     mode: str | None = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Gumbel distribution of scale 1."""
 
 
 @Distribution(Formula(lambda u: np.where(u < 0.5, np.log(2 * u), -np.log(2 * (1 - u)))))
 def laplace(
-    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Laplace distribution of scale 1."""
 
 
 @Distribution(Formula(lambda u: np.log(u) - np.log1p(-u)))
 def logistic(
-    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the logistic distribution of scale 1."""
 
 
 @Distribution(Formula(_length, uniforms=3))
 def maxwell(
-    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Maxwell distribution of scale 1."""
 
 
 @Distribution(Formula(lambda u: np.where(u < 0.5, -1.0, 1.0)), dtypes=SIGNED)
 def rademacher(
-    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw -1 and 1, equally likely."""
 
@@ -109,7 +131,12 @@ def rademacher(
     "2.0",
 )
 def pareto(
-    key: Any, b: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    b: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Pareto distribution of shape ``b``."""
 
@@ -120,7 +147,12 @@ def pareto(
     "2.0",
 )
 def rayleigh(
-    key: Any, scale: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    scale: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Rayleigh distribution."""
 
@@ -134,7 +166,12 @@ def _wald(u: Any, v: Any, mean: Any) -> Any:
 
 @Distribution(Formula(_wald, uniforms=2), {"mean": "the mean, a number or array"}, "2.0")
 def wald(
-    key: Any, mean: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    mean: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Wald (inverse Gaussian) distribution of scale 1."""
 
@@ -151,12 +188,12 @@ def _complex_lognormal(request: Request, sigma: Any) -> Any:
     sample=_complex_lognormal,
 )
 def lognormal(
-    key: Any,
-    sigma: Any = 1.0,
-    shape: Any = None,
+    key: ArrayLike,
+    sigma: ArrayLike = 1.0,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw exponentials of ``sigma`` times normal numbers."""
 
@@ -178,14 +215,14 @@ def _triangular(u: Any, left: Any, mode: Any, right: Any) -> Any:
     "0.0, 1.0, 3.0",
 )
 def triangular(
-    key: Any,
-    left: Any,
-    mode: Any,
-    right: Any,
-    shape: Any = None,
+    key: ArrayLike,
+    left: ArrayLike,
+    mode: ArrayLike,
+    right: ArrayLike,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the distribution whose density is a triangle with its top at ``mode``."""
 
@@ -206,7 +243,7 @@ def _double_sided(u: Any, v: Any, w: Any, side: Any, loc: Any, scale: Any) -> An
     shapes=ShapeLaw("the dims of the result that come before those of the parameters", _before),
 )
 def double_sided_maxwell(
-    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: DtypeLike = None
+    key: ArrayLike, loc: ArrayLike, scale: ArrayLike, shape: ShapeLike = (), dtype: DtypeLike = None
 ) -> None:
     """Draw Maxwell numbers of either sign, scaled and moved."""
 
@@ -230,7 +267,11 @@ def _weibull(u: Any, scale: Any, concentration: Any) -> Any:
     shapes=ShapeLaw("what broadcasts with the parameters to the result's shape", _together),
 )
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: DtypeLike = None
+    key: ArrayLike,
+    scale: ArrayLike,
+    concentration: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
 ) -> None:
     """Draw from the Weibull distribution."""
 
@@ -273,13 +314,13 @@ def _rounded(value: Any, dtype: Dtype, way: float) -> Block:
     "-1.0, 1.0",
 )
 def truncated_normal(
-    key: Any,
-    lower: Any,
-    upper: Any,
-    shape: Any = None,
+    key: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw normal numbers between two bounds."""
 
@@ -392,7 +433,12 @@ elementwise_row("binomial_share", _binomial, 3)
     accept=_probability,
 )
 def bernoulli(
-    key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low", *, out_sharding: Any = None
+    key: ArrayLike,
+    p: ArrayLike = 0.5,
+    shape: ShapeLike | None = None,
+    mode: str = "low",
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw bools that are True with probability ``p``."""
 
@@ -404,7 +450,12 @@ def bernoulli(
     dtypes=INTEGER,
 )
 def poisson(
-    key: Any, lam: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    lam: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Poisson distribution of mean ``lam``."""
 
@@ -416,7 +467,12 @@ def poisson(
     dtypes=INTEGER,
 )
 def geometric(
-    key: Any, p: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    p: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw the number of tries up to the first success."""
 
@@ -429,5 +485,11 @@ def geometric(
     },
     "10, 0.2, (8,)",
 )
-def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: DtypeLike = None) -> None:
+def binomial(
+    key: ArrayLike,
+    n: ArrayLike,
+    p: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+) -> None:
     """Draw the number of successes in ``n`` tries, as floats."""

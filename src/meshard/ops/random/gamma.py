@@ -38,7 +38,7 @@ from meshard.ops.random.tiles import Draw, Request, asked_dtype, tiling
 from meshard.ops.reductions.reduce import sum as total
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_sharding, placed
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, DeviceLike, ShapeLike
 
 _FLOAT64 = np.dtype(np.float64)
 _GAMMA = 1 << 32
@@ -135,7 +135,12 @@ _FREEDOM = "the degrees of freedom, a number or array"
 
 @Distribution(None, {"a": _SHAPE}, "2.5", sample=_gamma)
 def gamma(
-    key: Any, a: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    a: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the gamma distribution of shape ``a`` and scale 1."""
 
@@ -146,7 +151,12 @@ def _loggamma(request: Request, a: Any) -> Any:
 
 @Distribution(None, {"a": _SHAPE}, "0.001", sample=_loggamma)
 def loggamma(
-    key: Any, a: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    a: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw logarithms of what `gamma` draws, exact for small ``a`` too, where that is 0."""
 
@@ -167,13 +177,13 @@ def _beta(request: Request, a: Any, b: Any) -> Any:
     sample=_beta,
 )
 def beta(
-    key: Any,
-    a: Any,
-    b: Any,
-    shape: Any = None,
+    key: ArrayLike,
+    a: ArrayLike,
+    b: ArrayLike,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the beta distribution."""
 
@@ -184,7 +194,12 @@ def _chisquare(request: Request, df: Any) -> Any:
 
 @Distribution(None, {"df": _FREEDOM}, "3", sample=_chisquare)
 def chisquare(
-    key: Any, df: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    df: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the chi-square distribution of ``df`` degrees of freedom."""
 
@@ -199,13 +214,13 @@ def _f(request: Request, dfnum: Any, dfden: Any) -> Any:
     None, {"dfnum": f"{_FREEDOM}, above", "dfden": "those below, likewise"}, "3, 4", sample=_f
 )
 def f(
-    key: Any,
-    dfnum: Any,
-    dfden: Any,
-    shape: Any = None,
+    key: ArrayLike,
+    dfnum: ArrayLike,
+    dfden: ArrayLike,
+    shape: ShapeLike | None = None,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the F distribution of ``dfnum`` and ``dfden`` degrees of freedom."""
 
@@ -219,7 +234,12 @@ def _t(request: Request, df: Any) -> Any:
 
 @Distribution(None, {"df": _FREEDOM}, "3", sample=_t)
 def t(
-    key: Any, df: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    df: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from Student's t distribution of ``df`` degrees of freedom."""
 
@@ -235,7 +255,12 @@ def _generalized(work: Request, p: Any) -> Any:
 
 @Distribution(None, {"p": "the power, a number or array"}, "3.0", sample=_generalized_normal)
 def generalized_normal(
-    key: Any, p: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    p: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the distribution whose density falls as ``exp(-abs(x) ** p)``."""
 
@@ -266,7 +291,12 @@ def _dirichlet(request: Request, alpha: Any) -> Any:
     sample=_dirichlet,
 )
 def dirichlet(
-    key: Any, alpha: Any, shape: Any = None, dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    alpha: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the Dirichlet distribution; the last dim of the result sums to 1."""
 
@@ -305,12 +335,12 @@ def _ball(request: Request, d: int, p: Any) -> Any:
     accept=_ball_parameter,
 )
 def ball(
-    key: Any,
-    d: Any,
-    p: Any = 2,
-    shape: Any = (),
+    key: ArrayLike,
+    d: ArrayLike,
+    p: ArrayLike = 2,
+    shape: ShapeLike = (),
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw points of the unit ball of the p-norm, all equally likely."""

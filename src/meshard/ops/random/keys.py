@@ -34,7 +34,7 @@ from meshard.runtime.array.fetch import gathered
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import KEY, Block, dtype_name
+from meshard.runtime.types import KEY, ArrayLike, Block, ShapeLike, dtype_name
 from meshard.runtime.world import here
 
 DOMAINS: Mapping[str, int] = {
@@ -155,7 +155,7 @@ def _check_seed(shape: tuple[int, ...], dtype: Dtype, what: str) -> None:
         )
 
 
-def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
+def PRNGKey(seed: ArrayLike, *, impl: Any = None) -> Array:
     """Make a plain key: an ordinary uint32 array of shape (2,), the seed's high word first.
 
     Args:
@@ -174,7 +174,7 @@ def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
     return found
 
 
-def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Array:
+def key(seed: ArrayLike, *, impl: Any = None, dtype: Any = None) -> Array:
     """Make a typed key, an array without dims whose dtype says that it is a key.
 
     Args:
@@ -210,7 +210,7 @@ def key_dtype(impl: Any = None) -> Dtype:
     return KEY
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Array:
+def wrap_key_data(key_bits_array: ArrayLike, *, impl: Any = None, dtype: Any = None) -> Array:
     """Make typed keys of pairs of uint32.
 
     Args:
@@ -231,7 +231,7 @@ def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -
     return _made("random_wrap", x)
 
 
-def key_data(keys: Any) -> Array:
+def key_data(keys: ArrayLike) -> Array:
     """Return the pairs of uint32 that keys are made of, in a new last dim.
 
     Args:
@@ -247,7 +247,7 @@ def key_data(keys: Any) -> Array:
     return _made("random_unwrap", x) if x.dtype == KEY else x
 
 
-def key_impl(keys: Any) -> str:
+def key_impl(keys: ArrayLike) -> str:
     """Return the name of the keys' generator.
 
     Args:
@@ -263,7 +263,7 @@ def key_impl(keys: Any) -> str:
     return _IMPLS[1]
 
 
-def clone(key: Any) -> Array:
+def clone(key: ArrayLike) -> Array:
     """Return the same keys, as a sign that using them again is meant.
 
     Args:
@@ -402,7 +402,7 @@ _row("random_wrap", "... !words -> ...", _wrap, KEY)
 _row("random_unwrap", lambda *_: ("... -> ... words", _TWO), lambda x: x["prng"], _UINT32, "view")
 
 
-def split(key: Any, num: Any = 2) -> Array:
+def split(key: ArrayLike, num: ShapeLike = 2) -> Array:
     """Make new keys from one; child ``i`` depends on the key and ``i`` alone.
 
     Args:
@@ -424,7 +424,7 @@ def split(key: Any, num: Any = 2) -> Array:
     return _made("random_split", x, shape=shape_of(num, "split"))
 
 
-def fold_in(key: Any, data: Any) -> Array:
+def fold_in(key: ArrayLike, data: ArrayLike) -> Array:
     """Make a new key from one and a number, such as a step or a device's position.
 
     Args:

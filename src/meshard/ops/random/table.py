@@ -29,6 +29,7 @@ from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.dtypes import as_dtype, is_float
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.row import Dtype, Op, register
+from meshard.ops.random.keys import DOMAINS
 from meshard.ops.random.tiles import (
     Draw,
     Request,
@@ -215,6 +216,7 @@ class Formula:
 
     def register(self, name: str, parameters: int) -> None:
         """Add the sampler, and the row for parameters that are arrays."""
+        assert name in DOMAINS, f"{name}: give it a number, at the end of ops/random/keys.DOMAINS"
         function, count, cast = self.function, self.uniforms, self.cast
 
         def sampler(draw: Draw, out: Block, *constants: float) -> None:

@@ -29,7 +29,7 @@ from meshard.ops.random.tiles import Draw, Request, asked_dtype, refuse_place, r
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.types import ArrayLike, Block, DeviceLike, ShapeLike, dtype_name
 
 _WORD = 1 << 64
 _LOW = np.uint64(0xFFFFFFFF)
@@ -83,7 +83,13 @@ elementwise_row("scaled", _scaled, 3)
 
 
 @Distribution(dtypes=UNSIGNED)
-def bits(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None) -> None:
+def bits(
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
+) -> None:
     """Draw random bits as unsigned integers."""
 
 
@@ -95,13 +101,13 @@ def bits(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: An
     sample=_stretched,
 )
 def uniform(
-    key: Any,
-    shape: Any = (),
+    key: ArrayLike,
+    shape: ShapeLike = (),
     dtype: DtypeLike = None,
-    minval: Any = 0.0,
-    maxval: Any = 1.0,
+    minval: ArrayLike = 0.0,
+    maxval: ArrayLike = 1.0,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw numbers from ``minval`` to before ``maxval``, all equally likely."""
 
@@ -171,7 +177,13 @@ register_sampler("exponential", _fill_exponential)
 
 
 @Distribution(dtypes=FLOAT_OR_COMPLEX)
-def normal(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None) -> None:
+def normal(
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
+) -> None:
     """Draw from the normal distribution of mean 0 and variance 1.
 
     With a complex dtype, the real and the imaginary part have a variance of 1/2 each.
@@ -180,7 +192,11 @@ def normal(key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: 
 
 @Distribution()
 def exponential(
-    key: Any, shape: Any = (), dtype: DtypeLike = None, *, out_sharding: Any = None
+    key: ArrayLike,
+    shape: ShapeLike = (),
+    dtype: DtypeLike = None,
+    *,
+    out_sharding: DeviceLike = None,
 ) -> None:
     """Draw from the exponential distribution of mean 1."""
 
@@ -251,13 +267,13 @@ def _bound(name: str, given: Any) -> Any:
 
 @checked
 def randint(
-    key: Any,
-    shape: Any,
-    minval: Any,
-    maxval: Any,
+    key: ArrayLike,
+    shape: ShapeLike,
+    minval: ArrayLike,
+    maxval: ArrayLike,
     dtype: DtypeLike = None,
     *,
-    out_sharding: Any = None,
+    out_sharding: DeviceLike = None,
 ) -> Array:
     """Draw integers from ``minval`` to before ``maxval``, all equally likely.
 

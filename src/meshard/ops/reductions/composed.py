@@ -23,7 +23,7 @@ from meshard.ops.reductions.reduce import all as all_
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _plain(x: Any) -> Any:
@@ -70,7 +70,9 @@ register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 
 
 @checked
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+def isclose(
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
     """Return where two arrays are equal but for ``atol + rtol * abs(b)``.
 
     Args:
@@ -89,8 +91,8 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
 
 @checked
 def allclose(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
     """Return whether two arrays are close everywhere, as by `isclose`: an array without dims.
 
     >>> import meshard.numpy as mnp
@@ -101,7 +103,7 @@ def allclose(
 
 
 @checked
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
     """Return whether two arrays have one shape and equal elements: an array without dims.
 
     >>> import meshard.numpy as mnp
@@ -118,7 +120,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     return all_(same)
 
 
-def array_equiv(a1: Any, a2: Any) -> Any:
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Array:
     """Return whether two arrays broadcast against each other and then are equal."""
     x, y = as_array(a1), as_array(a2)
     try:
@@ -130,12 +132,12 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 
 @checked
 def nan_to_num(
-    x: Any,
+    x: ArrayLike,
     copy: bool = True,
     nan: float = 0.0,
     posinf: float | None = None,
     neginf: float | None = None,
-) -> Any:
+) -> Array:
     """Return the array with NaN as zero and infinities as the greatest and the least number.
 
     Args:
@@ -159,22 +161,22 @@ def nan_to_num(
 # kinds of numbers
 
 
-def iscomplexobj(x: Any) -> bool:
+def iscomplexobj(x: ArrayLike) -> bool:
     """Return whether the dtype is complex."""
     return bool(as_array(x).dtype.kind == "c")
 
 
-def isrealobj(x: Any) -> bool:
+def isrealobj(x: ArrayLike) -> bool:
     """Return whether the dtype is not complex."""
     return not iscomplexobj(x)
 
 
-def isreal(x: Any) -> Any:
+def isreal(x: ArrayLike) -> Array:
     """Return where the imaginary part is zero."""
     return bind("equal", bind("imag", as_array(x)), 0)
 
 
-def iscomplex(x: Any) -> Any:
+def iscomplex(x: ArrayLike) -> Array:
     """Return where the imaginary part is not zero."""
     return bind("not_equal", bind("imag", as_array(x)), 0)
 
@@ -187,18 +189,18 @@ def _ordered(name: str, x: Any) -> Any:
     return found
 
 
-def isposinf(x: Any, /) -> Any:
+def isposinf(x: ArrayLike, /) -> Array:
     """Return where the elements are positive infinity."""
     return bind("equal", _ordered("isposinf", x), float("inf"))
 
 
-def isneginf(x: Any, /) -> Any:
+def isneginf(x: ArrayLike, /) -> Array:
     """Return where the elements are negative infinity."""
     return bind("equal", _ordered("isneginf", x), float("-inf"))
 
 
 @checked
-def angle(z: Any, deg: bool = False) -> Any:
+def angle(z: ArrayLike, deg: bool = False) -> Array:
     """Return the angles of complex numbers, in radians or degrees."""
     x = as_array(z)
     found = bind("arctan2", bind("imag", x), bind("real", x))
@@ -209,7 +211,9 @@ def angle(z: Any, deg: bool = False) -> Any:
 
 
 @checked
-def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+def select(
+    condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = 0
+) -> Array:
     """Return for each element the choice of the first condition that is true.
 
     Raises:
@@ -225,14 +229,14 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
             f"select: {len(condlist)} conditions and {len(choicelist)} choices; give one "
             "choice per condition, and at least one."
         )
-    found = default
+    found: Any = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
         found = bind("where", condition, choice, found)
     return found
 
 
 @checked
-def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
+def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> Array:
     """Return for each element the element of the choice that its number names.
 
     Args:
@@ -275,7 +279,7 @@ def choose(a: Any, choices: Sequence[Any], mode: str = "raise") -> Any:
 # polynomials, lines, products
 
 
-def polyval(p: Any, x: Any) -> Any:
+def polyval(p: ArrayLike, x: ArrayLike) -> Array:
     """Return the values of a polynomial, given by its coefficients, the highest power first.
 
     >>> import meshard.numpy as mnp
@@ -295,13 +299,13 @@ def polyval(p: Any, x: Any) -> Any:
 
 @checked(period="Bring the points into one period with remainder(x, period) first.")
 def interp(
-    x: Any,
-    xp: Any,
-    fp: Any,
+    x: ArrayLike,
+    xp: ArrayLike,
+    fp: ArrayLike,
     left: float | None = None,
     right: float | None = None,
     period: None = None,
-) -> Any:
+) -> Array:
     """Return values between points joined by lines; laid out like ``x``.
 
     The points are looked up by every device, so that they are made whole on each.
@@ -335,7 +339,7 @@ def interp(
     return found.astype(common_dtype("interp", (at.dtype, law)), copy=False)
 
 
-def kron(a: Any, b: Any) -> Any:
+def kron(a: ArrayLike, b: ArrayLike) -> Array:
     """Return the Kronecker product: each element of ``a`` times the whole of ``b``.
 
     >>> import meshard.numpy as mnp

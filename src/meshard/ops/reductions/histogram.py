@@ -20,9 +20,10 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _bins_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -58,8 +59,11 @@ register(Op("bincount", _bins_rule, _counts, dtypes=_bins_law, partial=Partial(n
 
 @checked
 def histogram_bin_edges(
-    a: Any, bins: Any = 10, range: Sequence[float] | None = None, weights: Any = None
-) -> Any:
+    a: ArrayLike,
+    bins: ArrayLike = 10,
+    range: Sequence[float] | None = None,
+    weights: ArrayLike | None = None,
+) -> Array:
     """Return the edges of bins that cover an array: a number of equal ones, or those given.
 
     Raises:
@@ -129,12 +133,12 @@ def _host_bins(name: str, bins: Any) -> Any:
 
 @checked
 def histogram(
-    a: Any,
-    bins: Any = 10,
+    a: ArrayLike,
+    bins: ArrayLike = 10,
     range: Sequence[float] | None = None,
     density: bool = False,
-    weights: Any = None,
-) -> tuple[Any, Any]:
+    weights: ArrayLike | None = None,
+) -> tuple[Array, Array]:
     """Return how many elements fall into each bin, and the bins' edges.
 
     Each device counts its own elements; the counts, which are few, are added.
@@ -177,7 +181,9 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
 
 
 @checked
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
+def bincount(
+    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
+) -> Array:
     """Return how often each non-negative integer occurs in an array.
 
     Args:

@@ -16,6 +16,7 @@ from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 
 
 def _count(x: Array, dims: Sequence[int]) -> int:
@@ -31,8 +32,13 @@ def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str)
 
 @checked
 def mean(
-    a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DtypeLike = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the mean over dims, all by default; of integers in the default float.
 
     Args:
@@ -57,15 +63,15 @@ def mean(
 
 @checked
 def var(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
     correction: float | None = None,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
 
     ``correction`` is the Array API standard's name of ``ddof``; ``where`` says which elements take
@@ -88,15 +94,15 @@ def var(
 
 @checked
 def std(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
     correction: float | None = None,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the standard deviation over dims, all by default; takes what `var` takes."""
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "std")
@@ -104,7 +110,9 @@ def std(
 
 
 @checked
-def average(a: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Any:
+def average(
+    a: ArrayLike, axis: Axis = None, weights: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """Return the mean over dims, all by default.
 
     Args:

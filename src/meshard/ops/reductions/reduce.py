@@ -19,9 +19,10 @@ from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtyp
 from meshard.ops.engine.promotion import BYTES
 from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.ops.reductions import short_argmax as narrow
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
@@ -267,14 +268,14 @@ def _started(row: str, found: Any, initial: Any) -> Any:
 
 @checked
 def sum(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the sum over dims, all by default.
 
     Floats shorter than 32 bits are accumulated in float32. A split dim is summed part by part and
@@ -303,14 +304,14 @@ def sum(
 
 @checked
 def prod(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
     keepdims: bool = False,
     *,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the product over dims, all by default; takes what `sum` takes."""
     wanted = None if dtype is None else as_dtype(dtype)
     x = masked(as_array(a), where, 1, "prod")
@@ -343,8 +344,13 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
 
 @checked
 def max(
-    a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    keepdims: bool = False,
+    *,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the maximum over dims, all by default; NaN where an element is.
 
     Args:
@@ -367,8 +373,13 @@ def max(
 
 @checked
 def min(
-    a: Any, axis: Axis = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    keepdims: bool = False,
+    *,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """Return the minimum over dims, all by default; NaN where an element is.
 
     Takes what `max` takes.
@@ -377,26 +388,30 @@ def min(
 
 
 @checked
-def ptp(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return maximum less minimum over dims."""
     x = _not_empty(a, axis, "ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
 
 @checked
-def any(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
+def any(
+    a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
+) -> Array:
     """Return whether any element is true over dims, all by default; of those ``where`` says."""
     return _reduce("any", masked(as_array(a), where, 0, "any"), axis, keepdims)
 
 
 @checked
-def all(a: Any, axis: Axis = None, keepdims: bool = False, *, where: Any = None) -> Any:
+def all(
+    a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
+) -> Array:
     """Return whether all elements are true over dims, all by default; of those ``where`` says."""
     return _reduce("all", masked(as_array(a), where, 1, "all"), axis, keepdims)
 
 
 @checked
-def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the number of elements that are not zero over dims."""
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "count_nonzero")
@@ -413,7 +428,7 @@ def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
 
 
 @checked
-def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return the position of the first maximum along a dim; without one, in the flat array.
 
     >>> import meshard.numpy as mnp
@@ -424,6 +439,6 @@ def argmax(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
 
 
 @checked
-def argmin(a: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+def argmin(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return the position of the first minimum along a dim; without one, in the flat array."""
     return _positions("argmin", a, axis, keepdims)

@@ -18,7 +18,6 @@ import numpy as np
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_to, ravel, reshape
-from meshard.ops.array.update import at
 from meshard.ops.engine.arguments import DtypeLike, checked
 from meshard.ops.engine.dims import normalised_axes
 from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_whole
@@ -27,9 +26,10 @@ from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, RuleText,
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.at import At
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.tuning import SHIFTED_TOTALS
 
 _UFUNCS: dict[str, np.ufunc] = {
@@ -128,7 +128,7 @@ def _summed(x: Array, dtype: Any) -> Dtype:
 
 
 @checked
-def cumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running sums along a dim, or in the flat array.
 
     Along a split dim each device sums its own block; of each block only the total moves. The
@@ -152,7 +152,7 @@ def cumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
 
 
 @checked
-def cumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def cumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running products along a dim, or in the flat array; laid out as by `cumsum`.
 
     >>> import meshard.numpy as mnp
@@ -183,13 +183,13 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
 
 
 @checked
-def nancumsum(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running sums, NaN counted as zero."""
     return cumsum(_without_nan(a, 0), axis, dtype)
 
 
 @checked
-def nancumprod(a: Any, axis: int | None = None, dtype: DtypeLike = None) -> Any:
+def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
     """Return the running products, NaN counted as one."""
     return cumprod(_without_nan(a, 1), axis, dtype)
 
@@ -219,13 +219,18 @@ def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, include_initial
         return found
     dim = axis % value.ndim
     longer = bind("pad_zeros", found, dims=((dim, (1, 0)),))
-    return longer if not first else at(longer)[(*(slice(None),) * dim, slice(0, 1))].set(first)
+    return longer if not first else At(longer)[(*(slice(None),) * dim, slice(0, 1))].set(first)
 
 
 @checked
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike = None,
+    include_initial: bool = False,
+) -> Array:
     """Return the running sums along a dim, as the Array API standard has it.
 
     Args:
@@ -246,8 +251,13 @@ def cumulative_sum(
 
 @checked
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: DtypeLike = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike = None,
+    include_initial: bool = False,
+) -> Array:
     """Return the running products along a dim, as the Array API standard has it.
 
     Takes what `cumulative_sum` takes; the initial value is a one.
@@ -263,7 +273,13 @@ def cumulative_prod(
 
 
 @checked
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff(
+    a: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Array:
     """Return the differences between neighbours along a dim; only elements at edges move.
 
     Args:
@@ -304,7 +320,9 @@ def _end(x: Array, value: Any, dim: int) -> Any:
     return broadcast_to(end, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+def ediff1d(
+    ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None
+) -> Array:
     """Return the differences between neighbours of the flat array, between two given ends."""
     x = diff(ravel(as_array(ary)))
     parts = [to_begin, x, to_end]
@@ -313,7 +331,9 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 
 @checked
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+def trapezoid(
+    y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1
+) -> Array:
     """Return the integral along a dim by the trapezoidal rule.
 
     Args:

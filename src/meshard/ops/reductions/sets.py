@@ -7,7 +7,7 @@ The results' shapes depend on the values; each piece stays where the sort has br
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -26,32 +26,33 @@ from meshard.ops.engine.dtypes import is_whole
 from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.ops.reductions.scan import cumsum
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 
 class UniqueAllResult(NamedTuple):
     """What `unique_all` returns."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCountsResult(NamedTuple):
     """What `unique_counts` returns."""
 
-    values: Any
-    counts: Any
+    values: Array
+    counts: Array
 
 
 class UniqueInverseResult(NamedTuple):
     """What `unique_inverse` returns."""
 
-    values: Any
-    inverse_indices: Any
+    values: Array
+    inverse_indices: Array
 
 
 class _Wanted(NamedTuple):
@@ -134,9 +135,22 @@ def _first_of(
     return found, own, take(order, at, mode="clip"), places
 
 
-@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+@overload
 def unique(
-    ar: Any,
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array: ...
+@overload
+def unique(
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -144,7 +158,20 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array | tuple[Array, ...]: ...
+@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
     """Return the distinct elements of the flat array, sorted.
@@ -179,7 +206,9 @@ def unique(
 
 
 @checked
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+def unique_values(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
     ``size`` and ``fill_value`` mean what they do to `unique`.
@@ -193,7 +222,7 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
 
 @checked
 def unique_counts(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
     """Return the distinct elements of the flat array, and how often each occurs there."""
     found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
@@ -202,7 +231,7 @@ def unique_counts(
 
 @checked
 def unique_inverse(
-    x: Any, /, *, size: int | None = None, fill_value: Any = None
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverseResult:
     """Return the distinct elements, and each element's place among them, in the array's shape."""
     found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
@@ -210,7 +239,9 @@ def unique_inverse(
 
 
 @checked
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAllResult:
     """Return the distinct elements, where each first occurs, each element's place, and counts.
 
     >>> import meshard.numpy as mnp
@@ -245,13 +276,13 @@ register(
 
 @checked
 def isin(
-    element: Any,
-    test_elements: Any,
+    element: ArrayLike,
+    test_elements: ArrayLike,
     assume_unique: bool = False,
     invert: bool = False,
     *,
     kind: str | None = None,
-) -> Any:
+) -> Array:
     """Return where the elements are among the test elements; laid out like the elements.
 
     Args:
@@ -291,7 +322,9 @@ def _sized_set(values: Any, chosen: Any, size: int, fill_value: Any) -> Any:
 
 
 @checked
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def union1d(
+    ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the distinct elements that are in either array, sorted.
 
     Args:
@@ -309,13 +342,13 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 @checked
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
     x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
@@ -326,13 +359,13 @@ def intersect1d(
 
 @checked
 def setdiff1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements of the first array that are not in the second, sorted.
 
     Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
@@ -347,13 +380,13 @@ def setdiff1d(
 
 @checked
 def setxor1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Return the distinct elements that are in one of two arrays only, sorted.
 
     Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
@@ -375,7 +408,9 @@ def _known_set(what: str, x: Any) -> Any:
 
 
 @checked
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def flatnonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions in the flat array of the elements that are not zero.
 
     The result stays split where the array was, each device keeping its own positions.
@@ -397,7 +432,9 @@ def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> A
 
 
 @checked
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def argwhere(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """Return the positions of the elements that are not zero, a row of numbers for each.
 
     Args:
@@ -412,7 +449,9 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
 
 
 @checked
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
     """Return the elements of the flat array where a condition of the same size is true.
 
     Args:
@@ -449,13 +488,13 @@ def _selected(what: str, mask: Any, x: Any, dim: int, size: int | None, fill_val
 
 @checked
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike,
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
-) -> Any:
+    fill_value: ArrayLike = 0,
+) -> Array:
     """Return the slices along a dim where a condition is true, or elements of the flat array.
 
     Args:

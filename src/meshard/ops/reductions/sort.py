@@ -29,7 +29,7 @@ from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
 
 
@@ -113,14 +113,14 @@ def _check_kind(name: str, kind: str | None) -> None:
 
 @checked
 def sort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
     stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
-) -> Any:
+) -> Array:
     """Return the array sorted along a dim; NaN counts as the greatest.
 
     Along a split dim of several, the axes move to another dim. A split array of one dim is sorted
@@ -150,14 +150,14 @@ def sort(
 
 @checked
 def argsort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
     stable: bool | None = True,
     kind: str | None = None,
     order: None = None,
-) -> Any:
+) -> Array:
     """Return the positions that would sort the array along a dim; equal elements keep their order.
 
     Laid out as by `sort`, whose arguments it takes.
@@ -179,7 +179,7 @@ def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
 
 
 @checked
-def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     The whole dim is sorted, which is one such order.
@@ -193,7 +193,7 @@ def partition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
 
 
 @checked
-def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any:
+def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the positions that would `partition` the array."""
     x, dim = _operand("argpartition", a, axis)
     _checked_kth("argpartition", x, kth, dim)
@@ -201,7 +201,7 @@ def argpartition(a: Any, kth: int | Sequence[int], axis: int | None = -1) -> Any
 
 
 @checked
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
 
     Raises:
@@ -251,7 +251,9 @@ register(
 
 
 @checked
-def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> Any:
+def searchsorted(
+    a: ArrayLike, v: ArrayLike, /, side: str = "left", sorter: ArrayLike | None = None
+) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
     Where the sorted array is split, each device counts its own elements before each value, and the
@@ -290,7 +292,7 @@ def searchsorted(a: Any, v: Any, /, side: str = "left", sorter: Any = None) -> A
 
 
 @checked
-def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Array:
     """Return for each element the number of the bin that it falls into.
 
     Args:

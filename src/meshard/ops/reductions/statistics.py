@@ -33,7 +33,7 @@ from meshard.ops.reductions.sort import sort
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 
 # order statistics
 
@@ -68,7 +68,7 @@ def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepd
 
 
 @checked
-def median(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the median over dims, all by default; NaN where an element is.
 
     Computed by a `sort`, which is spread over the devices.
@@ -94,8 +94,8 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 @checked
 def quantile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
-) -> Any:
+    a: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Array:
     """Return quantiles over dims, all by default; NaN where an element is.
 
     Args:
@@ -121,8 +121,8 @@ def quantile(
 
 @checked
 def percentile(
-    a: Any, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
-) -> Any:
+    a: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
+) -> Array:
     """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
     return _quantile("percentile", a, _parts_of(q, 100), axis, method, keepdims)
 
@@ -231,7 +231,9 @@ def _filled(x: Array, gaps: Any, value: Any) -> Any:
 
 
 @checked
-def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+def nansum(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
     """Return the sum over dims, NaN counted as zero.
 
     >>> import meshard.numpy as mnp
@@ -242,13 +244,15 @@ def nansum(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = 
 
 
 @checked
-def nanprod(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+def nanprod(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
     """Return the product over dims, NaN counted as one."""
     return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
 
 
 @checked
-def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the maximum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
@@ -256,7 +260,7 @@ def nanmax(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 
 @checked
-def nanmin(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def nanmin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the minimum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
@@ -268,7 +272,9 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
 
 
 @checked
-def nanmean(a: Any, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False) -> Any:
+def nanmean(
+    a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
+) -> Array:
     """Return the mean over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     if gaps is None:
@@ -291,7 +297,7 @@ def _quotient(total: Any, count: Any) -> Any:
 
 
 @checked
-def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+def nanvar(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
     """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
     x, gaps = _nan(a)
     if gaps is None:
@@ -306,7 +312,7 @@ def nanvar(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> 
 
 
 @checked
-def nanstd(a: Any, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Any:
+def nanstd(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
     """Return the standard deviation over dims of what is not NaN."""
     return bind("sqrt", nanvar(a, axis, ddof, keepdims))
 

@@ -55,8 +55,8 @@ class PlanLeaf:
         assert self.source.shape == self.destination.shape
         if max(self.shape, default=0) > _LONGEST:
             raise ShapeError(
-                f"Plan: {self.name} has shape {self.shape}, and a dim has at most {_LONGEST:,} "
-                "elements."
+                f"Plan: {self.name} has shape {self.shape}, but a dim can have at most "
+                f"{_LONGEST:,} elements."
             )
 
     @property

@@ -94,8 +94,9 @@ class PlanFigures:
         if [c.count for c in chosen] != list(triples.values()):
             raise ArgumentError(
                 f"Plan: the arrays have {len(triples)} distinct triples of source, destination and "
-                f"element size, of {list(triples.values())} arrays each, and choices are for "
-                f"{[c.count for c in chosen]}; give one for each triple, with its count."
+                f"element size, with {list(triples.values())} arrays each, but the choices are for "
+                f"{[c.count for c in chosen]} arrays; give one choice for each triple, with its "
+                "count."
             )
         for name, value in (
             ("leaves", listed),
@@ -349,8 +350,8 @@ def checked_ids(alive: object, what: str) -> tuple[int, ...]:
     ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
     if not isinstance(alive, Collection) or len(ids) < len(alive):
         raise ArgumentError(
-            f"{what}: alive lists devices, or their ids, which are non-negative integers; got "
-            f"{shown(alive)}."
+            f"{what}: alive must be a collection of devices or their ids, which are "
+            f"non-negative integers, not {shown(alive)}."
         )
     return tuple(sorted(set(ids)))
 
@@ -363,7 +364,7 @@ def _is_id(number: object) -> TypeGuard[int]:
 def _listed(given: object, kind: type[T], name: str, told: str) -> tuple[T, ...]:
     found = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(x, kind) for x in found):
-        raise ArgumentError(f"Plan: {name} is a sequence of {told}, not {shown(given)}.")
+        raise ArgumentError(f"Plan: {name} must be a sequence of {told}, not {shown(given)}.")
     return found
 
 

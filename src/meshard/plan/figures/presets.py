@@ -87,8 +87,8 @@ def topology(name: str) -> Topology:
     near = get_close_matches(shown(name), presets(), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
-        f"There is no topology named {shown(name)}.{meant} There are "
-        f"{', '.join(map(repr, presets()))}; Topology.load reads others from a file."
+        f"There is no topology named {shown(name)}.{meant} Those with "
+        f"names are {', '.join(map(repr, presets()))}; Topology.load reads others from a file."
     )
 
 
@@ -110,7 +110,7 @@ def as_topology(given: Topology | str, what: str, hint: str = "") -> Topology:
         return topology(given)
     if not isinstance(given, Topology):
         raise ArgumentError(
-            f"{what}: topology is a Topology or the name of one "
+            f"{what}: topology must be a Topology or the name of one "
             f"({', '.join(map(repr, presets()))}), not {shown(given)}.{hint}"
         )
     return given

@@ -69,10 +69,12 @@ class Level:
 
     def __post_init__(self) -> None:
         if not _is_line(self.name):
-            raise ArgumentError(f"A level's name is a word such as 'host', not {shown(self.name)}.")
+            raise ArgumentError(
+                f"A level's name must be a word such as 'host', not {shown(self.name)}."
+            )
         if len(self.name) > _WIDEST_NAME:
             raise ArgumentError(
-                f"A level's name has at most {_WIDEST_NAME} characters so that tables stay "
+                f"A level's name can have at most {_WIDEST_NAME} characters so that tables stay "
                 f"readable; {shown(self.name)} has {len(self.name)}."
             )
         object.__setattr__(self, "latency", self._number("latency", self.latency, least=True))
@@ -81,13 +83,13 @@ class Level:
             object.__setattr__(self, "capacity", self._number("capacity", self.capacity))
         if self.size is not None and self.groups is not None:
             raise ArgumentError(
-                f"Level {self.name!r} has both size = {self.size} and groups; give the size, if "
-                f"groups are consecutive and equal, or list them."
+                f"Level {self.name!r} has both size = {self.size} and groups; give only the "
+                "size if the groups are consecutive and equal, or else only the groups."
             )
         if self.size is not None and (type(self.size) is not int or not 0 < self.size <= _LARGEST):
             raise ArgumentError(
-                f"The size of level {self.name!r} is a positive integer of at most 63 bits, not "
-                f"{shown(self.size)}."
+                f"The size of level {self.name!r} must be a positive integer of at most 63 bits, "
+                f"not {shown(self.size)}."
             )
         if self.groups is not None:
             object.__setattr__(self, "groups", self._grouped(self.groups))
@@ -96,17 +98,17 @@ class Level:
         wanted = "0 or more" if least else "more than 0"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is a number, {wanted}, not {shown(value)}."
+                f"The {key} of level {self.name!r} must be a number, {wanted}, not {shown(value)}."
             )
         # Not `math.isfinite`, which fails for integers that no float can hold.
         if not 0 <= value <= sys.float_info.max or (value == 0 and not least):
             raise ArgumentError(
-                f"The {key} of level {self.name!r} is {wanted}, not {shown(value)}."
+                f"The {key} of level {self.name!r} must be {wanted}, not {shown(value)}."
             )
         return float(value)
 
     def _grouped(self, groups: object) -> IdGroups:
-        told = f"The groups of level {self.name!r} are lists of device ids"
+        told = f"The groups of level {self.name!r} must be lists of device ids"
         if not isinstance(groups, list | tuple) or not groups:
             raise ArgumentError(f"{told}, one list for each group, not {shown(groups)}.")
         of: dict[int, int] = {}
@@ -124,7 +126,7 @@ class Level:
                 if device in of:
                     raise ArgumentError(
                         f"Device {device} is in groups {of[device]} and {number} of level "
-                        f"{self.name!r}; a device is in one group of each level."
+                        f"{self.name!r}; a device must be in one group of each level."
                     )
                 of[device] = number
         return tuple([tuple(group) for group in groups])
@@ -169,14 +171,15 @@ class Topology:
         object.__setattr__(self, "levels", levels)
         if not self.levels:
             raise ArgumentError(
-                f"Topology {self.name!r} has no levels; it needs one at least, which holds all "
+                f"Topology {self.name!r} has no levels; it needs at least one, which holds all "
                 f"devices."
             )
         names = [level.name for level in self.levels]
         twice = [name for i, name in enumerate(names) if name in names[:i]]
         if twice:
             raise ArgumentError(
-                f"Topology {self.name!r} has two levels named {twice[0]!r}; each has its own name."
+                f"Topology {self.name!r} has two levels named {twice[0]!r}; each level must have a "
+                "name of its own."
             )
         for level in self.levels[:-1]:
             if level.size is None and level.groups is None:
@@ -360,7 +363,7 @@ class Topology:
         rows = found["levels"]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ArgumentError(
-                f"The levels of a topology are tables, [[levels]] in TOML, not {shown(rows)}."
+                f"The levels of a topology must be tables, [[levels]] in TOML, not {shown(rows)}."
             )
         for number, row in enumerate(rows):
             what = f"Level {shown(row.get('name', number))} of a topology"
@@ -409,7 +412,9 @@ def _check_keys(
 ) -> None:
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise ArgumentError(f"{what} has no key {unknown[0]!r}; the keys are {', '.join(known)}.")
+        raise ArgumentError(
+            f"{what} has an unknown key {unknown[0]!r}; the keys are {', '.join(known)}."
+        )
     missing = [key for key in needed if key not in table]
     if missing:
         raise ArgumentError(f"{what} needs the key {missing[0]!r}.")

@@ -34,7 +34,7 @@ def checked_window(max_bytes: object, what: str) -> int | None:
         window = -1
     if window < 1:
         raise ArgumentError(
-            f"{what}: max_bytes is a positive number of bytes, or None for no limit; got "
+            f"{what}: max_bytes must be a positive number of bytes, or None for no limit, not "
             f"{shown(max_bytes)}."
         )
     return window
@@ -65,8 +65,8 @@ def check_window(window: int | None, processes: int, itemsize: int, array: str, 
     if window is None or processes < 2 or itemsize <= quota(window, processes):
         return
     raise ArgumentError(
-        f"{what}: max_bytes={window} leaves {quota(window, processes)} bytes on the way to, and as "
-        f"many from, each of {processes - 1} other processes, but one element of {array} takes "
+        f"{what}: max_bytes={window} allows {quota(window, processes)} bytes at a time to each of "
+        f"{processes - 1} other processes, and as many from it, but one element of {array} takes "
         f"{itemsize} bytes. Give at least {2 * (processes - 1) * itemsize}."
     )
 

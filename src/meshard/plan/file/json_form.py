@@ -173,7 +173,7 @@ class Read:
             said = self.totals.get(name)
             if said != found:
                 _refuse(
-                    f"it says that {name} is {said}, but its layouts and routes make {found}",
+                    f"it says that {name} is {said}, but by its layouts and routes it is {found}",
                     "It was edited, or written by a faulty program: plan anew",
                 )
 
@@ -264,7 +264,7 @@ def _layout(form: object, number: int) -> Layout:
     cuts = tuple([_cuts(runs, n) for runs, n in dims])
     for dim, (c, n) in enumerate(zip(cuts, shape, strict=True)):
         if c[-1] != n:
-            _refuse(f"the shards of dim {dim} of layout {number} make {c[-1]}, not {n}")
+            _refuse(f"the shards of dim {dim} of layout {number} have {c[-1]} elements, not {n}")
     grid, replicas = tuple([len(c) - 1 for c in cuts]), as_number(given["replicas"])
     ids = read_ids(given["devices"], math.prod(grid) * replicas)
     if len(ids) != math.prod(grid) * replicas:
@@ -273,7 +273,7 @@ def _layout(form: object, number: int) -> Layout:
             f"{replicas:,} replicas"
         )
     if ids.min(initial=0) < 0 or len(np.unique(ids)) != len(ids):
-        _refuse(f"layout {number} names a device twice, or one below 0")
+        _refuse(f"layout {number} names a device twice, or has a negative id")
     return Layout(shape, cuts, ids.reshape(*grid, replicas))
 
 
@@ -281,11 +281,11 @@ def _layout_of_boxes(given: Mapping[str, object], shape: tuple[int, ...], number
     boxes = tuple([Box(*map(as_numbers, as_list(box))) for box in as_list(given["boxes"])])
     holders = tuple([as_numbers(ids) for ids in as_list(given["holders"])])
     if len(boxes) != len(holders) or not all(_is_inside(box, shape) for box in boxes):
-        _refuse(f"the boxes of layout {number} do not lie in its shape {shape}")
+        _refuse(f"the boxes of layout {number} reach beyond its shape {shape}")
     pairs = [(d, box) for box, some in zip(boxes, holders, strict=True) for d in some]
     every = {d for d, _ in pairs}
     if len(every) != len(pairs) or any(not 0 <= d <= _LONGEST for d in every):
-        _refuse(f"layout {number} names a device twice, or one below 0")
+        _refuse(f"layout {number} names a device twice, or has a negative id")
     found = layout_of_boxes(shape, pairs)
     if found.regular or found.boxes != boxes:
         raise ValueError(f"the boxes of layout {number} are not distinct, or form a grid")
@@ -329,7 +329,7 @@ def _leaf(
         which = optional(given[key], as_number)
         sharding = None if which is None else shardings[which]
         if sharding is not None and sharding.layout(layout.shape) != layout:
-            _refuse(f"the {key} of array {number} lays it out otherwise than its layout")
+            _refuse(f"the {key} of array {number} does not give its layout")
         ends.append(sharding)
     return PlanLeaf(
         as_text(given["name"]),

@@ -91,12 +91,12 @@ def read_ids(form: object, count: int) -> NDArray[np.int64]:
     if isinstance(form, list):
         return np.array(as_numbers(form), np.int64)
     if count > _MOST_IDS:
-        raise ValueError(f"it has {count:,} devices; at most {_MOST_IDS:,} are read")
+        raise ValueError(f"it has {count:,} devices; at most {_MOST_IDS:,} can be read")
     given = as_mapping(form)
     if "runs" in given:
         runs = [as_numbers(run) for run in as_list(given["runs"])]
         if sum(n for _, n in runs) != count or min(n for _, n in runs) < 0:
-            raise ValueError(f"its devices are not {count:,}")
+            raise ValueError(f"it does not list {count:,} devices")
         return np.concatenate([np.arange(first, first + n) for first, n in runs])
     try:
         packed = base64.b64decode(as_text(given["zlib"]), validate=True)

@@ -211,7 +211,7 @@ class Hop:
             raise DataLoss(
                 f"No live device holds {told} of an array of shape {self.shape}: "
                 f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
-                f"{'box is' if len(boxes) == 1 else 'boxes are'} lost.",
+                f"{'box' if len(boxes) == 1 else 'boxes'} are lost.",
                 boxes,
             )
 

@@ -182,11 +182,7 @@ class Move:
         before, after = self._uses()
         if before is None or after is None:
             return "reshard"
-        kept = sum(1 for a, b in zip(before, after, strict=True) if a[: len(b)] == b)
-        if kept == len(before):
-            return "all-gather" if before != after else "reshard"
-        same = {a for dim in before for a in dim} == {a for dim in after for a in dim}
-        return "all-to-all" if same else "reshard"
+        return _kind_by_axes(before, after)
 
     @property
     def axes(self) -> Axes:
@@ -219,6 +215,14 @@ class Move:
         ):
             return _dims(origin, self.sources[0].layout), _dims(target, self.destination)
         return None, None
+
+
+def _kind_by_axes(before: Sequence[Axes], after: Sequence[Axes]) -> str:
+    """Return what a move is called by the axes that split each dim before it and after it."""
+    if all(a[: len(b)] == b for a, b in zip(before, after, strict=True)):
+        return "reshard" if before == after else "all-gather"  # no dim is split by other axes
+    same = {a for dim in before for a in dim} == {a for dim in after for a in dim}
+    return "all-to-all" if same else "reshard"
 
 
 def _is_identity(source: Source) -> bool:
@@ -261,17 +265,16 @@ class Wire:
     def __init__(
         self,
         array: str,
-        kind: str | None,
+        kind: str,
         axes: Axes,
         received: Callable[[], Received],
         *,
-        move: Move | None = None,
         groups: Callable[[], Groups] | None = None,
         exact: bool = True,
     ) -> None:
         self.array = array
         self.exact = exact
-        self.move = move
+        self.move: Move | None = None
         self.parts: tuple[tuple[Wire, int], ...] = ()
         self.at_once = True
         self._kind = kind
@@ -282,10 +285,7 @@ class Wire:
     @cached_property
     def kind(self) -> str:
         """``"all-reduce"``, ``"all-gather"``, ..."""
-        if self._kind is not None:
-            return self._kind
-        assert self.move is not None
-        return self.move.kind
+        return self._kind if self.move is None else self.move.kind
 
     @cached_property
     def axes(self) -> Axes:
@@ -326,7 +326,9 @@ def move_wire(array: str, move: Move) -> Wire:
         move: which elements move.
     """
     received = partial(moved, move.destination, move.sources, move.itemsize)
-    return Wire(array, None, (), received, move=move)
+    found = Wire(array, "move", (), received)
+    found.move = move
+    return found
 
 
 def collective_wire(

@@ -283,7 +283,7 @@ def _at_most(number: int, *, exact: bool) -> str:
 
 def _ratio(amount: int, bound: int, condition: str = "") -> str:
     if not bound:
-        return "though nothing need move" if amount else "nothing need move"
+        return "though nothing needs to move" if amount else "nothing needs to move"
     return f"{amount / bound:.3f} x the least{condition}, {amount_text(bound)}"
 
 
@@ -325,7 +325,7 @@ def reasons(plan: PlanFigures) -> Iterator[str]:
             yield from _wrapped(_other_text(other), "    ")
         rest = len(choice.others) - _OTHERS
         if rest > 0:
-            yield f"  nor {rest} more; plan.choices[{numbers[0]}].others lists them"
+            yield f"  and {rest} more; plan.choices[{numbers[0]}].others lists them"
     if spoken[_ROWS // 2 :]:
         yield f"and {len(spoken) - _ROWS // 2:,} more reasons"
 

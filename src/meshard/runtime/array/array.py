@@ -49,7 +49,8 @@ class Shard:
     device: Device
     index: Index
     replica_id: int
-    data: Any = None
+    # None is the exception, in a program of several processes: for type checkers it is an array.
+    data: Array = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return (
@@ -59,7 +60,7 @@ class Shard:
 
 
 class _OneArrayType(type):
-    """Makes a value inside a transformation an instance of `Array`, as users test for one."""
+    """Makes values inside a transformation instances of `Array`, for users' ``isinstance``."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, ArrayMethods)
@@ -86,7 +87,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
 
     @property
     def device(self) -> Device | Sharding:
-        """The device of an array that lives on one; the sharding of another."""
+        """The device of an array that is on one device; the sharding of any other array."""
         order = self._type.sharding.device_order
         return order[0] if len(order) == 1 else self._type.sharding
 
@@ -134,7 +135,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             box = layout.box(piece)
             number = replica.get(box, 0)
             replica[box] = number + 1
-            data = None
+            data: Any = None
             if device.process_index == world.process_index:
                 block = blocks[piece]
                 assert block is not None
@@ -165,11 +166,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         return self._blocks is None
 
     def delete(self) -> None:
-        """Let go of the data now; any later use says so."""
+        """Free the data now; any later use raises `DeletedArrayError`."""
         self._discard("deleted by delete()")
 
     def _discard(self, how: str) -> None:
-        """Let go of the blocks; ``how`` goes into the message of any later use."""
+        """Free the blocks; ``how`` goes into the message of any later use."""
         if self._blocks is not None:
             self._note = f"It was {how} at {user_line()}."
             self._blocks = None
@@ -206,7 +207,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             why = (
                 f"is spread over {self._type.layout.piece_count} blocks"
                 if fresh
-                else f"holds {value.dtype} where {wanted} is asked for"
+                else f"holds {value.dtype}, not {wanted}"
             )
             raise ArgumentError(
                 f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
@@ -233,10 +234,10 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return the whole array in the form in which libraries hand arrays to each other.
+        """Return the whole array as a DLPack capsule, in which libraries exchange arrays.
 
         It is a copy, unless ``copy=False`` asks for the memory itself, which is then marked as
-        read-only. Not every library heeds that, and whoever asks for it must not write there.
+        read-only. Not every library respects that mark, so the caller must not write there.
 
         Raises:
             BufferError: if ``copy`` is False where a copy is needed.
@@ -247,11 +248,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
             why = (
                 f"is spread over {self._type.layout.piece_count} blocks"
                 if fresh
-                else "is immutable, which DLPack can say from version 1.0 on and NumPy from 2.1 on"
+                else "is immutable, which only DLPack 1.0 and NumPy 2.1 or later can express"
             )
             raise BufferError(
-                f"This array {self._type.str_short()} {why}, and has no DLPack form but a copy; "
-                "leave out copy=False."
+                f"This array {self._type.str_short()} {why}, and can be given through DLPack "
+                "only as a copy; leave out copy=False."
             )
         value = to_numpy(self) if copy is False else _to_keep(_read(self), fresh)
         if not _SAYS_READ_ONLY:
@@ -265,8 +266,8 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         """Return one element as a Python scalar.
 
         Args:
-            args: nothing, for an array of size one; the element's number in the flat array; or
-                its position along each dim.
+            args: nothing, for an array of size one; the index into the flattened array; or
+                an index for each dim.
         """
         blocks = self._held("item")
         place = element_place(self.shape, args)
@@ -287,11 +288,11 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def unsafe_buffer_pointer(self) -> int:
         """Return the address of the data of an array with one shard.
 
-        Whoever writes there changes an array that all others hold to be immutable, and whoever
-        reads must keep the array alive: nothing checks either.
+        Do not write there, since arrays are immutable, and keep the array alive while reading:
+        nothing checks either.
 
         Raises:
-            ArgumentError: if it has several.
+            ArgumentError: if it has several shards.
         """
         (block, *more), count = self._live(), self._type.sharding.num_devices
         if more or block is None or count > 1:
@@ -302,7 +303,7 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
         return int(block.ctypes.data)
 
     def on_device_size_in_bytes(self) -> int:
-        """Return the bytes that all devices hold, replicas counted each."""
+        """Return the bytes that all devices hold, counting each replica."""
         layout, size = self._type.layout, self.itemsize
         return sum(box.volume * len(layout.holders(i)) * size for i, box in enumerate(layout.boxes))
 
@@ -362,7 +363,7 @@ _ORDERS = ("C", "F", "A", "K")
 
 
 def to_numpy(x: Array) -> Block:
-    """Return the whole array as a read-only NumPy array; of one block it is a view.
+    """Return the whole array as a read-only NumPy array; a view if there is one block.
 
     Such a view cannot be made writeable: it would change an immutable array.
 
@@ -377,7 +378,7 @@ def to_numpy(x: Array) -> Block:
 
 
 def _read(x: Array) -> Block:
-    """Return the whole array: its one block itself, or the pieces put together anew."""
+    """Return the whole array: its only block, or a copy put together from the pieces."""
     kind, blocks = x._type, x._live()
     if not kind.complete:
         raise NotAddressableError(spans_processes(kind))
@@ -389,7 +390,7 @@ def _read(x: Array) -> Block:
 
 
 def _to_keep(value: Block, fresh: bool) -> Block:
-    """Return a value that the caller may write into: itself, if nobody else holds it."""
+    """Return a value that the caller may write into: itself, if nothing else refers to it."""
     if not fresh:
         return value.copy()
     value.flags.writeable = True
@@ -399,7 +400,7 @@ def _to_keep(value: Block, fresh: bool) -> Block:
 def _unpickled(value: Block) -> Array:
     world = here()
     alone = SingleDeviceSharding(world.local_devices[0])
-    # Nobody else may hold the block: of a pickle's own buffer it would be a view.
+    # Nothing else may refer to the block; with a pickle's own buffer it would be a view.
     block = world.memory.allocate(value.shape, value.dtype)
     world.memory.from_host(block, value)
     return Array(world.type_of(value.shape, value.dtype, alone, False), (block,))
@@ -409,10 +410,10 @@ def live_arrays(platform: str | None = None) -> list[Array]:
     """Return the arrays of this process that have not been deleted.
 
     Raises:
-        ConfigError: if ``platform`` is another than ``"cpu"``.
+        ConfigError: if ``platform`` is not ``"cpu"``.
     """
     if platform is not None and not is_text(platform, "cpu"):
-        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; it is 'cpu'.")
+        raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; use 'cpu'.")
     mark = here().mark
     return [
         x

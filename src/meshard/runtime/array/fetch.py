@@ -1,7 +1,7 @@
 """Fetching: elements of an array, from its blocks to NumPy.
 
-In: a type and the blocks that this process holds. Out: NumPy arrays. Nothing is sent here: what
-another process holds cannot be fetched so.
+In: a type and the blocks that this process holds. Out: NumPy arrays. Nothing is sent here, so
+elements that another process holds cannot be fetched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
 
 
 def picked(kind: ArrayType, blocks: Blocks, places: Sequence[Sequence[int]]) -> Block:
-    """Return a fresh array of the elements at some rising positions along each dim."""
+    """Return a fresh array of the elements at given ascending positions along each dim."""
     value = np.empty([len(p) for p in places], kind.dtype)
     for box, block in zip(kind.layout.boxes, blocks, strict=True):
         spans = [
@@ -57,12 +57,12 @@ def picked(kind: ArrayType, blocks: Blocks, places: Sequence[Sequence[int]]) -> 
 
 
 def element_place(shape: tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the place of the element that the arguments of ``item`` mean.
+    """Return the index of the element that the arguments of ``item`` select.
 
     Raises:
-        ArgumentError: if there are none and the array has not one element, or as many as no array
-            of its rank has.
-        IndexingError: if the place is out of bounds.
+        ArgumentError: if there are no arguments and the array does not have exactly one
+            element, or their number is neither 1 nor the rank.
+        IndexingError: if an index is out of bounds.
     """
     size = int(np.prod(shape, dtype=np.int64))
     if len(args) == 1 and isinstance(args[0], tuple):
@@ -70,21 +70,21 @@ def element_place(shape: tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, .
     if not args:
         if size != 1:
             raise ArgumentError(
-                f"item(): only an array of size 1 is one Python scalar; the shape is {shape}. "
-                "Say which element: x.item(0), or x.item(i, j, ...)."
+                f"item(): only an array of size 1 becomes a Python scalar; the shape is "
+                f"{shape}. Say which element: x.item(0), or x.item(i, j, ...)."
             )
         return (0,) * len(shape)
     if len(args) not in (1, len(shape)):
         raise ArgumentError(
-            f"item{args}: {len(args)} numbers for an array of shape {shape}; give one, counted in "
-            f"the flat array, or {len(shape)}."
+            f"item{args}: {len(args)} indices for an array of shape {shape}; give one index into "
+            f"the flattened array, or one for each of its {len(shape)} dims."
         )
     flat = len(args) == 1 and len(shape) != 1
     found = []
     for dim, (at, n) in enumerate(zip(args, (size,) if flat else shape, strict=True)):
         number = integer_of(at, "item", "index")
         if not -n <= number < n:
-            where = "the flat array" if flat else f"dim {dim}"
+            where = "the flattened array" if flat else f"dim {dim}"
             raise IndexingError(f"item: index {number} is out of bounds for {where} with size {n}.")
         found.append(number % n)
     return tuple(int(i) for i in np.unravel_index(found[0], shape)) if flat else tuple(found)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 from meshard.algebra.arguments import array_text, shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
+from meshard.runtime.array.at import At
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import call, namespace
-from meshard.runtime.types import ArrayType, Typed
+from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
 _API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
 
 
 def _no_out(out: Any, method: str) -> None:
-    """Refuse an array to write into; None is what NumPy's functions pass."""
+    """Refuse an output array; None is accepted, since NumPy's functions pass it."""
     if out is not None:
         raise ArgumentError(
             f"{method}: out= is not supported, since arrays are immutable; use what it returns."
@@ -25,7 +26,7 @@ def _no_out(out: Any, method: str) -> None:
 
 
 def _no_kind(kind: Any, order: Any, method: str) -> None:
-    """Refuse what has no meaning here; None is what NumPy's functions pass."""
+    """Refuse arguments that mean nothing here; None is accepted, since NumPy passes it."""
     if kind is not None or order is not None:
         raise ArgumentError(
             f"{method}: kind= and order= are not supported; stable= says whether equal "
@@ -111,21 +112,21 @@ class ArrayMethods(Typed, ArrayOperators):
 
     @property
     def aval(self) -> ArrayType:
-        """All that is known of the value but its data."""
+        """All that is known about the value except its data."""
         return self._type
 
     def _held(self, what: str) -> Any:
-        """Refuse to go through the elements where they cannot be had; ``what`` is who does."""
+        """Refuse to iterate where the elements are not available; ``what`` names the operation."""
 
     def __len__(self) -> int:
         if not self.shape:
             raise ArgumentError("len: an array without dims has no length.")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Self]:
         return map(self.__getitem__, range(self._rows("iteration")))
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[Self]:
         return map(self.__getitem__, reversed(range(self._rows("reversed"))))
 
     def _rows(self, what: str) -> int:
@@ -142,89 +143,89 @@ class ArrayMethods(Typed, ArrayOperators):
         found = self == value
         return found if isinstance(found, bool) else bool(found.any())
 
-    def copy(self) -> Any:
+    def copy(self) -> Self:
         """Return an equal array with the same sharding."""
         return self  # a value inside a transformation is immutable, and is never deleted
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in INSTEAD]
 
     @property
-    def at(self) -> Any:
+    def at(self) -> At[Self]:
         """The helper for updated copies: ``x.at[index].set(value)``, ``.add`` and so on."""
-        return call("at", self)
+        return At(self)
 
     @property
-    def T(self) -> Any:
+    def T(self) -> Self:
         """The array with its dims in reverse order."""
         return call("transpose", self)
 
     @property
-    def mT(self) -> Any:
+    def mT(self) -> Self:
         """The array with its last two dims exchanged."""
         return call("matrix_transpose", self)
 
     @property
-    def real(self) -> Any:
+    def real(self) -> Self:
         """The real part."""
         return call("real", self)
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> Self:
         """The imaginary part."""
         return call("imag", self)
 
-    def astype(self, dtype: Any, copy: bool = True, device: Any = None) -> Any:
+    def astype(self, dtype: DTypeLike, copy: bool = True, device: DeviceLike = None) -> Self:
         """Return the array converted to another dtype, and placed on a device or sharding."""
         found = call("astype", self, dtype, copy=copy)
         return found if device is None else call("device_put", found, device)
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+    def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Self:
         """Return the array placed on a device or sharding, as `meshard.device_put` does."""
         if stream is not None:
             raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
         return call("device_put", self, device)
 
-    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Self:
         """Return the array in another shape, given as one tuple or as numbers."""
         wanted = shape[0] if len(shape) == 1 else shape
         return call("reshape", self, wanted, order=order, copy=copy)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: Any) -> Self:
         """Return the array with its dims permuted; reversed by default."""
         alone = len(axes) == 1 and not hasattr(axes[0], "__index__")
         return call("transpose", self, (axes[0] if alone else axes) if axes else None)
 
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
+    def swapaxes(self, axis1: int, axis2: int) -> Self:
         """Return the array with two dims exchanged."""
         return call("swapaxes", self, axis1, axis2)
 
-    def squeeze(self, axis: Axis = None) -> Any:
+    def squeeze(self, axis: Axis = None) -> Self:
         """Return the array without dims of size one."""
         return call("squeeze", self, axis)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> Self:
         """Return the array with one dim."""
         return call("ravel", self, order=order)
 
-    def flatten(self, order: str = "C") -> Any:
+    def flatten(self, order: str = "C") -> Self:
         """Return the array with one dim."""
         return call("ravel", self, order=order)
 
     def sum(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         keepdims: bool = False,
         **more: Any,
-    ) -> Any:
+    ) -> Self:
         """Return the sum over dims."""
         _no_out(out, "sum")
         return call("sum", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
@@ -232,11 +233,11 @@ class ArrayMethods(Typed, ArrayOperators):
     def prod(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         keepdims: bool = False,
         **more: Any,
-    ) -> Any:
+    ) -> Self:
         """Return the product over dims."""
         _no_out(out, "prod")
         return call("prod", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
@@ -244,11 +245,11 @@ class ArrayMethods(Typed, ArrayOperators):
     def mean(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         keepdims: bool = False,
         **more: Any,
-    ) -> Any:
+    ) -> Self:
         """Return the mean over dims."""
         _no_out(out, "mean")
         return call("mean", self, axis=axis, dtype=dtype, keepdims=keepdims, **more)
@@ -256,12 +257,12 @@ class ArrayMethods(Typed, ArrayOperators):
     def var(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         ddof: float = 0,
         keepdims: bool = False,
         **more: Any,
-    ) -> Any:
+    ) -> Self:
         """Return the variance over dims."""
         _no_out(out, "var")
         return call("var", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims, **more)
@@ -269,92 +270,98 @@ class ArrayMethods(Typed, ArrayOperators):
     def std(
         self,
         axis: Axis = None,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
         ddof: float = 0,
         keepdims: bool = False,
         **more: Any,
-    ) -> Any:
+    ) -> Self:
         """Return the standard deviation over dims."""
         _no_out(out, "std")
         return call("std", self, axis=axis, dtype=dtype, ddof=ddof, keepdims=keepdims, **more)
 
-    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Self:
         """Return the maximum over dims."""
         _no_out(out, "max")
         return call("max", self, axis=axis, keepdims=keepdims, **more)
 
-    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Self:
         """Return the minimum over dims."""
         _no_out(out, "min")
         return call("min", self, axis=axis, keepdims=keepdims, **more)
 
-    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Self:
         """Return the range from minimum to maximum over dims."""
         _no_out(out, "ptp")
         return call("ptp", self, axis=axis, keepdims=keepdims, **more)
 
-    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Self:
         """Return whether all elements are true over dims."""
         _no_out(out, "all")
         return call("all", self, axis=axis, keepdims=keepdims, **more)
 
-    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Any:
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **more: Any) -> Self:
         """Return whether any element is true over dims."""
         _no_out(out, "any")
         return call("any", self, axis=axis, keepdims=keepdims, **more)
 
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Self:
         """Return the position of the first maximum."""
         _no_out(out, "argmax")
         return call("argmax", self, axis=axis, keepdims=keepdims)
 
-    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Self:
         """Return the position of the first minimum."""
         _no_out(out, "argmin")
         return call("argmin", self, axis=axis, keepdims=keepdims)
 
-    def cumsum(self, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Self:
         """Return the running sum."""
         _no_out(out, "cumsum")
         return call("cumsum", self, axis=axis, dtype=dtype)
 
-    def cumprod(self, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Self:
         """Return the running product."""
         _no_out(out, "cumprod")
         return call("cumprod", self, axis=axis, dtype=dtype)
 
-    def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
+    def clip(
+        self, min: ArrayLike | None = None, max: ArrayLike | None = None, out: None = None
+    ) -> Self:
         """Return the array with its values limited to an interval."""
         _no_out(out, "clip")
         return call("clip", self, min, max)
 
-    def round(self, decimals: int = 0, out: None = None) -> Any:
+    def round(self, decimals: int = 0, out: None = None) -> Self:
         """Return the array rounded to a number of decimals."""
         _no_out(out, "round")
         return call("round", self, decimals)
 
-    def conj(self) -> Any:
+    def conj(self) -> Self:
         """Return the complex conjugate."""
         return call("conj", self)
 
-    def conjugate(self) -> Any:
+    def conjugate(self) -> Self:
         """Return the complex conjugate."""
         return call("conj", self)
 
-    def dot(self, other: Any, out: None = None, **more: Any) -> Any:
+    def dot(self, other: ArrayLike, out: None = None, **more: Any) -> Self:
         """Return the dot product with another array."""
         _no_out(out, "dot")
         return call("dot", self, other, **more)
 
     def take(
-        self, indices: Any, axis: int | None = None, out: None = None, mode: str | None = None
-    ) -> Any:
+        self,
+        indices: ArrayLike | Sequence[int],
+        axis: int | None = None,
+        out: None = None,
+        mode: str | None = None,
+    ) -> Self:
         """Return the elements at positions along a dim."""
         _no_out(out, "take")
         return call("take", self, indices, axis=axis, mode=mode)
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+    def repeat(self, repeats: ArrayLike | Sequence[int], axis: int | None = None) -> Self:
         """Return the array with its elements repeated."""
         return call("repeat", self, repeats, axis=axis)
 
@@ -366,7 +373,7 @@ class ArrayMethods(Typed, ArrayOperators):
         order: None = None,
         stable: bool | None = True,
         descending: bool = False,
-    ) -> Any:
+    ) -> Self:
         """Return a sorted copy; unlike NumPy's method, which sorts in place."""
         _no_kind(kind, order, "sort")
         steady = stable is not False
@@ -380,13 +387,13 @@ class ArrayMethods(Typed, ArrayOperators):
         order: None = None,
         stable: bool | None = True,
         descending: bool = False,
-    ) -> Any:
+    ) -> Self:
         """Return the positions that would sort the array."""
         _no_kind(kind, order, "argsort")
         steady = stable is not False
         return call("argsort", self, axis=axis, descending=descending, stable=steady)
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Self:
         """Return the diagonal of two dims."""
         return call("diagonal", self, offset, axis1, axis2)
 
@@ -395,19 +402,21 @@ class ArrayMethods(Typed, ArrayOperators):
         offset: int = 0,
         axis1: int = 0,
         axis2: int = 1,
-        dtype: Any = None,
+        dtype: DTypeLike = None,
         out: None = None,
-    ) -> Any:
+    ) -> Self:
         """Return the sum of the diagonal of two dims."""
         _no_out(out, "trace")
         more = {} if dtype is None else {"dtype": dtype}
         return call("trace", self, offset, axis1, axis2, **more)
 
-    def nonzero(self) -> Any:
+    def nonzero(self) -> tuple[Self, ...]:
         """Return the positions of the elements that are not zero, one array per dim."""
         return call("nonzero", self)
 
-    def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Any:
+    def searchsorted(
+        self, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None
+    ) -> Self:
         """Return where values would be inserted to keep the array sorted."""
         more = {} if sorter is None else {"sorter": sorter}
         return call("searchsorted", self, v, side=side, **more)

@@ -1,8 +1,8 @@
-"""NumPy's functions on arrays: in, a call that NumPy asks about; out, what it gives, or a refusal.
+"""NumPy's functions on arrays. In: a call that NumPy asks about. Out: its result, or a refusal.
 
 NumPy's functions work on values that one process has. Some of them would call a method of the array
-and so communicate unseen, others would answer wrongly where they cannot have the values
-(``np.array_equal`` says False).
+and so communicate silently; others would give a wrong answer where the values are not available
+(``np.array_equal`` returns False).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def numpy_call(
     args: Iterable[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Return what one of NumPy's functions gives for arguments with arrays among them.
+    """Call one of NumPy's functions on arguments that include arrays.
 
     Args:
         kind: the class of arrays.
         function: NumPy's function.
-        types: the classes among its arguments that want to be asked.
+        types: the classes among its arguments that implement the protocol.
         args: its arguments.
         kwargs: its arguments by name.
 
@@ -46,7 +46,7 @@ def numpy_call(
     """
     others = [t for t in types if t is not kind and not issubclass(t, np.ndarray)]
     plain = getattr(function, "_implementation", None)
-    if others or plain is None:  # others may know more; and what makes arrays is not ours to make
+    if others or plain is None:  # other classes may know more
         return NotImplemented
     if function not in _OF_TYPES:
         for x in _arrays(kind, (args, kwargs)):
@@ -73,11 +73,11 @@ def _arrays(kind: type[Any], value: Any) -> Iterator[Any]:
 
 
 def spans_processes(kind: ArrayType) -> str:
-    """Say that other processes hold parts of an array, and what to do instead."""
+    """Return the message that other processes hold parts of an array, and what to do instead."""
     me, held, count = here().process_index, len(kind.local), kind.layout.piece_count
     owners = sorted({d.process_index for d in kind.sharding.device_order})
     if len(owners) == 1:
-        where = f"lies on process {owners[0]}, and this is process {me}, which has nothing of it."
+        where = f"is on process {owners[0]}, and this is process {me}, which holds no part of it."
     else:
         where = (
             f"spans processes: process {me} holds {held} of its {count} pieces, and cannot show "

@@ -1,7 +1,7 @@
 """Showing arrays: the texts that Python prints, and what a notebook draws.
 
-Only what is shown is fetched: of a large array its edges, of one that spans processes the local
-pieces. Nothing is ever sent.
+Only the elements that are shown are fetched: the edges of a large array, the local pieces of one
+that spans processes. Nothing is ever sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_PIECES = 8
 
 
 def array_repr(kind: ArrayType, blocks: Blocks | None) -> str:
-    """Return an array as JAX prints it; of one that spans processes, what this one holds."""
+    """Return an array as JAX prints it, or the local pieces of one that spans processes."""
     dtype = f"dtype={dtype_name(kind.dtype)}"
     if blocks is None:
         return f"Array(shape={kind.shape}, {dtype}, deleted)"
@@ -104,5 +104,5 @@ def _local_repr(kind: ArrayType, blocks: Blocks) -> str:
     if hidden > 0:
         lines.append(f"  and {hidden} more pieces of this process")
     if not kind.local:
-        lines.append("  no piece lies on this process")
+        lines.append("  no piece is on this process")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """`Traced`: a value that stands for an array while a transformation runs.
 
-Operations take it like an `Array`; what they do with it is for the interpreter that made it. It has
-a type, and only its maker knows whether there is data.
+Operations take it like an `Array`, and the interpreter that made it decides what they do with it.
+It has a type; only its interpreter knows whether there is data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _PLACED = frozenset(
 class Traced(ArrayMethods):
     """The base of values inside a transformation.
 
-    A subclass says in `_concrete` whether there is one value to be had, and why not.
+    A subclass implements `_concrete`, which returns the one value or says why there is none.
 
     Attributes:
-        per_device: whether each device has a value of its own, whose layout is not the caller's.
+        per_device: whether each device has a value of its own, whose layout the caller cannot
+            choose.
     """
 
     __slots__ = ("_type",)
@@ -42,14 +43,14 @@ class Traced(ArrayMethods):
         """Return the one value that this stands for.
 
         Raises:
-            ConcretizationError: if there is none; ``what`` is what the caller wanted of it.
+            ConcretizationError: if there is none; ``what`` names what the caller asked for.
         """
         raise ConcretizationError(
             f"{what}: {self._type.str_short()} is traced here and has no value yet."
         )
 
     def _stray(self) -> str:
-        """Return the message for a use where its transformation does not run."""
+        """Return the message for a use outside its transformation."""
         return (
             f"{self.aval!r} is a value inside a transformation that is not running here, such as "
             "a shard_map body that has ended. Return it from the body instead of keeping it."
@@ -59,24 +60,24 @@ class Traced(ArrayMethods):
         """Return the value laid out as a sharding says.
 
         Raises:
-            ConcretizationError: if it lies as the transformation says.
+            ConcretizationError: if the transformation decides how the value is laid out.
         """
         raise ConcretizationError(
-            f"{what}: {self.aval.str_short()} is inside a transformation, which says where it "
-            f"is; it cannot be put on {sharding!r} there. Place the transformation's arguments or "
-            "results instead."
+            f"{what}: {self.aval.str_short()} is inside a transformation, which decides where "
+            f"it is; it cannot be placed on {sharding!r} there. Place the arguments or the results "
+            "of the transformation instead."
         )
 
     def _varying(self, x: Any) -> Any:
-        """Return an array as a value that may differ between the devices that this one does."""
+        """Return an array as a value that varies over the same devices as this one."""
         return x
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not found: what an Array says of its place, and this cannot.
+        # Called only for missing names, such as those that say where an Array is placed.
         if name in _PLACED:
             raise AttributeError(
                 f"{name}: this {self._type.str_short()} is a value inside a transformation, which "
-                "is on no device by itself. Ask the array that goes in or comes out."
+                "has no devices of its own. Ask the array that goes in or comes out."
             )
         raise no_attribute(type(self), name, INSTEAD)
 

@@ -1,10 +1,11 @@
 """Arenas: memory of one process that the other processes of its host can map.
 
-In: sizes. Out: blocks that lie in a file without a name, which neighbours open through this
+In: sizes. Out: blocks that are in a file without a name, which neighbours open through this
 process's entry in ``/proc``. Nothing is left behind, however a process ends: there is no name to
-unlink. A chunk begins with counters, two for each process of the host: how often it was lent to
-it, which only the owner writes, and how often it was given back, which only that process writes. It
-is used again when nobody here holds it and all counters agree; nobody waits for that.
+unlink. A chunk begins with two counters for each process of the host: how often it was lent to that
+process, which only the owner writes, and how often it was given back, which only that process
+writes. A chunk is reused when this process does not hold it and all counters agree; no process
+waits for that.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SharedLease:
 
 @final
 class _Borrowed:
-    """A neighbour's chunk; says that it is given back when nothing here refers to it any more."""
+    """A neighbour's chunk, which is given back when nothing here refers to it."""
 
     __slots__ = ("__array_interface__", "_forks", "_neighbour", "_offset")
 
@@ -81,9 +82,9 @@ class _Borrowed:
 
 @final
 class _Ending:
-    """Whether the interpreter ends: what dies then finds modules that are gone, and says nothing.
+    """Whether the interpreter is shutting down, when objects that die find modules gone.
 
-    Nobody needs it: a process that has ended gives nothing back, and takes nothing.
+    They then do nothing: a process that has ended gives nothing back, and takes nothing.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ def _interface(address: int, nbytes: int, readonly: bool) -> dict[str, Any]:
 
 
 def chunk_of(block: Block) -> SharedLease | None:
-    """Return the chunk of this process that a block lies in; None for memory of another kind."""
+    """Return the chunk of this process that holds a block; None for memory of another kind."""
     base: Any = block
     while isinstance(base, np.ndarray):
         base = base.base
@@ -155,7 +156,7 @@ class Arena:
         guard(self)
 
     def lease(self, nbytes: int) -> SharedLease | None:
-        """Return a chunk for at least so many bytes.
+        """Return a chunk for at least that many bytes.
 
         Returns None if there are no addresses left, and in a forked child, whose parent owns it.
         """
@@ -180,19 +181,19 @@ class Arena:
         return np.ndarray((2, self._places), _COUNTERS, self._map, offset)
 
     def lend(self, lease: SharedLease, places: Sequence[int], loans: int = 1) -> None:
-        """Note that processes of the host will hold a chunk, before they are told of it.
+        """Record that processes of the host will hold a chunk, before they learn of it.
 
         Args:
             lease: the chunk.
             places: the numbers of the processes on the host.
-            loans: how many more times; -1 where they will not be told of it after all.
+            loans: how many more times; -1 if they will not learn of it after all.
         """
         for place in places:
             counters = self._counters(lease.offset)
             counters[0, place] += np.uint32(loans % (1 << 32))
 
     def offset_of(self, block: Block) -> int | None:
-        """Return where a block's first element lies in the arena; None if it lies elsewhere."""
+        """Return the offset of a block's first element in the arena; None if it is elsewhere."""
         address: int = block.__array_interface__["data"][0]
         offset = address - self.base
         return offset if 0 <= offset < self._room else None
@@ -220,14 +221,14 @@ class Arena:
             self._map.madvise(mmap.MADV_REMOVE, first, last - first)
 
     def take_back(self, offset: int, size: int, forks: int) -> None:
-        """Keep a chunk for its next use, at once or when nobody else can look at it any more.
+        """Keep a chunk for its next use, at once or when no other process can see it any more.
 
         Args:
             offset: where it begins.
             size: its bytes.
             forks: how many forks there had been when it was leased.
         """
-        if os.getpid() != self._process:  # a fork's copy of a lease says nothing
+        if os.getpid() != self._process:  # a fork's copy of a lease gives nothing back
             return
         if self.is_seen(offset, forks):
             self._seen.append((offset, size, forks))
@@ -242,7 +243,7 @@ class Arena:
             self._hollow.setdefault(size, deque()).append(offset)
 
     def _sweep(self) -> None:
-        """Look once at every chunk that only neighbours, or forked children, could look at."""
+        """Check once every chunk that only neighbours or forked children could see."""
         alive = latest_alive() if self._seen else 0
         for _ in range(len(self._seen)):
             with contextlib.suppress(IndexError):
@@ -278,12 +279,12 @@ class Arena:
                     self._hollow.setdefault(size, deque()).append(offset)
 
     def write_mark(self, mark: bytes) -> None:
-        """Write what a neighbour reads to see that it has mapped the right memory."""
+        """Write the mark by which a neighbour checks that it has mapped the right memory."""
         self._map[: len(mark)] = mark
 
 
 def _largest(file: int, room: int) -> tuple[mmap.mmap, int]:
-    """Map as much of a file as the process may, from ``room`` down."""
+    """Map as much of a file as the process is allowed to, at most ``room``."""
     while True:
         try:
             os.ftruncate(file, room)
@@ -314,7 +315,7 @@ class Neighbour:
         process, number, room = handle
         self.ending = _Ending()
         path = f"/proc/{process}/fd/{number}"
-        if not os.readlink(path).startswith(_LINK):  # in another container it is another's file
+        if not os.readlink(path).startswith(_LINK):  # in another container it is another file
             raise OSError(f"{path} is not an arena")
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -358,14 +359,14 @@ class Neighbour:
         Args:
             chunk: where it begins.
             forks: how many forks there had been when it was borrowed. While a child lives that was
-                forked since then, nothing is told; the next chunk that is given back tells it.
+                forked since then, nothing is reported; the next chunk given back reports it.
         """
-        if os.getpid() != self._process:  # a fork's copy of a loan says nothing
+        if os.getpid() != self._process:  # a fork's copy of a loan does nothing
             return
         self._returned.append((chunk, forks))
         alive = latest_alive() if forks < number_of_forks() or len(self._returned) > 1 else 0
         held: list[tuple[int, int]] = []
-        # Who finds the lock taken leaves: the one that has it looks again.
+        # A thread that finds the lock taken leaves: the one that holds it looks again.
         while self._returned and self._counting.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""Blocks shown to the outside: views of the same memory that nobody can make writeable.
+"""Blocks shown to the outside: views of the same memory that cannot be made writeable.
 
 In: a block. Out: a NumPy array. A read-only view of an array can be made writeable again, since
 its base is; a view of a read-only buffer cannot.
@@ -20,6 +20,6 @@ def exported(block: Block) -> Block:
     """Return a view of a block that is read-only for good."""
     dtype = block.dtype
     if dtype.isbuiltin != _ADDED:
-        # A buffer of a view, not of the block: references to that are counted for its reuse.
+        # A buffer of a view, not of the block, whose references are counted for its reuse.
         return np.asarray(block.view().data.toreadonly())
     return exported(block.view(_STAND_INS[dtype.itemsize])).view(dtype)

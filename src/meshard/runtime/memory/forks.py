@@ -1,8 +1,8 @@
 """Forks: what is still shared between this process and the children that it has forked.
 
-A forked child has its parent's private memory as it was, page by page, and computes on. Memory
-files are another matter: parent and child see the same pages. So a parent neither writes over nor
-gives away a chunk that a living child may still look at. Each fork has a pipe whose writing end
+A forked child has a copy of its parent's private memory, page by page, and continues to compute.
+Memory files differ: parent and child see the same pages. So a parent does not overwrite or give
+away a chunk that a living child may still see. Each fork has a pipe whose writing end
 only the child keeps; the parent finds it closed when the child has ended, or runs another program.
 """
 
@@ -16,10 +16,10 @@ from meshard.errors import TransportError
 
 
 class Renewed(Protocol):
-    """Has locks or threads that mean nothing in a forked child."""
+    """An object with locks or threads that are useless in a forked child."""
 
     def renew(self) -> None:
-        """Make them anew, in a child that has just been forked."""
+        """Replace them, in a child that has just been forked."""
 
 
 @final
@@ -36,7 +36,7 @@ class _Fork:
         self.number = number
         try:
             self.here, self.there = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        except (AttributeError, OSError):  # nobody can say when the child ends
+        except (AttributeError, OSError):  # the child's end cannot be observed
             self.here = self.there = -1
 
     def over(self) -> bool:
@@ -60,7 +60,7 @@ def guard(memory: object) -> None:
 
 
 def renew_in_children(one: Renewed) -> None:
-    """Have an object renewed in every child that is forked while it lives."""
+    """Renew an object in every child that is forked while it lives."""
     _renewed.add(one)
 
 
@@ -75,7 +75,7 @@ def depth() -> int:
 
 
 def refuse_in_child(born: int) -> None:
-    """Refuse to deal with other processes, in a child of the process that belongs to the job.
+    """Refuse to communicate, in a forked child of a process that belongs to the job.
 
     Args:
         born: the `depth` of that process.
@@ -85,11 +85,11 @@ def refuse_in_child(born: int) -> None:
     """
     if born != _depth:
         raise TransportError(
-            f"This process (pid {os.getpid()}) was forked from one of a job of several processes, "
-            "and is not one of them: here, arrays that span processes can be neither computed "
-            "with nor moved. Arrays of the parent's own devices are this process's to use. Fetch "
-            "what it needs before the fork (multihost_utils.process_allgather), or do the "
-            "operation in the parent."
+            f"This process (pid {os.getpid()}) was forked from a process of a job of several, and "
+            "does not take part in that job: it cannot compute with arrays that span processes, "
+            "or move them. It can use arrays that are on the parent's own devices. Fetch what else "
+            "it needs before the fork (multihost_utils.process_allgather), or do the operation in "
+            "the parent."
         )
 
 

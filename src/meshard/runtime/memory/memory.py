@@ -1,7 +1,7 @@
 """`Memory`: the one way in which blocks are made, filled, and brought to and from the host.
 
-In: shapes, and values of the host. Out: blocks. Kernels make their own small results; whatever the
-runtime and the engine make goes through the world's memory.
+In: shapes, and values of the host. Out: blocks. Kernels make their own small results; all blocks
+that the runtime and the engine make come from the world's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshard.runtime.types import Block
 class Memory(ABC):
     """The memory that the blocks of one world are in.
 
-    A block is a NumPy array, or what behaves like one: boxes of it are views, and may be assigned.
+    A block is a NumPy array, or behaves like one: boxes of it are views that can be assigned to.
     """
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Memory(ABC):
             shape: its shape.
             dtype: its dtype.
             filled_in: at how many places it is filled gradually while other memory is given back.
-                It then is fresh memory, which counts only once it is written to.
+                If given, the memory is fresh, and counts only once it is written to.
 
         Raises:
             AllocationError: if the system has no memory for it.
@@ -39,11 +39,11 @@ class Memory(ABC):
 
     @abstractmethod
     def reachable(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
-        """Return an uninitialised C-ordered block, where neighbours can write if it is large."""
+        """Return an uninitialised C-ordered block; neighbours can write into a large one."""
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
-        """Return a C-ordered block of zeros, which need not have been written."""
+        """Return a C-ordered block of zeros, whose pages may be untouched."""
 
     @abstractmethod
     def copy(self, target: Block, origin: Block) -> None:

@@ -1,7 +1,7 @@
-"""Ownership: whether anybody but its array can see a block.
+"""Ownership: whether anything but its array can see a block.
 
 In: an array and the number of a piece, or a value that was just handed over. Out: whether its
-memory may be written over, or given back to the system, because nobody would notice.
+memory may be overwritten, or given back to the system, without being noticed.
 
 CPython counts the references to an object, and the count says how many holders there are. What a
 sole holder's count is depends on the version of Python (3.14 borrows references where 3.13 counted
@@ -34,7 +34,7 @@ Count = Callable[[object], int]
 
 
 def _exact_count() -> Count | None:
-    """Return what counts references exactly; None where nothing does."""
+    """Return the function that counts references exactly; None where there is none."""
     with_lock: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     if sys.implementation.name != "cpython" or not with_lock():
         return None
@@ -45,10 +45,10 @@ _count = _exact_count()
 
 
 def held_alone(x: _Array, piece: int) -> bool:
-    """Whether nobody but an array holds its blocks, one of them, or another view of its memory.
+    """Whether nothing but an array refers to its tuple of blocks, one of them, or its memory.
 
     Args:
-        x: the array; it may itself be held by anybody.
+        x: the array; any number of references to it may exist.
         piece: the number of a block that this process has.
     """
     if _count is None:
@@ -78,9 +78,9 @@ _OWNED = _Owned()
 
 
 def memory_of(block: Block) -> Memory | None:
-    """Return what can give the pages of a block back; None for memory that is not this process's.
+    """Return the owner that can free the pages of a block; None for memory of another process.
 
-    Pages in the system's hands read as zeros, so ask `held_alone` first. A block whose elements do
+    Pages that were given back read as zeros, so ask `held_alone` first. A block whose elements do
     not follow each other has more bytes than memory, or other elements between its own.
     """
     if not block.flags.c_contiguous:
@@ -96,9 +96,9 @@ def memory_of(block: Block) -> Memory | None:
 
 
 def give_back_owned(x: _Array) -> None:
-    """Give the pages of an array that dies to the system, where they are not the pool's to keep.
+    """Give the pages of a dying array to the system, unless the pool keeps them.
 
-    What NumPy has allocated goes back to an allocator that may keep it.
+    Memory that NumPy has allocated returns to an allocator that may keep it.
     """
     for piece in range(len(x._blocks or ())):
         block: Any = x._blocks[piece]  # type: ignore[index]
@@ -122,7 +122,7 @@ def _holders_of_base(x: _Array, piece: int) -> int:
 
 
 def handed_over(value: Block) -> bool:
-    """Whether a value that a caller has in one local variable is known to nobody else.
+    """Whether a value in one local variable of the caller is referred to only there.
 
     The value must be the argument itself, by its name, as in ``handed_over(value)``.
     """

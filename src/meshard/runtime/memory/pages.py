@@ -48,7 +48,7 @@ _madvise = _advise()
 
 
 def _tell(address: int, nbytes: int, advice: int | None) -> None:
-    """Advise the system about whole pages of private memory; it may be deaf to it."""
+    """Advise the system about whole pages of private memory; it may ignore the advice."""
     if advice is not None and _madvise is not None:
         _madvise(address, nbytes, advice)
 
@@ -68,8 +68,8 @@ class _Region:
     Attributes:
         base: the address of its first byte, on a boundary of huge pages where it is as large.
         size: its bytes.
-        carved: how many chunks it was cut into so far; one, where it is itself a chunk.
-        used: the bytes that these take.
+        carved: how many chunks it was cut into so far; one, if it is itself a chunk.
+        used: the bytes that these chunks take.
     """
 
     __slots__ = ("_memory", "base", "carved", "size", "used")
@@ -188,7 +188,7 @@ class Pages(Memory):
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Block:
-        """Return an array of zeros: fresh pages are zeros, so that the pool is no help."""
+        """Return an array of zeros, not from the pool, since fresh pages are zeros."""
         return np.zeros(shape, dtype)
 
     def copy(self, target: Block, origin: Block) -> None:
@@ -223,13 +223,13 @@ class Pages(Memory):
         try:
             return Lease(self, *self._chunk(size, filled_in), size)
         except OSError:
-            self.trim()  # what waits here may be what is missing there
+            self.trim()  # the memory that waits here may be what the system lacks
             return Lease(self, *self._chunk(size, filled_in), size)
 
     def _chunk(self, size: int, filled_in: int | None) -> _Chunk:
         """Return a chunk that was used before, or a new one."""
         if filled_in is not None and size >= HUGE:
-            # Each place where it grows may take up a huge page that it does not fill yet.
+            # Each place where it grows may occupy a huge page that it does not fill yet.
             region = _Region(size, huge=size >= 16 * HUGE * filled_in)
             region.carve(size)
             return region, 0
@@ -279,7 +279,7 @@ class Pages(Memory):
             self.arena.trim(most)
 
     def _drop_regions(self, idle: list[tuple[_Chunk, int]]) -> None:
-        """Let go of the regions of which no chunk is leased; leave the other chunks in the list."""
+        """Drop the regions of which no chunk is leased; the other chunks stay in the list."""
         for size, queue in list(self._hollow.items()):
             while queue:
                 with contextlib.suppress(IndexError):

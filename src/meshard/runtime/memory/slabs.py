@@ -1,4 +1,4 @@
-"""Slabs: boxes cut into parts of at most some bytes, so that both ends of a message cut alike."""
+"""Slabs: boxes cut into parts of limited size, in the same way at both ends of a message."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from meshard.runtime.memory.forks import renew_in_children
 
 @final
 class _Blas:
-    """BLAS's number of threads, of which the operating system's process has only one.
+    """The number of BLAS threads, which is one setting of the whole process.
 
     Simulated processes share it: those that want one thread wait for those that want all.
     """
@@ -30,7 +30,7 @@ class _Blas:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Begin with nobody inside, as a child must that was forked."""
+        """Begin with no thread inside, as a forked child must."""
         if self._inside and self._one:
             self._restore()
         self._changed = threading.Condition()
@@ -72,7 +72,7 @@ class _Blas:
 
 
 def _set_threads(library: Any, threads: int) -> None:
-    """Set the number of threads from any thread: the first that does so would else be the only."""
+    """Set the number of threads; any thread may, not only the first that has done so."""
     library.set_num_threads(threads)
     release = getattr(library, "clear_controlling_thread", None)  # since threadpoolctl 3.7
     if release is not None:
@@ -84,13 +84,13 @@ _blas = _Blas()
 
 @final
 class Workers:
-    """A few threads and the caller, who share a list of tasks.
+    """A few threads that share a list of tasks with the caller.
 
     Tasks never read the current world: what they need is bound into them.
 
     Attributes:
         threads: how many there are, the caller included.
-        watch: what makes of each task one that tells when it runs; None while nobody asks.
+        watch: wraps each task in one that records when it runs; None while nothing records.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -103,7 +103,7 @@ class Workers:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Begin without threads, as a child must that was forked: it has none of its parent's."""
+        """Begin without threads, as a forked child must: its parent's threads are not in it."""
         self._executor: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
@@ -158,7 +158,7 @@ class Workers:
                 raise min(failures, key=lambda f: f[0])[1]
         finally:
             failures.clear()  # an error holds this frame, and so the blocks of all tasks
-            tasks = ()  # so does a thread that has not quite left ``drain``
+            tasks = ()  # and so does a thread that has not quite left ``drain``
 
     def blas_threads(self, *, one: bool) -> contextlib.AbstractContextManager[None]:
         """Give BLAS one thread per caller, or all of them, within a ``with`` statement."""

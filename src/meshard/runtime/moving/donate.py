@@ -1,9 +1,9 @@
-"""Gradual moves: the pages of a donated source go back as they are read, the result's come.
+"""Gradual moves: pages of a donated source are freed as they are read, while the result grows.
 
 In: what to copy and to send, and an array whose blocks are used up. Out: the pieces of its
 destination. The array moves in the steps of a `Sweep`; after each step the pages that it has read
-are given back, where nobody but the array could see them. So the two layouts together never take
-much more memory than the larger of them.
+are given back, if nothing but the array could see them. So the two layouts together never take much
+more memory than the larger one alone.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def run_gradually(
 ) -> Blocks:
     """Move an array whose blocks are used up, and return the pieces of its destination.
 
-    Every process of the array goes through the same steps, whether or not it can give pages back.
+    Every process of the array takes the same steps, whether or not it can give pages back.
 
     Args:
-        move: the move. From its first step on the array can be read no more.
+        move: the move. The array cannot be read after its first step.
         told: called with the bytes that have arrived since the last call.
-        postponed: called with an error or interrupt from outside, after which the move goes on.
+        postponed: called with an error or interrupt from outside; the move then goes on.
 
     Raises:
         TransportError: if another process fails; the array is then lost, as after any error.
@@ -60,7 +60,9 @@ def run_gradually(
             move.let_go(step)
             step += 1
             told(move.arrived())
-        except BaseException as error:  # what was begun is done again; its source is still there
+        except (
+            BaseException
+        ) as error:  # a copy that was begun is done again; its source still exists
             failures += 1
             if move.world.process_count > 1 or failures > 3:
                 raise
@@ -74,10 +76,10 @@ class Gradual:
 
     Args:
         world: whose memory, workers and transport are used.
-        part: what this process does; it has nothing to fill in, and no layers.
+        part: what this process does; without fill values and without layers.
         x: the array.
         type_: what it becomes.
-        window: the most bytes that are on their way from and to this process at once.
+        window: the most bytes in flight from and to this process at once.
 
     Raises:
         AllocationError: if there is no memory for the result; the array is then as it was.
@@ -118,7 +120,7 @@ class Gradual:
         return Sweep.of(type_.shape, cuts, steps)
 
     def _begun(self) -> list[Block | None]:
-        """Return the pieces, those to be filled uninitialised."""
+        """Return the pieces, uninitialised where they are to be filled."""
         memory, part = self.world.memory, self._part
         shared = bool(part.receives) or (self._replicas is not None and bool(self._replicas.lent))
         results: list[Block | None] = []
@@ -183,7 +185,7 @@ class Gradual:
         return found
 
     def let_go(self, step: int) -> None:
-        """Give the pages back that a step has read."""
+        """Give back the pages that a step has read."""
         size = self._dtype.itemsize
         for block in self._leaving:
             for first, last in self.sweep.runs(step, block.starts, block.shape):
@@ -201,7 +203,7 @@ class Gradual:
         return new
 
     def finished(self, told: Callable[[int], None]) -> Blocks:
-        """Return the pieces, those of neighbours among them."""
+        """Return the pieces, including those of neighbours."""
         if self._replicas is not None:
             share(self.world, [(self._replicas, self._results, self._dtype)])
             told(sum(_nbytes(self._results[t[0]]) for t in self._replicas.taken))
@@ -241,7 +243,7 @@ class _Leaving:
 
 
 def _leaving(x: Array, layout: Layout, kept: set[int]) -> list[_Leaving]:
-    """Return the blocks of an array that nobody else sees, and of which no result is a view."""
+    """Return the blocks that only the array refers to, and of which no result is a view."""
     found = []
     for piece in x._type.local:
         if piece in kept or not held_alone(x, piece):

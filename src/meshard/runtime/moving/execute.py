@@ -57,7 +57,7 @@ def _run_part(
     pieces.begin(world, tasks)
     world.workers.run(tasks)
     pieces.give_up_views(world)
-    if part.sends or part.receives:  # after the copies: what is received is written over them
+    if part.sends or part.receives:  # after the copies: received elements are written over them
         sends: dict[int, list[Block]] = {}
         receives: dict[int, list[Block]] = {}
         pieces.add_messages(sends, receives)
@@ -70,7 +70,7 @@ def _run_part(
 def with_replicas(
     world: RuntimeWorld, part: Part, dtype: np.dtype[Any]
 ) -> tuple[Part, Replicas | None]:
-    """Return what to do if replicas on a host are one memory, where that is worth a message."""
+    """Return how to share replicas on a host, if that is worth a message."""
     found = part.replicas
     if found is None or found.volume * dtype.itemsize < world.transport.table.replicas:
         return part, None
@@ -81,7 +81,7 @@ def share(
     world: RuntimeWorld,
     shared: Sequence[tuple[Replicas, list[Block | None], np.dtype[Any]]],
 ) -> None:
-    """Lend the pieces that are built, and put those that neighbours have built into their place."""
+    """Lend the pieces that are built, and take those that neighbours have built."""
     lent: list[tuple[Block, tuple[int, ...]]] = []
     taken: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
     for replicas, results, dtype in shared:
@@ -103,7 +103,7 @@ def run_parts(
     dtype: np.dtype[Any],
     fill: object = None,
 ) -> list[Blocks]:
-    """Do what a part without messages says once for each set of operands, side by side."""
+    """Run a part without messages once for each set of operands, side by side."""
     tasks: list[Callable[[], None]] = []
     sets = [_Pieces(part, operands, dtype, fill) for operands in operand_sets]
     for pieces in sets:
@@ -148,7 +148,7 @@ class _Pieces:
         self.results: list[Block | None] = []
 
     def begin(self, world: RuntimeWorld, tasks: list[Callable[[], None]]) -> None:
-        """Make the pieces, to be filled by the tasks that are added; little is copied at once."""
+        """Make the pieces, which the added tasks fill; small copies are made at once."""
         part, operands, dtype, results = self._part, self._operands, self._dtype, self.results
         memory = world.memory
         allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block] = memory.allocate
@@ -178,7 +178,7 @@ class _Pieces:
                 tasks += self._copies(memory, recipe, target)
 
     def _copies(self, memory: Memory, recipe: Recipe, target: Block) -> list[Callable[[], None]]:
-        """Return the tasks that fill a piece: one where copies lie over each other."""
+        """Return the tasks that fill a piece: a single one if copies overlap."""
         copies = []
         for copy in recipe.copies:
             origin = self._operands[copy.operand][copy.origin]
@@ -189,7 +189,7 @@ class _Pieces:
         return [partial(memory.copy, *c) for c in copies]
 
     def give_up_views(self, world: RuntimeWorld) -> None:
-        """Copy the pieces that would keep a large buffer alive for little of it."""
+        """Copy the pieces that would keep a large buffer alive for a small part of it."""
         for number in pins_too_much(self._views):
             recipe, view = self._part.recipes[number], self._views[number]
             assert recipe is not None
@@ -215,7 +215,7 @@ class _Pieces:
             for copy in message.copies:
                 target = self.results[copy.piece]
                 assert target is not None
-                plain = copy.within is None and copy.target  # NumPy gives a scalar for 0-d
+                plain = copy.within is None and copy.target  # NumPy returns a scalar for 0-d
                 boxes.append(target[copy.target] if plain else _target(target, copy))
 
     def held_bytes(self) -> int:
@@ -252,14 +252,14 @@ def view_of(block: Block, index: Index) -> Block:
 
 
 def _spread(view: Block, shape: tuple[int, ...]) -> Block:
-    """Return a view in a shape, in which one position may be read by many."""
+    """Return a view in a shape, where several positions may show one element."""
     return view if view.shape == shape else np.broadcast_to(view, shape)
 
 
 def pins_too_much(views: Mapping[int, Block]) -> list[int]:
-    """Return which views to give up: those that keep a large buffer alive for little of it.
+    """Return which views to copy: those that keep a large buffer alive for a small part of it.
 
-    The plan sees to it that the source's blocks are not kept so, but a block may be a view itself.
+    The plan prevents that for the source's blocks, but a block may be a view itself.
     """
     buffers: dict[int, Block] = {}
     seen: dict[int, int] = {}
@@ -300,7 +300,7 @@ def run_moves(
     Args:
         world: whose memory, workers and transport are used.
         moves: the arrays.
-        window: the most bytes that are on their way from and to this process at once.
+        window: the most bytes in flight from and to this process at once.
         progress: called with the bytes that have arrived since the last call.
     """
     tasks: list[Callable[[], None]] = []
@@ -350,7 +350,7 @@ def exchange_in_rounds(
 def _rounds(
     messages: Mapping[int, list[Block]], most: int | None
 ) -> Iterator[list[tuple[int, list[Block]]]]:
-    """Yield what passes between this process and each peer in one round after another.
+    """Yield, round by round, what passes between this process and each peer.
 
     Both ends of a pair cut the same boxes in the same way, so that nothing is negotiated.
     """

@@ -1,9 +1,9 @@
-"""Making arrays: `device_put`, and from callbacks or single-device arrays; and fetching them."""
+"""Making arrays with `device_put`, from callbacks or from single-device arrays; fetching them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -25,12 +25,45 @@ from meshard.runtime.moving.place import (
 )
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block, SupportsArray
 from meshard.runtime.world import here
 
 T = TypeVar("T")
+K = TypeVar("K")
+H = TypeVar("H", bound=np.ndarray[Any, Any] | np.generic | complex)
+"""A value on the host; a tree of such becomes one of arrays, and others keep their type."""
 
 
+@overload
+def device_put(
+    x: ArrayLike, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> Array: ...
+@overload
+def device_put(
+    x: list[H], device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> list[Array]: ...
+@overload
+def device_put(
+    x: tuple[H, ...],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> tuple[Array, ...]: ...
+@overload
+def device_put(
+    x: dict[K, H],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> dict[K, Array]: ...
+@overload
+def device_put(
+    x: T, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
+) -> T: ...
 def device_put(
     x: Any,
     device: Any = None,
@@ -42,12 +75,12 @@ def device_put(
     """Lay values or arrays out on devices.
 
     Args:
-        x: an array, anything that NumPy makes one of, or a tree of such leaves.
+        x: an array, anything that NumPy converts to one, or a tree of such leaves.
         device: a Sharding, a Device, or a spec where a mesh is set, for all leaves; or a tree of
             them that is a prefix of ``x``. None leaves arrays where they are and puts values on
             the default device.
-        src: accepted as in JAX; where an array is, is known.
-        donate: whether to delete the arrays given, once all have been placed; or a tree of such.
+        src: accepted as in JAX, and not needed: an array knows where it is.
+        donate: whether to delete the given arrays, once all have been placed; or a tree of bools.
         may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
             never with the memory of a NumPy array.
 
@@ -56,9 +89,9 @@ def device_put(
 
     Raises:
         ShardingError: if a leaf's shape cannot be laid out as asked, or a device does not exist.
-            Nothing has been deleted then.
-        UnequalError: if a value is to be laid out on devices of several processes, which give
-            different ones: each must give the whole array.
+            Nothing has then been deleted.
+        UnequalError: if a value is to be laid out on devices of several processes, and these give
+            different values: each must give the whole array.
         TreeError: if ``device`` is not a prefix of ``x``.
         ArgumentError: if a leaf is both to be donated and to be aliased.
 
@@ -95,7 +128,7 @@ def device_put(
 
 
 def _given_up(donate: Any, may_alias: Any, x: Any, what: str) -> list[bool]:
-    """Return for each leaf of a tree whether it is donated, which then may not be aliased."""
+    """Return for each leaf of a tree whether it is donated; such a leaf cannot be aliased."""
     found = [flag_of(gone, what, "donate") for gone in prefix_leaves(donate, x, what, "donate")]
     for gone, aliased in zip(found, prefix_leaves(may_alias, x, what, "may_alias"), strict=True):
         shared = aliased is not None and flag_of(aliased, what, "may_alias")
@@ -123,8 +156,12 @@ def prefix_leaves(prefix: Any, tree: Any, what: str, name: str = "devices") -> l
         ) from error
 
 
+@overload
+def device_get(x: SupportsArray) -> Block: ...
+@overload
+def device_get(x: Any) -> Any: ...
 def device_get(x: Any) -> Any:
-    """Return a tree with each array fetched as a whole, as a NumPy array; other leaves stay.
+    """Return a tree with each array fetched whole as a NumPy array; other leaves stay.
 
     Raises:
         NotAddressableError: if an array spans processes and is not replicated.
@@ -179,10 +216,10 @@ def make_array_from_callback(
         shape: the global shape.
         sharding: a Sharding, a Device, or a spec where a mesh is set.
         data_callback: called with a tuple of slices into the global array, once for each distinct
-            index of this process's devices; returns anything that NumPy makes an array of. What
-            others can still change is copied.
-        dtype: what to convert the pieces to, within one kind of numbers; needed by a process that
-            holds none. By default the first piece's.
+            index of this process's devices; returns anything that NumPy converts to an array.
+            Values that can still be changed elsewhere are copied.
+        dtype: the dtype to convert the pieces to, within one kind of numbers; needed by a process
+            that holds none. By default that of the first piece.
 
     Returns:
         The array. If the callback raises, no array is made.
@@ -216,7 +253,7 @@ def make_array_from_callback(
         box = layout.boxes[piece]
         if box.volume:
             return asked(piece)
-        if box not in empty:  # of pieces without elements several may have one index
+        if box not in empty:  # several pieces without elements may have one index
             empty[box] = asked(piece)
         return empty[box]
 
@@ -240,18 +277,18 @@ def make_array_from_callback(
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Any, arrays: Sequence[Array], *, dtype: Any = None
 ) -> Array:
-    """Make one array of arrays that are on single devices, without copying.
+    """Make one array from arrays that are on single devices, without copying.
 
     Args:
         shape: the global shape.
         sharding: a Sharding, a Device, or a spec where a mesh is set.
-        arrays: one array per device of this process, in any order. Of replicas, which must be
-            equal, the first in device order is taken.
+        arrays: one array per device of this process, in any order. Replicas must be equal; the
+            first in device order is taken.
         dtype: the arrays' dtype; needed by a process that holds none.
 
     Raises:
         ShardingError: if arrays are missing, too many, of another shape, dtype or device.
-        ArgumentError: if something else than Arrays is given, or ``dtype`` is needed and not given.
+        ArgumentError: if a value is not an Array, or ``dtype`` is needed and not given.
         DeletedArrayError: if one was deleted.
 
     >>> import meshard
@@ -324,8 +361,8 @@ def _check_devices(given: Mapping[Device, Array], needed: Sequence[Device], what
     for device in needed:
         if device not in given:
             foreign = [d for d in given if d.process_index != device.process_index]
-            whose = "".join(f" {d!r} is process {d.process_index}'s." for d in foreign[:1])
+            whose = "".join(f" {d!r} belongs to process {d.process_index}." for d in foreign[:1])
             raise ShardingError(
                 f"{what}: no array is on {device!r}; the arrays are on {list(given)}.{whose} "
-                "Each process gives one array for each of its own devices."
+                "Each process must give one array for each of its own devices."
             )

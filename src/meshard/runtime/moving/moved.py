@@ -1,8 +1,8 @@
 """Moving trees: all arrays of a tree go to their layouts, each distinct one once.
 
 In: leaves, and for each where it is to be. Out: the leaves, moved. The arrays go batch by batch in
-the order of the `schedule`; a donated source is freed with its batch. Whatever happens on the way,
-every array is somewhere: an exception carries the tree as it is then.
+the order of the `schedule`; a donated source is freed with its batch. No array is lost on the way:
+an exception carries the tree as it is then.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Tree:
 
     Args:
         leaves: the leaves.
-        targets: for each leaf where it is to be; None leaves it where it is.
-        structure: of the tree; None for a list.
-        routes: for each leaf the way that a plan has chosen; None where none has.
+        targets: the sharding that each leaf is to have; None leaves it where it is.
+        structure: the structure of the tree; None for a list.
+        routes: the route that a plan has chosen for each leaf; None without a plan.
 
     Attributes:
         leaves: the leaves.
         targets: where they go.
-        routes: their ways; None for one that nobody has chosen.
+        routes: their routes; None for one that no plan has chosen.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Tree:
 
     @cached_property
     def names(self) -> list[str]:
-        """How to call each leaf; worked out when a message needs it."""
+        """The name of each leaf, computed when a message needs it."""
         if self._structure is None:
             return [f"array {i}" for i in range(len(self.leaves))]
         return leaf_names(self._structure.accessors())
 
     def rebuilt(self, leaves: Sequence[Any]) -> Any:
-        """Return the tree of as many leaves."""
+        """Return the tree with other leaves."""
         return list(leaves) if self._structure is None else self._structure.unflatten(leaves)
 
 
 def leaf_names(accessors: Sequence[Any]) -> list[str]:
-    """Return how to call the leaves of a tree, by the way to each."""
+    """Return the names of the leaves of a tree, by the path to each."""
     return [".".join(map(str, accessor.path)) or "x" for accessor in accessors]
 
 
@@ -152,7 +152,7 @@ def moved(
     Args:
         tree: the leaves, and where they go.
         donate: whether the sources are given up.
-        max_bytes: the most bytes on their way from and to this process at once.
+        max_bytes: the most bytes in flight from and to this process at once.
         progress: see `reshard`.
         what: the function that was called, for messages.
     """
@@ -173,7 +173,7 @@ def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> li
 
 @final
 class _Teller:
-    """Tells how far a move has come, and keeps what is raised meanwhile until it has ended."""
+    """Reports the progress of a move, and keeps what is raised meanwhile until it has ended."""
 
     def __init__(self, tell: Callable[[int, int], None] | None, total: int) -> None:
         self._tell = tell
@@ -183,11 +183,11 @@ class _Teller:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody listens."""
+        """Whether progress is reported."""
         return self._tell is not None
 
     def told(self, nbytes: int) -> None:
-        """Say that some more bytes have arrived."""
+        """Report that some more bytes have arrived."""
         self._done += nbytes
         if self._tell is None or self.failure is not None:
             return
@@ -258,7 +258,7 @@ class _Mover:
             wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
 
     def _place(self, types: Sequence[ArrayType | None]) -> None:
-        """Settle the leaves that do not move: those that are placed, and those that are there."""
+        """Settle the leaves that do not move: those that are placed, and those already there."""
         known: dict[tuple[int, Any], Any] = {}
         targets = self._tree.targets
         for number, leaf in enumerate(self._tree.leaves):
@@ -302,12 +302,12 @@ class _Mover:
             if donate:
                 self._give_up([way.array for way in batch if way.last])
                 world.memory.trim(KEPT_IDLE)
-            # Others take part in what is left, and would wait for this process.
+            # Other processes take part in the rest, and would wait for this one.
             if teller.failure is not None and world.process_count == 1:
                 raise teller.failure
 
     def _mark_last(self, ways: Sequence[_Way], order: Sequence[Sequence[int]]) -> None:
-        """Find the last way of each array; one that stays in the tree has none."""
+        """Find the last way of each array; an array that stays in the tree has none."""
         staying = {id(x) for i, x in enumerate(self._tree.leaves) if self._results[i] is not None}
         seen = set(staying)
         for i in [i for numbers in reversed(order) for i in reversed(numbers)]:
@@ -378,16 +378,16 @@ class _Mover:
         return blocks
 
     def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:
-        """Return the error that says which arrays there is no memory for."""
+        """Return the error that says for which arrays there is no memory."""
         names = ", ".join([self._tree.names[i] for way in ways for i in way.leaves])
         total = sum(way.local_bytes for way in ways)
         return AllocationError(
-            f"{self._what}: {names} could not be moved, which takes {total:,} bytes. {error} "
+            f"{self._what}: {names} could not be moved: that takes {total:,} bytes. {error} "
             "Move fewer arrays at once, give up the sources (donate=True), or use more processes."
         )
 
     def _hand_back(self, error: BaseException) -> None:
-        """Put the tree as it is now on an error, where sources were given up."""
+        """Attach the present tree to an error, if sources were given up."""
         leaves = self._tree.leaves
         gone = [i for i in sorted(self._arrived) if leaves[i].is_deleted()]
         if not gone and not self._lost:

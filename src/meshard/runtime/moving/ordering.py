@@ -1,4 +1,4 @@
-"""Where the order of a mesh's devices is free: the order in which the most data stays put."""
+"""The order of a mesh's devices in which the most data stays where it is."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from meshard.runtime.trees import leaves as tree_leaves
 def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     """Return a sharding with its mesh's devices in the order in which the most bytes stay put.
 
-    Which device gets which shard is chosen as a linear assignment; the shards themselves stay. The
-    order found never keeps less than the order given.
+    Which device gets which shard is chosen as a linear assignment; the shards do not change. The
+    result never keeps less in place than the order given.
 
     Args:
-        x: an array, a ShapeDtypeStruct that carries a sharding, or a tree of such; of a tree the
-            leaf with the most bytes decides.
+        x: an array, a ShapeDtypeStruct with a sharding, or a tree of these; in a tree the leaf
+            with the most bytes decides.
         sharding: where it is to go.
 
     Returns:
         A sharding over the same devices, axes and spec.
 
     Raises:
-        ArgumentError: if ``sharding`` is not a NamedSharding, or nothing of ``x`` has a sharding.
+        ArgumentError: if ``sharding`` is not a NamedSharding, or nothing in ``x`` has a sharding.
 
     >>> import meshard
     >>> mesh = meshard.make_mesh((1,), ("i",))

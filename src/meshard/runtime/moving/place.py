@@ -59,11 +59,11 @@ GLOBAL = (
 def default_device(device: Device | str | None) -> AbstractContextManager[None]:
     """Make new arrays on ``device`` within a ``with`` statement.
 
-    Outside of one, ``meshard.config.update("default_device", device)`` says it for good; else new
-    arrays are made on this process's first device.
+    Outside of such statements, ``meshard.config.update("default_device", device)`` sets it for
+    good; without that, new arrays are made on this process's first device.
 
     Args:
-        device: a device of this process; ``"cpu"`` for the first one; None for what holds outside
+        device: a device of this process; ``"cpu"`` for the first one; None for the default outside
             of every ``with`` statement.
 
     Raises:
@@ -95,7 +95,7 @@ def _new_arrays_on(device: Device | None) -> Iterator[None]:
 
 
 def home(world: RuntimeWorld) -> SingleDeviceSharding:
-    """Return the sharding of new arrays that nobody placed."""
+    """Return the sharding of new arrays that were not placed."""
     device = _default_device.get() or process_default_device()
     if device is None or device not in world.local_devices:
         device = world.local_devices[0]
@@ -109,12 +109,12 @@ def checked_dtype(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     """Return the dtype in native byte order if arrays can have it.
 
     Raises:
-        DtypeError: if it is one of objects, strings, dates or records.
+        DtypeError: if it is a dtype of objects, strings, dates or records.
     """
     small = dtype.type.__module__.startswith(ml_dtypes.__name__)
     if dtype.kind not in "biufc" and not small and dtype != KEY:
         raise DtypeError(
-            f"{what}: dtype {dtype} is not one of numbers: arrays hold bool, integers, floats, "
+            f"{what}: dtype {dtype} is not a numeric dtype: arrays hold bool, integers, floats, "
             "complex numbers and the small floats of ml_dtypes."
         )
     return dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -124,7 +124,7 @@ def dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
     """Return the dtype that is meant, if arrays can have it.
 
     Raises:
-        DtypeError: if it is not a dtype, or not one of numbers.
+        DtypeError: if it is not a dtype, or not a numeric one.
     """
     try:
         found: np.dtype[Any] = np.dtype(given)
@@ -161,7 +161,7 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
 
 
 def _as_numpy(x: Any, what: str, dtype: Any) -> Block:
-    """Return any array-like as NumPy makes an array of it; what it cannot is refused."""
+    """Return any array-like as NumPy converts it, or refuse it."""
     try:
         return np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
     except MeshardError:
@@ -180,7 +180,7 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
 
     Values of a transformation are left as they are.
 
-    ``fresh`` says that nobody else holds the value, so that its memory may become the block.
+    ``fresh`` means that nothing else refers to the value, so that its memory may become the block.
     """
     if type(x) is Array and (dtype is None or x.dtype == dtype):
         return x
@@ -200,7 +200,7 @@ def _copied(world: RuntimeWorld, value: Block) -> Block:
 
 
 def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
-    """Bring each second array into the first; large ones in parts, on the workers."""
+    """Copy each second array into the first; large ones in parts, on the workers."""
     bring = world.memory.from_host
     if sum(t.nbytes for t, _ in copies) < LARGE:
         for target, value in copies:
@@ -267,12 +267,12 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
 def placed(
     x: Any, sharding: Sharding | None, *, donate: bool = False, what: str = "device_put"
 ) -> Array:
-    """Return a value or array laid out as ``sharding`` says, committed; None leaves it be.
+    """Return a value or array committed to ``sharding``; None leaves it as it is.
 
     Raises:
         ShardingError: if the shape cannot be laid out so, or a device does not exist.
         DeletedArrayError: if the array was deleted.
-        BudgetError: if an array's move exceeds a budget; ``what`` is how the message calls it.
+        BudgetError: if an array's move exceeds a budget; ``what`` is its name in the message.
         ConcretizationError: if it is inside a transformation.
     """
     if sharding is None or isinstance(x, Traced):
@@ -288,7 +288,7 @@ def placed(
 
 
 def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what: str) -> Array:
-    # An uncommitted array is every process's own copy of one value, and nothing is sent. A
+    # Every process has its own copy of an uncommitted array, so nothing is sent. A
     # committed one is where it is, also for the processes that hold none of it.
     if type(x) is Array and (x.committed or not spans(world, sharding)):
         type_ = world.type_of(x.shape, x.dtype, sharding, True)
@@ -327,7 +327,7 @@ def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "devi
     """Return an array in the layout of another type of the same shape and dtype.
 
     Raises:
-        BudgetError: if this exceeds a budget; ``what`` is how its message calls it.
+        BudgetError: if this exceeds a budget; ``what`` is its name in the message.
     """
     source, blocks = x._type, x._live()
     agree(world, what, (), (source, type_))
@@ -353,7 +353,7 @@ def part_between(world: RuntimeWorld, source: ArrayType, type_: ArrayType) -> Pa
 def wires_between(
     world: RuntimeWorld, source: ArrayType, type_: ArrayType
 ) -> tuple[()] | tuple[Wire]:
-    """Return what an array moves to be laid out as another type says: one communication or none."""
+    """Return the communications that bring an array into another type's layout: one or none."""
     if source.unplaced or source.layout == type_.layout:
         return ()
     from_ = (source.sharding,), type_.layout, (Source(source.layout),)
@@ -370,7 +370,7 @@ def filled(world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], 
 def made_of(
     world: RuntimeWorld, type_: ArrayType, values: Callable[[int], Any], what: str
 ) -> Array:
-    """Return an array whose local pieces are what ``values(piece)`` gives.
+    """Return an array whose local pieces are those that ``values(piece)`` returns.
 
     The processes have agreed to make it.
 

@@ -58,19 +58,19 @@ def plan_reshard(
     """Return what moving a tree to other layouts would do, without moving anything.
 
     Args:
-        x: a tree of arrays, values, or ShapeDtypeStructs that carry shardings; None is skipped.
+        x: a tree of arrays, values, or ShapeDtypeStructs with shardings; None is skipped.
         sharding: a tree of shardings that is a prefix of ``x``; devices need not exist. None
             leaves a leaf where it is.
-        max_bytes: the most bytes on their way from and to one process at once, besides source and
-            destination; None for no limit. Within one process nothing is on its way.
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is in flight.
         donate: whether the sources are given up as they are read.
-        alive: the devices, or their ids, that still hold what they held; None for all.
+        alive: the devices, or their ids, that still hold their data; None for all.
         topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
             devices are equally far from each other.
         split: whether a box may be cut between two senders.
 
     Raises:
-        ArgumentError: if a ShapeDtypeStruct carries no sharding, there is no such topology, or
+        ArgumentError: if a ShapeDtypeStruct has no sharding, there is no such topology, or
             ``max_bytes`` is refused, as `reshard` would refuse it.
         DataLoss: if no living device holds a part that is needed; it lists the boxes.
 
@@ -104,7 +104,7 @@ def plan_reshard(
 
 
 def _ids(alive: Any) -> Any:
-    """Return living devices by their ids; what is not a device is left as it is."""
+    """Return the ids of devices; values that are not devices are left as they are."""
     if not isinstance(alive, Iterable):
         return alive
     return [d.id if isinstance(d, Device) else d for d in alive]
@@ -113,7 +113,7 @@ def _ids(alive: Any) -> Any:
 def _planned(
     leaf: Any, target: Sharding | None, accessors: Sequence[optree.PyTreeAccessor]
 ) -> PlanLeaf:
-    """Return what a plan says of an array that is at one place of a tree, or at several."""
+    """Return a plan's entry for an array that is at one place of a tree, or at several."""
     name = " = ".join(leaf_names(accessors))
     shape, dtype, source = _described(leaf, name)
     target = source if target is None else target
@@ -133,7 +133,7 @@ def _planned(
 
 
 def _process_count(plan: Plan) -> int:
-    """Return how many processes would run a plan: those here, or those of devices elsewhere."""
+    """Return how many processes would run a plan: those of this job, or those of the devices."""
     world, owners = here(), plan.process_of or {}
     if all(owners[d.id] == d.process_index for d in world.devices if d.id in owners) and (
         owners.keys() <= {d.id for d in world.devices}
@@ -143,7 +143,7 @@ def _process_count(plan: Plan) -> int:
 
 
 def _written(sharding: Sharding) -> str:
-    """Return how a table calls a sharding; nothing where only the layout says it."""
+    """Return a sharding's name in a table; empty if only the layout describes it."""
     if isinstance(sharding, NamedSharding):
         return repr(sharding.spec)
     if isinstance(sharding, SingleDeviceSharding):
@@ -155,7 +155,10 @@ def _described(leaf: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Sh
     if type(leaf) in (Array, ShapeDtypeStruct):
         source = leaf.sharding
         if source is None:
-            raise ArgumentError(f"plan_reshard: {name} is a {leaf!r} that carries no sharding.")
+            raise ArgumentError(
+                f"plan_reshard: {name} is {leaf!r}, which has no sharding. Give it one with "
+                "ShapeDtypeStruct(shape, dtype, sharding=...)."
+            )
         return leaf.shape, leaf.dtype, source
     value = as_host(leaf, "plan_reshard")
     alone: SingleDeviceSharding = home(here())
@@ -179,7 +182,7 @@ def _run(plan: Plan, x: Any) -> Any:
 def _order(plan: Plan, paths: Sequence[str]) -> list[int]:
     """Return for each leaf of a tree which leaf of the plan it is, by its path.
 
-    Plans that were made of layouts know no paths; their leaves go by position.
+    Plans that were made from layouts have no paths; their leaves are matched by position.
 
     Raises:
         TreeError: if the tree has other leaves than the plan.
@@ -201,7 +204,7 @@ def _order(plan: Plan, paths: Sequence[str]) -> list[int]:
     strange = [path for path in paths if path not in planned]
     if lost or strange:
         told = [f"it has no leaf {_shown(lost)}"] * bool(lost)
-        told += [f"the plan has none at {_shown(strange)}"] * bool(strange)
+        told += [f"the plan has no leaf {_shown(strange)}"] * bool(strange)
         raise TreeError(
             f"plan.run: the tree is not the one that was planned: {', and '.join(told)}. Make a "
             "plan for this tree, with plan_reshard."
@@ -240,7 +243,7 @@ def _check_as_planned(leaf: PlanLeaf, value: Any) -> None:
 
 
 def _target(leaf: PlanLeaf, by_id: Mapping[int, Device]) -> Sharding:
-    """Return what a planned array is to have as its sharding, on the devices that there are."""
+    """Return the sharding that a planned array is to have, on the devices that exist."""
     layout, sharding = leaf.destination, leaf.sharding
     missing = sorted(layout.device_ids - by_id.keys())
     if missing:

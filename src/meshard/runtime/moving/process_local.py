@@ -1,4 +1,4 @@
-"""Arrays of what each process holds: `make_array_from_process_local_data`.
+"""Arrays from the parts that processes hold: `make_array_from_process_local_data`.
 
 Along each dim a process gives either the whole dim, or the shards that its devices hold, joined.
 """
@@ -6,7 +6,7 @@ Along each dim a process gives either the whole dim, or the shards that its devi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import needed_sharding, prefix_leaves
 from meshard.runtime.moving.place import as_host, filled
 from meshard.runtime.trees import flatten_with_none, unflatten
-from meshard.runtime.types import Block
+from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
 
 _WHAT = "make_array_from_process_local_data"
@@ -28,25 +28,33 @@ Shape = tuple[int, ...]
 Intervals = list[tuple[int, int]]
 
 
+@overload
+def make_array_from_process_local_data(
+    sharding: Any, local_data: ArrayLike, global_shape: Any = None
+) -> Array: ...
+@overload
+def make_array_from_process_local_data(
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any: ...
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:
-    """Make global arrays of what each process holds.
+    """Make global arrays from the part that each process holds.
 
     Args:
         sharding: how the global array is laid out; or a tree of shardings that is a prefix of
             ``local_data``.
-        local_data: this process's part, or a tree of such. Along each dim it is either the whole
+        local_data: this process's part, or a tree of parts. Along each dim it is either the whole
             dim, or the shards that this process's devices hold, joined in order.
-        global_shape: the global shape; or a tree of such that is a prefix of ``local_data``. By
-            default what the parts join to, which the processes tell each other: all must call.
+        global_shape: the global shape; or a tree of shapes that is a prefix of ``local_data``. By
+            default the shape that the parts join to; all processes must then make the call.
 
     Returns:
         The tree of arrays.
 
     Raises:
-        CoverageError: if the data does not fill this process's shards exactly, or no global shape
-            follows from the parts.
+        CoverageError: if the data does not fill this process's shards exactly, or the parts do not
+            determine the global shape.
         TreeError: if a tree is not a prefix of ``local_data``.
 
     >>> import meshard
@@ -72,7 +80,7 @@ def _is_shape(given: object) -> bool:
 
 
 def _leaf(shape: Any) -> Any:
-    """Return a shape as something that is not a container, so that it is a leaf of its tree."""
+    """Return a shape as an object that is not a container, so that it is a leaf of its tree."""
     return None if shape is None else np.asarray(shape_of(shape, _WHAT, "global_shape"), np.int64)
 
 
@@ -160,8 +168,8 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         return own
     if world.process_index not in processes:
         raise CoverageError(
-            f"{_WHAT}: process {world.process_index} has no device of {sharding!r}; say "
-            "global_shape=."
+            f"{_WHAT}: process {world.process_index} has no device of {sharding!r}; "
+            "pass global_shape=."
         )
     meet(world, processes, _WHAT)
     told: list[Any] = world.transport.all_gather((value.shape, str(value.dtype)), processes)
@@ -173,7 +181,7 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         )
         raise CoverageError(f"{_WHAT}: the parts differ in rank or dtype: {parts}.")
     if not isinstance(sharding, NamedSharding):
-        raise CoverageError(f"{_WHAT}: for a sharding without a mesh, say global_shape=.")
+        raise CoverageError(f"{_WHAT}: for a sharding without a mesh, pass global_shape=.")
     grid = sharding.shards(value.ndim)
     probe = NamedSharding(sharding.mesh, sharding.spec).layout(grid)
     held = {p: _held(probe, process_of, p) for p in processes}
@@ -187,8 +195,8 @@ def _joined_shape(sharding: Sharding, value: Block, process_of: Mapping[int, int
         if shapes[p] != needed:
             raise CoverageError(
                 f"{_WHAT}: the parts join to the global shape {shape}, of which process {p} holds "
-                f"{needed}, but its data has shape {shapes[p]}. Say global_shape=, or give each "
-                "process what it holds."
+                f"{needed}, but its data has shape {shapes[p]}. Pass global_shape=, or give each "
+                "process the data of its own shards."
             )
     return shape
 
@@ -207,6 +215,6 @@ def _joined_dim(dim: int, parts: Mapping[int, tuple[tuple[tuple[int, int], ...],
     if len(set(every)) != len(every):
         raise CoverageError(
             f"{_WHAT}: along dim {dim} processes share some of their shards but not all, so that "
-            "the global shape does not follow from the parts; say global_shape=."
+            "the global shape does not follow from the parts; pass global_shape=."
         )
     return sum(length for _, length in lengths.values())

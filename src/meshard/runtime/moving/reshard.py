@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from meshard.algebra.arguments import flag_of, function_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.window import checked_window
+from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress, Tree, moved
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.trees import flatten_with_none
+from meshard.runtime.types import ArrayLike
+
+T = TypeVar("T")
 
 
+@overload
+def reshard(
+    x: ArrayLike,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+) -> Array: ...
+@overload
+def reshard(
+    x: T,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+) -> T: ...
 def reshard(
     x: Any,
     sharding: Any,
@@ -26,8 +52,8 @@ def reshard(
 ) -> Any:
     """Move a tree of arrays to other layouts, all of them together.
 
-    Any layout goes to any other: the same, overlapping or other devices, other meshes, uneven cuts,
-    other processes. What a device holds already is not moved.
+    Any layout can become any other: on the same, overlapping or other devices, other meshes, uneven
+    cuts, other processes. Elements that a device already holds are not moved.
 
     Args:
         x: a tree of arrays; other leaves are placed.
@@ -35,14 +61,14 @@ def reshard(
             ``x``; None leaves a leaf where it is.
         donate: delete the source arrays. Each is freed as soon as it has arrived, and a large one
             while it moves, so that source and destination together take little more than the
-            larger; `plan_reshard` says how much. Memory that somebody else can see stays.
+            larger; `plan_reshard` says how much. Memory that is referred to elsewhere stays.
         may_alias: accepted as in the reference; blocks are immutable and shared where they can be.
-        cache_resharding_plans: accepted as in the reference; plans are always kept and found again.
-        max_bytes: the most bytes on their way from and to one process at once, besides source and
-            destination; None for no limit. Within one process nothing is on its way.
-        progress: called with the bytes that have arrived in this process, and those that will; True
-            shows a bar. What it raises is raised when nothing is half moved; in a program of
-            several processes, where the others take part in the rest, when all has arrived.
+        cache_resharding_plans: accepted as in the reference; plans are always kept and reused.
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is in flight.
+        progress: called with the bytes that have arrived in this process, and the bytes that will;
+            True shows a bar. An exception that it raises is raised when nothing is half moved; in
+            a program of several processes when all has arrived, since the others take part.
 
     Returns:
         The tree of moved arrays, committed. An array that is in two places of ``x``, as tied
@@ -51,16 +77,16 @@ def reshard(
     Raises:
         ShardingError: if a leaf's shape cannot be laid out as asked.
         UnequalError: if a leaf that is not an array is to be laid out on devices of several
-            processes, which give different ones.
+            processes, and these give different values.
         ArgumentError: if ``max_bytes`` is not a positive integer, or does not hold one element to
             and from each other process.
         TreeError: if ``sharding`` is not a prefix of ``x``.
         DeletedArrayError: if an array was deleted.
         AllocationError: if the system has no memory for a result.
 
-    Whatever is refused is refused before anything has moved. After any later failure, or an
-    interrupt, the sources are intact; where they were donated, the exception's attribute
-    ``partial`` is the tree as it is then, each array moved or where it was, and a note says which.
+    A refusal comes before anything has moved. After any later failure, or an interrupt, the sources
+    are intact; if they were donated, the exception's attribute ``partial`` is the tree as it is
+    then, with each array moved or where it was, and a note says which.
     Only a large donated array that was on its way when another process failed is lost.
 
     >>> import numpy as np, meshard

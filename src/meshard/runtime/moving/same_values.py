@@ -1,8 +1,8 @@
-"""Is a value the same on all processes? In: values to be put on several; out: a refusal or nothing.
+"""Whether a value is the same on all processes. In: values to place. Out: a refusal, or nothing.
 
 A value that is put on devices of several processes is the whole array on each of them, and each
-keeps its own part. If the values differed, every process would believe in another array. Digests
-are compared, in one small message.
+keeps its own part. If the values differed, each process would hold parts of a different array. So
+digests are compared, in one small message.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Digests = tuple[tuple[str, bytes], ...]
 def check_same_values(
     tree: Any, leaves: Sequence[Any], targets: Sequence[Sharding | None], what: str
 ) -> None:
-    """Refuse values that are to be laid out over several processes and differ between these.
+    """Refuse values that are to be laid out over several processes and differ between them.
 
     Arrays that have been placed already are known to all and are not compared.
 
     Args:
         tree: what the user gave, in which the message names the leaf.
         leaves: its leaves, None included.
-        targets: the sharding that each shall have.
+        targets: the sharding that each is to have.
         what: the function that was called.
 
     Raises:
@@ -86,15 +86,15 @@ def _told(leaf: Any, what: str) -> tuple[str, bytes]:
 def digest(value: Block) -> bytes:
     """Return sixteen bytes that stand for a block's elements, bit for bit.
 
-    Of large blocks the sums of the rows and of the columns of a grid of their words are digested,
-    which costs little more than reading them.
+    For a large block, the sums of the rows and columns of a grid of its words are digested, which
+    costs little more than reading the block.
     """
     found = hashlib.blake2b(digest_size=16)
     if value.dtype.itemsize == 1 and value.dtype.type.__module__ == "ml_dtypes":
-        value = value.astype(np.float32)  # of a byte the shortest kinds use some bits only
+        value = value.astype(np.float32)  # the smallest floats use only some bits of a byte
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     if value.dtype.type in _PADDED and np.finfo(np.longdouble).nmant == 63:
-        part = np.dtype(np.longdouble).itemsize  # of which ten bytes are the number
+        part = np.dtype(np.longdouble).itemsize  # ten of its bytes are the number
         flat = np.ascontiguousarray(flat.reshape(-1, part)[:, :10]).reshape(-1)
     words = flat.nbytes // 8 // _WORDS * _WORDS
     if words > _WORDS:
@@ -107,12 +107,12 @@ def digest(value: Block) -> bytes:
 
 
 def _refusal(what: str, names: Sequence[str], peers: Sequence[int], told: Sequence[Digests]) -> str:
-    """Say which value differs first, and between whom."""
+    """Return the message that says which value differs first, and between which processes."""
     start = f"{what}: the processes give different "
     end = (
-        " What is put on devices of several processes is the whole array, the same on each. If "
-        "each process has a part of its own, make one array of the parts with "
-        "meshard.make_array_from_process_local_data or "
+        " A value that is put on devices of several processes is the whole array, and must be the "
+        "same on each of them. If each process has a part of its own, make one array of the parts "
+        "with meshard.make_array_from_process_local_data or "
         "multihost_utils.host_local_array_to_global_array; if one process has the right value, "
         "send it to all with multihost_utils.broadcast_one_to_all."
     )

@@ -1,4 +1,4 @@
-"""Arrays that need not exist: `ShapeDtypeStruct`, and the type of one that does."""
+"""`ShapeDtypeStruct`, which describes an array that need not exist, and `typeof`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshard.runtime.world import here
 
 @final
 class ShapeDtypeStruct(Shaped):
-    """Shape, dtype and, if wanted, sharding of an array that need not exist.
+    """The shape, dtype and, optionally, sharding of an array that need not exist.
 
     Args:
         shape: the global shape.
@@ -110,10 +110,10 @@ def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> Sh
 
 
 def typeof(x: Any) -> Any:
-    """Return all that is known of an array, or of a value that would become one, but its data.
+    """Return all that is known about an array, or a value that would become one, except its data.
 
     Raises:
-        DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of such.
+        DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of them.
 
     >>> typeof(np.ones((2, 3)))
     float64[2,3]

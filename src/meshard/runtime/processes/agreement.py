@@ -1,10 +1,10 @@
-"""Do all processes run the same operations? What each keeps of its own.
+"""Whether all processes run the same operations: the record that each keeps.
 
 In: the operations on arrays that span processes, as tokens. Out: one running hash per set of
-processes, which stamps every message, and an account of the recent steps, which tells who diverged
-when messages do not meet (`divergence`). What a process does with arrays of its own enters nothing.
+processes, which stamps every message, and an account of the recent steps, which shows who diverged
+when messages do not match (`divergence`). What a process does with its own arrays is not recorded.
 
-A stamp also says where among the steps of its set a message belongs, so that a process can tell a
+A stamp also says to which step of its set a message belongs, so that a process can distinguish a
 message of a step that it has left, which is dropped, from one of a step that it has yet to reach.
 Where the processes of a set have diverged, they begin a new epoch of it, with a hash of its own.
 """
@@ -42,14 +42,14 @@ Stamp = tuple[int, int, int]
 NOWHERE: Stamp = (0, 0, 0)
 """The stamp of what is sent before any step."""
 # Step 3 of epoch 2 is 2 << 40 | 3. So every step of a later epoch is ahead of all steps of an
-# earlier one, and what compares steps (`arrival`, `is_within`) need not know of epochs. A million
-# operations a second fill 40 bits in twelve days; a set of processes is not known to do so many.
+# earlier one, and functions that compare steps (`arrival`, `is_within`) need not know of epochs. A
+# million operations a second fill 40 bits in twelve days; no job is known to run that many.
 _EPOCH = 40
 """Bits of a step's number below its epoch."""
 
 
 class Arrival(Enum):
-    """Where a message belongs, as seen by the process that it has come to."""
+    """Where a message belongs, as seen by the process that received it."""
 
     NOW = "the step that this process is in"
     OVER = "a step that it has left"
@@ -63,7 +63,7 @@ class RunningSteps:
 
     Attributes:
         members: the processes, in ascending order.
-        key: what stamps call them.
+        key: their key in stamps.
         step: the number of the last operation that was run, the epoch in its upper bits.
         hash: of all operations of this epoch, in order.
         turn: when it was run, counted over all sets; 0 before the first.
@@ -78,7 +78,7 @@ class RunningSteps:
 
     @property
     def epoch(self) -> int:
-        """How often these processes have diverged and begun anew."""
+        """How often these processes have diverged and started again."""
         return self.step >> _EPOCH
 
     def begin(self, epoch: int) -> None:
@@ -93,8 +93,8 @@ class Token:
 
     Attributes:
         running: the steps of these processes.
-        number: what enters the running hash.
-        text: how messages call it.
+        number: the number that enters the running hash.
+        text: its name in messages.
     """
 
     __slots__ = ("number", "running", "text")
@@ -108,7 +108,7 @@ class Token:
 @final
 @dataclass(frozen=True)
 class StepReport:
-    """One step, as it is told to others.
+    """One step, as it is reported to others.
 
     Attributes:
         members: the set of processes whose step it is.
@@ -130,7 +130,7 @@ class StepReport:
 @final
 @dataclass(frozen=True)
 class Account:
-    """What a process tells of itself.
+    """What a process reports about itself.
 
     Attributes:
         index: the process.
@@ -152,7 +152,7 @@ class Account:
 
     @property
     def last(self) -> StepReport | None:
-        """The step that it is in, or that it ran last."""
+        """The step that the process is in, or that it ran last."""
         return self.entries[-1] if self.entries else None
 
 
@@ -161,13 +161,13 @@ Remembered = tuple[Token, int, int, CodeType | str, int]
 
 @final
 class RememberedStep(NamedTuple):
-    """One step, as it is remembered, in the form that costs least to write down.
+    """One step, as it is remembered, in the form that is cheapest to record.
 
     Attributes:
         token: the operation.
         step: its number.
         hash: of all steps up to it.
-        code: the function of the user's that ran it, or file and line.
+        code: the user's function that ran it, or file and line.
         place: where in that function.
     """
 
@@ -178,7 +178,7 @@ class RememberedStep(NamedTuple):
     place: int
 
     def report(self) -> StepReport:
-        """Return the step as it is told to others."""
+        """Return the step as it is reported to others."""
         token, line = self.token, self.code
         if not isinstance(line, str):
             line = f"{line.co_filename}:{line_of(line, self.place)}"
@@ -189,12 +189,12 @@ class RememberedStep(NamedTuple):
 
 @final
 class Agreement:
-    """What one process keeps of the operations that it runs together with others.
+    """The record that one process keeps of the operations that it runs together with others.
 
     Args:
         index: this process.
         count: how many processes there are.
-        meet: waits until all of some processes have come; used where each step is compared.
+        meet: waits until all of some processes have arrived; used if each step is compared.
     """
 
     def __init__(self, index: int, count: int, meet: Callable[[Members], None]) -> None:
@@ -215,17 +215,17 @@ class Agreement:
         return CHECK.value
 
     def members(self, shardings: Iterable[Sharding]) -> Members | None:
-        """Return the processes that shardings span; None if others have nothing to do with it."""
+        """Return the processes that shardings span; None if no other process is involved."""
         found = {d.process_index for s in shardings for d in s.device_order}
         return tuple(sorted(found)) if len(found) > 1 and self.index in found else None
 
     def token(self, members: Iterable[int], canon: str, text: str | None = None) -> Token | None:
-        """Return the token of an operation; None where nothing is to be checked.
+        """Return the token of an operation; None if nothing is to be checked.
 
         Args:
             members: the processes that run it.
-            canon: what must be the same on all of them, to the letter.
-            text: how messages call it.
+            canon: a text that must be exactly the same on all of them.
+            text: its name in messages.
         """
         ordered = tuple(sorted(set(members)))
         if self.mode == "off" or len(ordered) < 2 or self.index not in ordered:
@@ -244,11 +244,11 @@ class Agreement:
         return running
 
     def enter(self, token: Token) -> None:
-        """Note that this process runs an operation now.
+        """Record that this process runs an operation now.
 
         Raises:
             AgreementError: if each step is compared, and another process runs another operation.
-            TransportError: in a forked child, which is not one of these processes.
+            TransportError: in a forked child, which does not belong to the job.
         """
         refuse_in_child(self._born)
         running = token.running
@@ -277,9 +277,9 @@ class Agreement:
         return self._ring[-1] if self._ring else None
 
     def stamp(self, peer: int) -> Stamp:
-        """Return what marks the messages to and from a process at this place of the program.
+        """Return the stamp of messages to and from a process at this place in the program.
 
-        That is the last step of those that both of them run.
+        It is the last step of those that both of them run.
         """
         shared = self._with[peer]
         if not shared:
@@ -306,7 +306,7 @@ class Agreement:
         return running is not None and stamp[1] <= steps.get(running.members, -1)
 
     def apart(self, stamp: Stamp) -> dict[Members, int]:
-        """Return the set of a stamp, and the epoch that it begins where its processes diverged."""
+        """Return the set of a stamp, and the epoch that it begins if its processes diverged."""
         running = self._keys[stamp[0]]
         return {running.members: running.epoch + 1}
 
@@ -318,7 +318,7 @@ class Agreement:
         )
 
     def begin(self, epochs: Mapping[Members, int]) -> None:
-        """Begin new epochs: what these sets of processes ran before is not compared any more."""
+        """Begin new epochs: earlier steps of these sets of processes are no longer compared."""
         for members, epoch in epochs.items():
             if self.index not in members:
                 continue
@@ -332,11 +332,11 @@ class Agreement:
     def account(
         self, waits: Iterable[int] = (), *, whole: bool = False, ended: str | None = None
     ) -> Account:
-        """Return what this process tells others of itself.
+        """Return what this process reports to others about itself.
 
         Args:
             waits: the processes that it waits for.
-            whole: whether to tell all steps that it remembers, and not only the last ones.
+            whole: whether to report all steps that it remembers, and not only the last ones.
             ended: how its program has ended.
         """
         ring = list(self._ring)[0 if whole else -_BRIEF :]
@@ -350,15 +350,15 @@ class Agreement:
         return sum(counted(r.step) for r in self._sets.values())
 
     def contradictions(self, other: Account) -> dict[Members, int]:
-        """Return the sets of processes of which another has run other operations than this one.
+        """Return the sets of processes in which another process has run different operations.
 
         Returns:
-            The sets, and for each the epoch that it is to begin; empty while nothing shows that
-            they have diverged.
+            The sets, and for each the epoch that it is to begin; empty if nothing shows that they
+            have diverged.
         """
         steps = {r.members: r.step for r in self._sets.values()}
         mine = Account(self.index, CHECK.value, (), self._count() - len(self._ring), steps, ())
-        # Without lines, which take long to find, for this is asked of every letter.
+        # Without lines, which take long to find: this is called for every letter.
         ring = [(t.running.members, step, found) for t, step, found, _, _ in self._ring]
         there = [(e.members, e.step, e.hash) for e in other.entries]
         return {m: (steps.get(m, 0) >> _EPOCH) + 1 for m in _contradicted(mine, ring, other, there)}
@@ -374,17 +374,17 @@ def counted(step: int) -> int:
 
 
 def crossed(one: Account, other: Account) -> tuple[Members, Members] | None:
-    """Return two sets of processes, of which one account has run more steps of the first.
+    """Return two sets of processes: one account is ahead in the first, the other in the second.
 
-    And the other more of the second. Of two looks at one program, at whatever time and in whatever
-    process, one is the earlier, so that this is never so where both run the same operations.
+    Of two processes that run the same program, one is at a later place, and behind in no set. So
+    there are no such sets while both run the same operations.
     """
     ahead, behind = _ahead(one, other)
     return (ahead[0], behind[0]) if ahead and behind else None
 
 
 def _ahead(one: Account, other: Account) -> tuple[list[Members], list[Members]]:
-    """Return the sets of which one account has run more steps, and those of which the other has."""
+    """Return the sets in which one account is ahead, and those in which the other is."""
     ahead: list[Members] = []
     behind: list[Members] = []
     for members in sorted({*one.steps, *other.steps}):
@@ -398,7 +398,7 @@ def _ahead(one: Account, other: Account) -> tuple[list[Members], list[Members]]:
 def _contradicted(
     one: Account, mine: Sequence[Key], other: Account, theirs: Sequence[Key]
 ) -> set[Members]:
-    """Return the sets of processes that two accounts contradict each other about.
+    """Return the sets of processes about which two accounts contradict each other.
 
     Args:
         one: an account, without its entries.
@@ -406,7 +406,7 @@ def _contradicted(
         other: another.
         theirs: its entries.
     """
-    # Two kinds of proof: each is further than the other in some set, or hashes of one step differ.
+    # Two kinds of proof: each is ahead of the other in some set, or hashes of one step differ.
     ahead, behind = _ahead(one, other)
     found = {*ahead, *behind} if ahead and behind else set()
     shared = _comparable(one, other)
@@ -414,7 +414,7 @@ def _contradicted(
     theirs = [key for key in theirs if key[0] in shared]
     at = _parting(mine, theirs, from_start=not (one.before or other.before))
     if at is not None:
-        # What either has run since they parted is in doubt, unless both have come out alike.
+        # All steps since they parted are in doubt, unless both have the same hash now.
         last_mine, last_theirs = ({m: (s, h) for m, s, h in keys} for keys in (mine, theirs))
         for members, _, _ in (*mine[at[0] :], *theirs[at[1] :]):
             if last_mine.get(members) != last_theirs.get(members):
@@ -434,9 +434,10 @@ def _comparable(one: Account, other: Account) -> set[Members]:
 
 
 def parted(one: Account, other: Account) -> tuple[StepReport, StepReport] | None:
-    """Return the first step that differs, of those that two processes should both run; else None.
+    """Return the first step that differs between two processes that should both run it, or None.
 
-    One process may be further than the other, and remember less; what both know of is in one order.
+    One process may be ahead of the other and remember less; the steps known to both are in one
+    order.
     """
     shared = _comparable(one, other)
     mine = [e for e in one.entries if e.members in shared]
@@ -452,8 +453,8 @@ def parted(one: Account, other: Account) -> tuple[StepReport, StepReport] | None
 def _parting(
     mine: Sequence[Key], theirs: Sequence[Key], from_start: bool
 ) -> tuple[int, int] | None:
-    """Return where two sequences of steps differ first; None if they do not, as far as is known."""
-    # Both have forgotten their oldest steps, but not as many: begin at the oldest that both
+    """Return where two sequences of steps first differ; None if they are not known to."""
+    # Both have forgotten their oldest steps, but not equally many: begin at the oldest that both
     # remember. From there on each runs the shared sets' steps in the same order, or they have
     # diverged.
     i, j = 0, 0

@@ -1,7 +1,7 @@
-"""Texts of operations: one that is the same in all processes that mean the same, one for messages.
+"""Texts of operations: an exact one, equal in all processes that mean the same, and a readable one.
 
 In: names, parameters, types of arrays. Out: texts, and 64 bits of one. Python's own hashes and
-addresses differ between processes, and enter nothing here.
+addresses differ between processes, and are not used.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def canonical(value: Any) -> str:
 
 
 def _by_fields_or_name(value: Any) -> str:
-    """Return the text of a value of a class that is not known here; never its address."""
+    """Return the text of a value of an unknown class, which never contains its address."""
     if is_dataclass(value) and not isinstance(value, type):
         held = [canonical(getattr(value, f.name)) for f in fields(value)]
         return f"{type(value).__qualname__}({', '.join(held)})"
     if hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-    if getattr(type(value), "__repr__", None) is object.__repr__:  # it would tell an address
+    if getattr(type(value), "__repr__", None) is object.__repr__:  # it would contain an address
         return type(value).__qualname__
     return repr(value)
 
 
 def _container(value: Collection[Any]) -> str:
-    """Return the text of a container; of one without an order in the order of its texts."""
+    """Return the text of a container; an unordered one is sorted by the texts of its items."""
     if isinstance(value, Mapping):
         items = sorted(f"{canonical(k)}: {canonical(v)}" for k, v in value.items())
         return f"{{{', '.join(items)}}}"
@@ -74,9 +74,9 @@ def _container(value: Collection[Any]) -> str:
 
 
 def described(type_: ArrayType, *, exact: bool = False) -> str:
-    """Return dtype, shape and sharding of an array; exactly, or as messages say it."""
+    """Return dtype, shape and sharding of an array, in the exact or the readable form."""
     told = type_.str_short()
-    if type_.unplaced:  # every process has one of its own
+    if type_.unplaced:  # every process has its own
         return told
     return f"{told} {_lies(type_.sharding, exact=False)}" + (_layout(type_.layout) if exact else "")
 
@@ -84,14 +84,14 @@ def described(type_: ArrayType, *, exact: bool = False) -> str:
 def laid_out(
     shape: tuple[int, ...], dtype: np.dtype[Any] | None, sharding: Sharding, *, exact: bool
 ) -> str:
-    """Return what is known of an array before it is made; None where its dtype is not."""
+    """Return what is known about an array before it is made; None for an unknown dtype."""
     sizes = ",".join(map(str, shape))
     told = f"{'' if dtype is None else dtype_name(dtype)}[{sizes}] {_lies(sharding, exact=exact)}"
     return told + (_layout(sharding.layout(shape)) if exact else "")
 
 
 def _lies(sharding: Sharding, *, exact: bool) -> str:
-    """Return how a sharding is called."""
+    """Return the text of a sharding."""
     ids = [d.id for d in sharding.device_order]
     if not isinstance(sharding, NamedSharding):
         return f"on devices {ids}" if exact or len(ids) <= 8 else f"on {len(ids)} devices"
@@ -113,7 +113,7 @@ def shortened(text: str) -> str:
 
 
 def call_text(name: str, params: Sequence[tuple[str, Any]]) -> str:
-    """Return how messages call an operation: its name, and the parameters that it has."""
+    """Return the name of an operation in messages, with its parameters."""
     told = ", ".join([f"{n}={canonical(v)}" for n, v in params if v is not None])
     if len(told) > _LONGEST // 2:
         told = f"{told[: _LONGEST // 2 - 4]} ..."

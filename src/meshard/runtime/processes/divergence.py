@@ -1,7 +1,7 @@
-"""Who has diverged, in which operation, at which line: from accounts to sentences.
+"""Which process has diverged, in which operation and at which line, as a sentence.
 
-In: what some processes told of their recent steps. Out: one sentence, the same for all that have
-the same accounts; None where the accounts agree.
+In: the recent steps that some processes reported. Out: one sentence, the same on all processes that
+have the same accounts; None if the accounts agree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Steps = Mapping[int, Mapping[int, StepReport]]
 
 
 def divergence(accounts: Mapping[int, Account]) -> str | None:
-    """Return who has diverged and how; None if nothing shows that anybody has."""
+    """Return which processes have diverged and how; None if none is known to."""
     return _first_difference(accounts) or _parted(accounts)
 
 
@@ -39,7 +39,7 @@ def _first_difference(accounts: Mapping[int, Account]) -> str | None:
     for members, steps in sets.items():
         step = _where(steps)
         if step is not None:
-            # Of several, the one that some process ran before the others.
+            # If there are several, take the one that some process ran before the others.
             first = min(_place(accounts[p], steps[p][step]) for p in steps if step in steps[p])
             differing.append((first, members, step))
     if not differing:
@@ -49,7 +49,7 @@ def _first_difference(accounts: Mapping[int, Account]) -> str | None:
 
 
 def _place(account: Account, entry: StepReport) -> int:
-    """Return how long ago a process ran a step, the longer the less."""
+    """Return a number that is the smaller, the longer ago a process ran a step."""
     return account.entries.index(entry) - len(account.entries)
 
 
@@ -88,7 +88,7 @@ def _difference(members: Members, step: int, steps: Steps) -> str:
 
 
 def _hint(steps: Steps, step: int, wrong: Sequence[int], most: Sequence[int]) -> str:
-    """Return what it looks like: a call left out, or one too many."""
+    """Return the likely cause: a call left out, or one too many."""
     here, there = steps[wrong[0]], steps[most[0]]
     mine, theirs = here[step], there[step]
     if step + 1 in there and there[step + 1].number == mine.number:
@@ -108,7 +108,7 @@ def _ran(at: Mapping[int, StepReport], group: Sequence[int]) -> str:
 
 
 def _grouped(told: Sequence[tuple[int, str]]) -> str:
-    """Return ``A`` if all say so, else ``A on processes 0, 1; B on process 2``."""
+    """Return ``A`` if all agree, else ``A on processes 0, 1; B on process 2``."""
     groups: dict[str, list[int]] = {}
     for process, text in told:
         groups.setdefault(text, []).append(process)
@@ -118,7 +118,7 @@ def _grouped(told: Sequence[tuple[int, str]]) -> str:
 
 
 def _parted(accounts: Mapping[int, Account]) -> str | None:
-    """Return which two processes have run different operations, or with different others."""
+    """Return two processes that have run different operations, or with different processes."""
     for p, q in combinations(sorted(accounts), 2):
         one, other = accounts[p], accounts[q]
         found: tuple[StepReport | None, StepReport | None] | None = parted(one, other)
@@ -141,7 +141,7 @@ def _parted(accounts: Mapping[int, Account]) -> str | None:
 
 
 def _support(accounts: Mapping[int, Account], entry: StepReport | None, besides: int) -> int:
-    """Return how many others have run a step too."""
+    """Return how many other processes have run a step too."""
     if entry is None:
         return 0
     key = entry.members, entry.hash
@@ -153,18 +153,18 @@ def _support(accounts: Mapping[int, Account], entry: StepReport | None, besides:
 
 
 def modes(accounts: Mapping[int, Account]) -> str | None:
-    """Return how the processes differ in how they check; None if they do not."""
+    """Return how the processes differ in their setting ``check``; None if they do not."""
     told = [(p, repr(a.mode)) for p, a in sorted(accounts.items())]
     if len({mode for _, mode in told}) == 1:
         return None
     return (
         f"The setting check (MESHARD_CHECK) is {_grouped(told)}: it must be the same on all "
-        "processes, and be changed at the same place of the program."
+        "processes, and must be changed at the same place in the program."
     )
 
 
 def doing(entry: StepReport | None) -> str:
-    """Return a step, as messages say it."""
+    """Return a step as messages describe it."""
     if entry is None:
         return "no step yet"
     return f"step {counted(entry.step)} of {numbered(entry.members)}, {entry.text} at {entry.line}"

@@ -1,4 +1,4 @@
-"""The transport of a process that is alone."""
+"""The transport of a single process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshard.runtime.types import Block
 
 @final
 class LocalTransport:
-    """There are no other processes: any message is an error of ours."""
+    """The transport without other processes: any message is a fault of the library."""
 
     index = 0
     count = 1
@@ -30,12 +30,14 @@ class LocalTransport:
     ) -> None:
         """Refuse messages; there are no peers."""
         if sends or receives:
-            raise TransportError("This process is alone, and a plan asks it to send or receive.")
+            raise TransportError(
+                "There is only this process, but a plan asks it to send or receive."
+            )
 
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
         """Refuse to lend or take; there are no neighbours."""
         if lent or taken:
-            raise TransportError("This process is alone, and a plan asks it to lend or take.")
+            raise TransportError("There is only this process, but a plan asks it to lend or take.")
         return []
 
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:

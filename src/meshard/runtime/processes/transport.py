@@ -1,4 +1,4 @@
-"""The door sideways: what the runtime asks of whatever joins processes."""
+"""The door sideways: what the runtime needs from a library that joins processes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Transport(Protocol):
     Attributes:
         index: this process's number.
         count: how many processes there are.
-        table: the sizes that decide how something is moved.
-        hosts: for each process the number of its host, where the processes of one host can look at
-            each other's memory; None where none can.
+        table: the sizes that decide how blocks are moved.
+        hosts: the number of each process's host, if the processes of one host can read each
+            other's memory; None if they cannot.
     """
 
     index: int
@@ -37,7 +37,7 @@ class Transport(Protocol):
 
     @property
     def watchdog(self) -> Watchdog | None:
-        """What this process knows of the others while it waits; None if it is alone."""
+        """What this process knows about the others while it waits; None for a single process."""
 
     def exchange(
         self,
@@ -54,7 +54,7 @@ class Transport(Protocol):
         """
 
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
-        """Let neighbours look at complete blocks, and return those that they have, read-only.
+        """Lend complete blocks to neighbours, and return the blocks that they lend, read-only.
 
         For each pair of processes the blocks lent and taken agree in number, shape and order.
 
@@ -66,4 +66,4 @@ class Transport(Protocol):
         """Return every peer's small object, in the order of ``peers``, this process included."""
 
     def barrier(self, peers: Sequence[int]) -> None:
-        """Wait until all ``peers`` have come here."""
+        """Wait until all ``peers`` have arrived here."""

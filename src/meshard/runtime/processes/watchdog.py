@@ -1,11 +1,11 @@
-"""Looking around while waiting: who has not come, and what does each process do?
+"""The watchdog: while a process waits, it finds out who is missing and what each process does.
 
 In: letters that processes send each other beside the messages that they wait for. Out: an error on
-every process that can still tell one, as soon as it is known who has diverged, ended or died, and
-at the latest when the deadline has passed.
+every process that can still raise one, as soon as it is known which process has diverged, ended or
+died, and at the latest when the deadline has passed.
 
-What is known of a failure is known of a step: a process that leaves a step before its end tells the
-others which one it was, and they give that step up, but none that comes later.
+A failure belongs to a step: a process that leaves a step before its end tells the others which step
+it was, and they give up that step, but none that comes later.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from meshard.runtime.processes.agreement import (
 from meshard.runtime.processes.divergence import divergence, doing, modes, numbered
 
 _PATIENCE = 0.4
-"""Seconds of a wait after which a process asks those that it waits for."""
+"""Seconds of a wait after which a process asks those for which it waits."""
 _SELDOM = 0.02
-"""Seconds between two looks at the letters."""
+"""Seconds between two checks of the letters."""
 _GRACE = 2.0
-"""Seconds that the others have to tell what they know, once something is wrong."""
+"""Seconds that the others have to report what they know, once something is wrong."""
 _SETTLED = 0.5
 """Seconds after which no message of a process that has ended its program, or has left the step, can
-still be on its way."""
+still be in flight."""
 _NOTICE = 30.0
-"""Seconds of a wait, or half the deadline, after which the user is told of it."""
+"""Seconds of a wait, or half the deadline, after which the user is told about it."""
 _TOLD = 4
 ENDED = "has ended its program"
-"""What a process says of itself that has come to the end of its program."""
+"""What a process that has come to the end of its program reports about itself."""
 
 
 class SideChannel(Protocol):
@@ -50,26 +50,26 @@ class SideChannel(Protocol):
         """Send a letter."""
 
     def collect(self) -> list[Any]:
-        """Return the letters that have come since."""
+        """Return the letters that have arrived since the last call."""
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
-        """Return what is the matter with a process, seen from outside, and whether to give it up.
+        """Return what is wrong with a process, seen from outside, and whether to give it up.
 
-        None if nothing is, or nothing can be seen.
+        None if nothing is wrong, or nothing can be seen.
         """
 
     def notice(self, text: str) -> None:
-        """Tell the user something while the wait goes on."""
+        """Show the user a message while the wait goes on."""
 
 
 @final
 @dataclass(frozen=True)
 class Departure:
-    """What a process tells of a step that it has left before its end.
+    """What a process reports about a step that it has left before its end.
 
     Attributes:
-        account: where it is.
-        steps: for each set of processes that it belongs to, the last step that it has left so.
+        account: its account.
+        steps: for each set of processes that it belongs to, the last step that it left early.
         lost: the processes that it waited for.
         why: what has happened.
     """
@@ -82,11 +82,11 @@ class Departure:
 
 @final
 class Watchdog:
-    """What one process knows of the others while it waits.
+    """What one process knows about the others while it waits.
 
     Args:
-        agreement: what it keeps of its own steps.
-        channel: how to ask.
+        agreement: the record of its own steps.
+        channel: the way to send letters.
         deadline: seconds that it waits.
     """
 
@@ -112,7 +112,7 @@ class Watchdog:
         self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
 
     def check(self, peers: Sequence[int]) -> None:
-        """Refuse to go on where nobody could tell which operation a message belongs to.
+        """Refuse to go on if it is unknown which operation a message belongs to.
 
         Raises:
             TransportError: if an operation has failed while operations were not compared.
@@ -120,13 +120,13 @@ class Watchdog:
         if self._unsure and peers:
             raise TransportError(
                 f"Process {self.agreement.index} cannot communicate with {numbered(peers)}: an "
-                "operation has failed before, and where the setting check (MESHARD_CHECK) is 'off' "
-                "its messages cannot be told from those of others. To go on after a failure, use "
-                "'hash'."
+                "operation has failed before, and while the setting check (MESHARD_CHECK) is "
+                "'off', its messages cannot be distinguished from those of other operations. To go "
+                "on after a failure, set check to 'hash'."
             )
 
     def begin(self) -> None:
-        """Note that a wait begins to last."""
+        """Record that a wait has begun to last."""
         now = time.monotonic()
         self._begun = now
         self._next_look = now + _SELDOM
@@ -141,27 +141,27 @@ class Watchdog:
             self._compare(peer, now)
 
     def end(self) -> None:
-        """Note that nothing is waited for any more."""
+        """Record that the wait is over."""
         self._missing = ()
 
     def met(self, peers: Iterable[int]) -> None:
-        """Note that messages of processes have come: they have reached the step that this is."""
+        """Record that messages of processes have arrived: they have reached the present step."""
         latest = self.agreement.latest
         for peer in peers:
             self._met[peer] = latest
 
     def look(self, missing: Callable[[], Sequence[int]]) -> bool:
-        """Look around, if it is time to.
+        """Check on the other processes, if it is time to.
 
         Args:
-            missing: says which processes have not come yet.
+            missing: returns the processes that have not arrived yet.
 
         Returns:
             Whether it was time to.
 
         Raises:
             AgreementError: if processes have diverged.
-            TransportError: if one that has not come has ended or died, or the deadline has passed.
+            TransportError: if a missing process has ended or died, or the deadline has passed.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -180,21 +180,21 @@ class Watchdog:
             self._next_ask = now + max(_PATIENCE, min(_NOTICE, (now - self._begun) / 2))
             self._ask(self._missing)
         if late:
-            law = "MESHARD_TIMEOUT sets the seconds that one waits for another."
+            law = "MESHARD_TIMEOUT sets how many seconds a process waits for another."
             self._give_up(f"has waited {self.deadline:g} s", law=law)
         self._judge(now, asks=asks)
         return True
 
     def _judge(self, now: float, *, asks: bool) -> None:
-        """Give up where one of those that have not come never will; tell the user of a long wait.
+        """Give up if a missing process will never arrive; tell the user about a long wait.
 
         Args:
             now: the time.
-            asks: whether it is time to ask the system too, which takes longer than a look at what
-                was heard.
+            asks: whether it is time to ask the system too, which takes longer than checking the
+                letters.
 
         Raises:
-            TransportError: if one that has not come has ended or died.
+            TransportError: if a missing process has ended or died.
         """
         if any(self._is_lost(p, now) for p in self._missing) or (
             asks and any(map(self._is_gone, self._missing))
@@ -205,10 +205,10 @@ class Watchdog:
             self._channel.notice(self._sentence(f"has waited {now - self._begun:.1f} s"))
 
     def saw(self, peer: int, stamp: Stamp) -> None:
-        """Note the stamp of a message that does not belong to this step, while one is waited for.
+        """Record the stamp of a message of another step, while one of this step is waited for.
 
         Raises:
-            AgreementError: if the process has run another operation in its place.
+            AgreementError: if the process has run a different operation instead.
         """
         arrival = self.agreement.arrival(peer, stamp)
         if arrival is Arrival.APART:
@@ -218,11 +218,11 @@ class Watchdog:
             self._ask((peer,))
 
     def last_look(self, missing: Sequence[int]) -> None:
-        """Look around for the last time, where it is known that nothing more will come.
+        """Check on the other processes for the last time, when nothing more will arrive.
 
         Raises:
             AgreementError: if processes have diverged.
-            TransportError: if one that has not come has ended.
+            TransportError: if a missing process has ended.
         """
         self._missing = tuple(missing)
         self._hear()
@@ -232,7 +232,7 @@ class Watchdog:
             self._give_up("waits")
 
     def suspect(self, peers: Sequence[int], stamp: Stamp) -> None:
-        """Find out who has diverged, after a message of ``peers`` that was stamped otherwise.
+        """Find out which process has diverged, after a message of ``peers`` with another stamp.
 
         Raises:
             AgreementError: always, since two hashes of one step are a proof.
@@ -242,11 +242,11 @@ class Watchdog:
         self._conclude()
 
     def failed(self, missing: Sequence[int], why: str) -> NoReturn:
-        """Say that the messages with some processes have failed.
+        """Raise the error for failed messages with some processes.
 
         Raises:
             AgreementError: if processes have diverged.
-            TransportError: else.
+            TransportError: otherwise.
         """
         self._missing = tuple(missing)
         self._hear()
@@ -280,7 +280,7 @@ class Watchdog:
         self._tell_all(("left", departure))
 
     def is_over(self, peer: int, stamp: Stamp) -> bool:
-        """Whether a message of a process belongs to a step that this one has left."""
+        """Whether a message of a process belongs to a step that this process has left."""
         left = self._left.get(self.agreement.index)
         if self._unsure or (left is not None and self.agreement.is_within(left.steps, stamp)):
             return True
@@ -294,21 +294,21 @@ class Watchdog:
         self._tell_all(("bye", account))
 
     def claim(self) -> None:
-        """Tell all others that this process is about to say what several have found."""
+        """Tell all others that this process is about to report what several have found."""
         self._tell_all(("claims", self.agreement.index))
 
     def report(self) -> None:
-        """Tell all others that this process ends because of what it has found to be wrong."""
+        """Tell all others that this process ends because of the fault that it has found."""
         self._tell_all(("reported", self.agreement.index))
 
     def all_reported(self) -> bool:
-        """Whether all others that can have said what is wrong."""
+        """Whether all others that can report have reported what is wrong."""
         self._hear()
         known = self._reported | self._ended.keys()
         return all(p in known or self._is_gone(p) for p in self._others())
 
     def first_to_report(self) -> bool | None:
-        """Whether this process is the first of those that claim to; None while it is not known."""
+        """Whether this process is the first that claims to report; None if not yet known."""
         self._hear()
         before = range(self.agreement.index)
         if any(p in self._claiming for p in before):
@@ -338,7 +338,7 @@ class Watchdog:
         return [p for p in range(self.agreement.count) if p != self.agreement.index]
 
     def interrupted(self) -> str | None:
-        """Return where this process waits, for when it is ended from outside; None if it is not."""
+        """Return where this process waits, in case it is ended from outside; else None."""
         if self._missing:
             self._hear()
         return self._sentence("waited") if self._missing else None
@@ -388,7 +388,7 @@ class Watchdog:
                 self._raise_alarm(epochs)
 
     def _compare(self, peer: int, now: float) -> None:
-        """Note when a process turns out to have left the step that this one is in."""
+        """Record that a process has left the step that this one is in."""
         if self._here is None:
             return
         members, step = self._here
@@ -402,11 +402,11 @@ class Watchdog:
             self._gone_on[one] = min(self._gone_on.get(one, now), now)
 
     def _raise_alarm(self, epochs: Mapping[Members, int]) -> None:
-        """Tell all others everything; they do the same."""
+        """Send all others the whole account; they do the same."""
         new = {m: e for m, e in epochs.items() if self._epochs.get(m, 0) < e}
         if not new:
             return
-        if not self._epochs:  # what was told before another alarm is not about this one
+        if not self._epochs:  # a report from before another alarm is not about this one
             self._whole = {p: a for p, a in self._whole.items() if p in self._ended}
         self._epochs.update(new)
         mine = self.agreement.account(self._missing, whole=True)
@@ -414,7 +414,7 @@ class Watchdog:
         self._tell_all(("alarm", (mine, dict(self._epochs))))
 
     def _conclude(self) -> NoReturn:
-        """Wait until all have told everything, or for the grace, and say who has diverged."""
+        """Wait until all have reported, or for the grace period, and say who has diverged."""
         until = time.monotonic() + _GRACE
         while True:
             self._hear()
@@ -428,23 +428,23 @@ class Watchdog:
         )
         self.agreement.begin(self._epochs)
         self._epochs.clear()
-        quiet = f" {numbered(silent, capital=True)} said nothing yet." if silent else ""
+        quiet = f" There is no report of {numbered(silent)} yet." if silent else ""
         raise AgreementError(told + quiet)
 
-    # those who do not come
+    # missing processes
 
     def _is_gone(self, peer: int) -> bool:
         fate = self._channel.fate(peer)
         return fate is not None and fate[1]
 
     def _is_lost(self, peer: int, now: float) -> bool:
-        """Whether nothing of this step will come from a process that still runs, or has ended."""
+        """Whether nothing of this step will arrive from a process, running or ended."""
         settled = min(_SETTLED, self.deadline / 4)
         since = min(self._ended.get(peer, now), self._gone_on.get(peer, now))
         return now - since >= settled
 
     def _is_odd(self) -> bool:
-        """Whether something can be seen to be the matter with one that has not come."""
+        """Whether something can be seen to be wrong with a missing process."""
         return any(self._channel.fate(p) is not None for p in self._missing)
 
     def _give_up(self, waited: str, why: str = "", law: str = "") -> NoReturn:
@@ -453,7 +453,7 @@ class Watchdog:
         Args:
             waited: how long this process has waited.
             why: the reason, if it is known.
-            law: what sets an end to the wait.
+            law: what limits the wait.
         """
         mine = self.agreement.account(self._missing)
         found = why or modes({**self._heard, mine.index: mine})
@@ -462,7 +462,7 @@ class Watchdog:
         raise TransportError(" ".join(filter(None, (self._sentence(waited), found, law))))
 
     def _sentence(self, waited: str) -> str:
-        """Return who waits for whom, where, and what is known of them and of others."""
+        """Return who waits for whom, where, and what is known about them and others."""
         mine = self.agreement.account()
         where = "" if mine.last is None else f", in {doing(mine.last)}"
         told = [f"Process {mine.index} {waited} for {numbered(self._missing)}{where}."]
@@ -481,7 +481,7 @@ class Watchdog:
         return self._here is not None and left.steps.get(self._here[0], 0) >= self._here[1]
 
     def _known(self, peer: int) -> str:
-        """Return what is known of a process."""
+        """Return what is known about a process."""
         account, fate, met = self._heard.get(peer), self._channel.fate(peer), self._met.get(peer)
         left = self._left.get(peer)
         if left is not None and self._has_left(left):

@@ -1,9 +1,9 @@
 """The ledger: what operations, reshards and collectives move between devices, and its budget.
 
-Whoever moves elements between devices says so beforehand with `communicated`, and only while a
-ledger is open (``if world.ledgers:``). The figures are those of all devices, from the plan, so that
-they are the same on every process. A budget is a ledger with a limit: it refuses what would
-exceed it before anything has moved.
+Code that moves elements between devices calls `communicated` beforehand, if a ledger is open
+(``if world.ledgers:``). The figures are those of all devices, from the plan, so that they are the
+same on every process. A budget is a ledger with a limit: it refuses communication that would exceed
+it before anything has moved.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 class Ledger:
     """The communications that happened while it was open, in order.
 
-    It is made by `ledger` and `budget`, and stays readable afterwards. Printed it is a table, with
-    one row for all communications of one line that are alike: how many there were, the most bytes
-    that one device receives in one of them, and the bytes of all of them on all devices.
+    `ledger` and `budget` make it, and it stays readable afterwards. It prints as a table, with one
+    row for all similar communications of one line: how many there were, the most bytes that one
+    device receives in one of them, and the bytes of all of them on all devices.
     """
 
     def __init__(self, limit: int | None = None, per_device: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         return dict(self._received)
 
     def by_line(self) -> dict[str, int]:
-        """Return for each line of the user's program the bytes that it moved, the most first."""
+        """Return the bytes that each line of the user's program moved, the most first."""
         return bytes_by_line(self.records)
 
     def to_json(self) -> str:
@@ -137,7 +137,7 @@ class Ledger:
             "meshard.debug.ledger() shows every communication."
         )
         if not self.records:
-            return f"{text} Nothing has moved before it."
+            return f"{text} Nothing had moved before."
         return f"{text} The lines that moved most:\n{lines_table(self.records)}"
 
     def _add(self, record: Record) -> None:
@@ -151,8 +151,8 @@ class Ledger:
 def ledger() -> Iterator[Ledger]:
     """Record what operations, reshards and collectives move, within a ``with`` statement.
 
-    Bytes are those that each device must receive from other devices, as if each had a memory of
-    its own, also where devices of one process share blocks; what crosses to no other device is not
+    It counts the bytes that each device must receive from other devices, as if each had its own
+    memory, even if devices of one process share blocks. Operations without such bytes are not
     recorded. An uncommitted array on one device counts as present on all, since every process can
     make it; so does a value that is placed from the host. The figures come from the plans for all
     devices, and are the same on every process. All threads of this process are seen.
@@ -188,7 +188,7 @@ def budget(
 
     Raises:
         BudgetError: at the operation that would exceed a limit; what it reads is left as it was.
-        ArgumentError: if a size cannot be read, or neither is given.
+        ArgumentError: if a size cannot be read, or neither limit is given.
 
     >>> import numpy as np, meshard
     >>> with budget("1 MB") as used:
@@ -216,7 +216,7 @@ def _open(log: Ledger) -> Iterator[Ledger]:
 
 
 def _size(given: object, name: str) -> int | None:
-    """Return a number of bytes that is given as a number or a text."""
+    """Return the number of bytes that a number or a text means."""
     if given is None:
         return None
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
@@ -240,29 +240,29 @@ def communicated(
     *,
     array: str = "",
 ) -> None:
-    """Note one communication in all open ledgers, before it happens.
+    """Record one communication in all open ledgers, before it happens.
 
-    Callers check ``if world.ledgers:`` first, so that nothing is counted for nobody.
+    Callers check ``if world.ledgers:`` first, so that nothing is counted without a ledger.
 
     Args:
         world: whose ledgers are open.
         kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``, ``"permute"``, ...
         axes: the mesh axes that it goes along.
         received: for each device id the bytes that it receives from other devices, of all
-            processes' devices; or a function that returns this. Where it is nothing, nothing is
-            noted.
+            processes' devices; or a function that returns this. If it is empty, nothing is
+            recorded.
         what: the operation, as in ``"psum"``.
         array: what moves, as in ``"float64[4,8]"``.
 
     Raises:
-        BudgetError: if it exceeds an open budget; no ledger has noted it then.
+        BudgetError: if it exceeds an open budget; no ledger has then recorded it.
     """
     figures = received() if callable(received) else received
     _noted(world, [(what, kind, tuple(axes), array, figures)])
 
 
 def wired(world: RuntimeWorld, what: str, wires: Sequence[Wire]) -> None:
-    """Note the communications of one plan in all open ledgers, all of them or none.
+    """Record the communications of one plan in all open ledgers, all of them or none.
 
     Raises:
         BudgetError: if they exceed an open budget.

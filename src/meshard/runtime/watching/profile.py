@@ -1,9 +1,9 @@
 """Profiles: when each step, operation, move and kernel of a real run began and ended.
 
 In: what runs while a profile is open. Out: Chrome's trace format, which chrome://tracing and
-Perfetto draw, and a table of the most expensive lines. Who can be seen asks first (``if
-world.profiles:``), so that nothing is timed for nobody. A profile is among the open ledgers too,
-and so learns what its events move.
+Perfetto draw, and a table of the most expensive lines. Code that can be timed checks ``if
+world.profiles:`` first, so that nothing is timed without a profile. A profile is among the open
+ledgers too, and so learns what its events move.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from meshard.runtime.world import RuntimeWorld, here
 
 _LINES = 20
 _VAGUE = ("kernel", "<lambda>")
-"""Names of functions that say less than the operation that they are kernels of."""
+"""Names of kernels that say less than the name of their operation."""
 
 
 @final
 class Profile:
     """What happened while it was open, in this process.
 
-    It is made by `profile`, and stays readable afterwards. Printed it is a table of the lines that
-    took longest, each without what runs at other lines inside it.
+    It is made by `profile`, and stays readable afterwards. It prints as a table of the lines that
+    took longest, each without the time of other lines that it calls.
 
     Attributes:
         process: the number of this process.
@@ -65,15 +65,15 @@ class Profile:
         return (self._last - self._first) / 1e9
 
     def by_line(self) -> dict[str, float]:
-        """Return for each line of the program the seconds that it took, the most first.
+        """Return the seconds that each line of the program took, the most first.
 
-        What runs at other lines inside it is theirs, and what kernels take is part of the line that
-        waits for them.
+        Time spent at other lines that it calls counts for those, and the time of kernels counts for
+        the line that waits for them.
         """
         return {line: _seconds(events) for line, events in self._lines()}
 
     def _lines(self) -> list[tuple[str, list[Event]]]:
-        """Return the lines of the program, the most expensive first, and what ran at each."""
+        """Return the lines of the program, the most expensive first, and the events of each."""
         found: dict[str, list[Event]] = {}
         for event in self._events:
             if event.category != "kernel":
@@ -90,14 +90,14 @@ class Profile:
         return trace_text(self.process, self._threads.values(), self._devices, self._events)
 
     def save(self, path: str | Path) -> Path:
-        """Write what `to_json` returns; where there are several processes, each its own file.
+        """Write the text of `to_json` to a file; each of several processes writes its own.
 
         Returns:
-            Where it was written: of ``trace.json``, with several processes ``trace.0.json``,
-            ``trace.1.json``, ...; `join_profiles` makes one of them.
+            The path written: for ``trace.json`` with several processes it is ``trace.0.json``,
+            ``trace.1.json``, ..., which `join_profiles` makes into one.
 
         Raises:
-            OSError: if the file cannot be written; what was there before stays.
+            OSError: if the file cannot be written; an existing file then stays as it was.
         """
         target = path_of(path, "Profile.save")
         if self._several and target.name:
@@ -140,7 +140,7 @@ class Profile:
     def __repr__(self) -> str:
         return f"Profile({len(self._events)} events, {time_text(self.seconds)})"
 
-    # what runs tells of itself
+    # the code that runs reports itself
 
     def _thread(self) -> int:
         ident = threading.get_ident()
@@ -165,7 +165,7 @@ class Profile:
         self._events.append(event)
 
     def _kernel(self, task: Callable[[], None]) -> Callable[[], None]:
-        """Return a task of the workers that tells when it runs, and for which event."""
+        """Return a task of the workers that records when it runs, and for which event."""
         outer = self._open.get(self._thread())
         name, line = _task_name(task), outer[-1].line if outer else ""
         if outer and name in _VAGUE:
@@ -205,13 +205,13 @@ def _moved(events: Iterable[Event]) -> int:
 
 
 def _task_name(task: Any) -> str:
-    """Return what a task of the workers does: the kernel that it calls."""
+    """Return the name of a worker's task: the kernel that it calls."""
     name = "kernel"
     while task is not None:
         name = getattr(task, "__name__", name)
         inner = getattr(task, "func", None)
         if inner is not None and getattr(inner, "__name__", "_").startswith("_"):
-            # A private helper is told by the kernel that it is given.
+            # A private helper is known by the kernel that it is given.
             inner = next((a for a in task.args if callable(a)), inner)
         task = inner
     return name.lstrip("_")
@@ -223,20 +223,20 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
 
     It sees the steps of jitted functions, eager operations, operations and collectives in
     `shard_map` bodies, moves, with the bytes that devices receive, and the kernels that run on
-    worker threads. While none is open nothing is timed.
+    worker threads. Nothing is timed while no profile is open.
 
     Args:
-        path: where to write a trace when the statement ends, also by an error: a JSON file for
-            chrome://tracing or https://ui.perfetto.dev. Where there are several processes each
-            writes its own, with its number before the suffix, and none waits for another;
-            `join_profiles` makes one trace of them. None to write nothing.
+        path: where to write a trace when the statement ends, even by an error: a JSON file for
+            chrome://tracing or https://ui.perfetto.dev. Each of several processes writes its own
+            file, with its number before the suffix, and none waits for another; `join_profiles`
+            makes one trace of them. None to write nothing.
 
     Returns:
         The `Profile`. They may nest; each sees all that happens inside it, in this process.
 
     Raises:
         ArgumentError: if ``path`` is not a path.
-        OSError: if the file cannot be written; what was there before stays.
+        OSError: if the file cannot be written; an existing file then stays as it was.
 
     >>> import meshard.numpy as mnp
     >>> with profile() as seen:
@@ -276,18 +276,18 @@ def _both(outer: _TaskWatch, inner: _TaskWatch) -> _TaskWatch:
 def timed(
     world: RuntimeWorld, name: str, category: str, line: str | None = None
 ) -> Iterator[Callable[..., Any]]:
-    """Tell all open profiles of what runs within a ``with`` statement.
+    """Record in all open profiles what runs within a ``with`` statement.
 
     Callers check ``if world.profiles:`` first.
 
     Args:
         world: whose profiles are open.
         name: what runs.
-        category: of which kind it is, as in `Event`.
-        line: where it was written; None for the user's line at hand.
+        category: its kind, as in `Event`.
+        line: where it was written; None for the user's current line.
 
     Returns:
-        A function to call with the shardings of what it gives; on their devices it ran.
+        A function to call with the shardings of the results; the event ran on their devices.
     """
     where = user_line() if line is None else line
     profiles = world.profiles

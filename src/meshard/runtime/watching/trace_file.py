@@ -19,7 +19,7 @@ from meshard.plan.show.record import Record
 
 _FIELDS = ("what", "kind", "axes", "array", "total_bytes", "bytes_per_device")
 _DEVICES = 1000
-"""From which number on the lanes of devices are counted, behind those of threads."""
+"""The number of the first device's lane, after those of threads."""
 
 
 @final
@@ -27,15 +27,15 @@ class Event:
     """One thing that happened, from beginning to end.
 
     Attributes:
-        name: what: an operation, several that ran as one, a move, a kernel.
+        name: an operation, several that ran as one, a move or a kernel.
         category: ``"step"`` of a jitted function, ``"operation"`` outside of one, ``"body"`` for
             operations in bodies of `shard_map`, ``"move"`` or ``"kernel"``.
         line: where in the program it was written, as ``file:line``.
         thread: the number of the thread, 0 for the one that opened the profile.
         start: when it began, in nanoseconds since the epoch.
         stop: when it ended.
-        inside: nanoseconds of it that its inner events took.
-        records: what it moved between devices, without what its inner events moved.
+        inside: nanoseconds of it that inner events took.
+        records: the communications that it made, without those of its inner events.
         devices: the ids of the devices that it ran for.
     """
 
@@ -73,7 +73,7 @@ class Event:
 
     @property
     def total_bytes(self) -> int:
-        """What devices received from others in it, without what inner events moved."""
+        """Bytes that devices received from others in it, without those of inner events."""
         return sum(r.total_bytes for r in self.records)
 
     def __repr__(self) -> str:
@@ -149,14 +149,14 @@ def _complete(event: Event, pid: int, tid: int, more: dict[str, Any]) -> dict[st
 
 
 def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
-    """Write one trace of those that several processes wrote.
+    """Join the traces that several processes wrote into one.
 
     Args:
         paths: the traces of the processes.
-        path: where to write the one.
+        path: where to write the joined trace.
 
     Raises:
-        ArgumentError: if a file is not a trace, or a path not a path.
+        ArgumentError: if a file is not a trace, or a path is not a path.
         OSError: if a file cannot be read or written.
     """
     what = "join_profiles"

@@ -115,14 +115,26 @@ _WAYS_IN: Memo[tuple[ArrayType, PartitionSpec], Enter] = Memo("ways into bodies"
 
 
 def way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
-    """Return how arrays of a type enter a body along all axes of a mesh: cells are their blocks."""
-    key = (type, spec)
-    return _WAYS_IN.table(scope).get(key) or _WAYS_IN.keep(scope, key, _way_in(scope, type, spec))
+    """Return how arrays of a type enter a body that no other encloses; the spec is known to fit."""
+    found = known_way_in(scope, type, spec)
+    if found is None:
+        enter = _among_arrays(scope, type, spec) if scope.auto else _way_in(scope, type, spec)
+        found = _WAYS_IN.keep(scope, (type, spec), enter)
+    return found
 
 
-def has_entered(scope: Scope, type: ArrayType, spec: PartitionSpec) -> bool:
-    """Whether arrays of a type have entered a body before, with a spec that was checked."""
-    return (type, spec) in _WAYS_IN.table(scope)
+def known_way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter | None:
+    """Return how arrays of a type enter a body, if some have before: their spec was checked."""
+    return _WAYS_IN.table(scope).get((type, spec))
+
+
+def _among_arrays(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
+    """Return how arrays of a type enter a body whose cells are Arrays on the automatic axes."""
+
+    def enter(body: Running, x: Array | None) -> Grid:
+        return to_grid(body, [x], spec, like=type)
+
+    return enter
 
 
 def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:

@@ -8,13 +8,14 @@ product, the first name the slowest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.engine.arguments import checked
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -31,6 +32,8 @@ from meshard.transforms.collectives.axis_arguments import (
     told,
     whole_numbers,
 )
+
+T = TypeVar("T")
 
 
 def _each(leaf: Callable[[Any], Any], x: Any) -> Any:
@@ -62,7 +65,7 @@ def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
     return _each(leaf, x)
 
 
-def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+def psum(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
     """Sum over mesh axes.
 
     Args:
@@ -88,7 +91,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     return _reduced("psum", x, axis_name, axis_index_groups)
 
 
-def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+def pmean(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
     """Return the mean over mesh axes; of integers it is a float."""
     axes = bound_axes(axis_name, "pmean")
     groups = index_groups(axis_index_groups, axes, "pmean", False).get("groups")
@@ -100,26 +103,26 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     return _each(lambda value: value / count, total)
 
 
-def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+def pmax(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
     """Return the maximum over mesh axes."""
     return _reduced("pmax", x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
+def pmin(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
     """Return the minimum over mesh axes."""
     return _reduced("pmin", x, axis_name, axis_index_groups)
 
 
 @checked
 def all_gather(
-    x: Any,
+    x: T,
     axis_name: AxisName,
     *,
     axis_index_groups: Groups = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
-) -> Any:
+) -> T:
     """Gather the values of all devices along mesh axes on each of them.
 
     Args:
@@ -157,20 +160,20 @@ def all_gather(
 
 
 @checked
-def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather_invariant(x: T, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> T:
     """Gather as `all_gather` does; the result counts as the same on all devices along the axes."""
     return all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
 
 
 @checked
 def psum_scatter(
-    x: Any,
+    x: T,
     axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
     axis_index_groups: Groups = None,
     tiled: bool = False,
-) -> Any:
+) -> T:
     """Sum over mesh axes, and keep on each device one part of the sum.
 
     Args:
@@ -214,7 +217,7 @@ def psum_scatter(
 
 
 @checked(perm="Write the pairs of source and destination as a list: [(0, 1), (1, 2)].")
-def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     """Send each device's value to another one along mesh axes.
 
     Args:
@@ -254,7 +257,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 
 @checked(perm="Write the source of each position as a list: [1, 0].")
-def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
+def pshuffle(x: T, axis_name: AxisName, perm: Sequence[int]) -> T:
     """Give each device along an axis the value of the position that ``perm`` lists for it.
 
     Raises:
@@ -271,7 +274,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
 
 
 @checked
-def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
+def pbroadcast(x: T, axis_name: AxisName, source: int) -> T:
     """Give all devices along mesh axes the value of one of them.
 
     Raises:
@@ -290,14 +293,14 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
 
 @checked
 def all_to_all(
-    x: Any,
+    x: T,
     axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
     *,
     axis_index_groups: Groups = None,
     tiled: bool = False,
-) -> Any:
+) -> T:
     """Cut each device's value along one dim, and join the parts meant for each along another.
 
     Args:
@@ -342,12 +345,12 @@ def all_to_all(
 
 
 @checked
-def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
+def pswapaxes(x: T, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> T:
     """Exchange a mesh axis with a dim: `all_to_all` with both dims the same, not tiled."""
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
 
-def axis_index(axis_name: AxisName) -> Any:
+def axis_index(axis_name: AxisName) -> Array:
     """Return the device's position along a mesh axis, or along a tuple of axes as one.
 
     Returns:
@@ -369,7 +372,7 @@ def axis_size(axis_name: AxisName) -> int:
 
 
 @checked
-def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     """Let values count as varying over mesh axes, although they are the same on all devices.
 
     Args:
@@ -400,7 +403,7 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     return _each(leaf, x)
 
 
-def pvary(x: Any, axis_name: AxisName) -> Any:
+def pvary(x: T, axis_name: AxisName) -> T:
     """Let values count as varying over mesh axes; those that do so already are left as they are."""
     axes = bound_axes(axis_name, "pvary")
     return _each(lambda value: bind("pcast", as_array(value), axes=axes), x)

@@ -27,7 +27,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayLike, ArrayType
 from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
 from meshard.transforms.body.boundary import cell_type
@@ -461,16 +461,16 @@ COLLECTIVES[_NAME] = _ragged
 
 
 def ragged_all_to_all(
-    operand: Any,
-    output: Any,
-    input_offsets: Any,
-    send_sizes: Any,
-    output_offsets: Any,
-    recv_sizes: Any,
+    operand: ArrayLike,
+    output: ArrayLike,
+    input_offsets: ArrayLike,
+    send_sizes: ArrayLike,
+    output_offsets: ArrayLike,
+    recv_sizes: ArrayLike,
     *,
     axis_name: AxisName,
     axis_index_groups: Groups = None,
-) -> Any:
+) -> Array:
     """Send rows of an array to the devices along mesh axes, to each as many as it is to have.
 
     The four lists have one length, a multiple ``n * k`` of the axis size ``n``; entries ``d * k``

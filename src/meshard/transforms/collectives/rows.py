@@ -128,19 +128,34 @@ def _planned(
 ) -> _Planned:
     """Plan a collective on the cells of a field; its result's extent is in the given order."""
     rest = tuple(a for a in field.extent if a not in axes)
+    if groups is not None:
+        return _planned_groups(field, axes, groups, plan, order)
     sizes = field.mesh.shape
-    if groups is None:
-        made = plan(field, axes)
-        extent = tuple(a for a in order if a in made.extent)
-        numbers = np.arange(field.count(made.extent)).reshape([sizes[a] for a in made.extent])
-        places = np.argsort(
-            numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
-        )
-        cells = tuple(range(field.count(field.extent)))
-        outputs = tuple((int(p),) for p in places)
-        return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
-    # The positions along the axes, seen as one axis, fall into groups that know nothing of each
-    # other: each is a collective over the whole axis of a smaller mesh.
+    made = plan(field, axes)
+    extent = tuple(a for a in order if a in made.extent)
+    numbers = np.arange(field.count(made.extent)).reshape([sizes[a] for a in made.extent])
+    places = np.argsort(
+        numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
+    )
+    cells = tuple(range(field.count(field.extent)))
+    outputs = tuple((int(p),) for p in places)
+    return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
+
+
+def _planned_groups(
+    field: Field,
+    axes: Axes,
+    groups: Sequence[tuple[int, ...]],
+    plan: Plan,
+    order: Sequence[str],
+) -> _Planned:
+    """Plan a collective in groups of positions along its axes, seen as one axis.
+
+    The groups know nothing of each other: each is a collective over the whole axis of a smaller
+    mesh.
+    """
+    rest = tuple(a for a in field.extent if a not in axes)
+    sizes = field.mesh.shape
     others = tuple(a for a in field.mesh.axis_names if a not in axes)
     names = field.mesh.axis_names
     devices = field.mesh.devices.transpose([names.index(a) for a in (*others, *axes)])

@@ -5,7 +5,7 @@ In: an `Executable`, the trace that it comes from, and a topology. Out: an `Expl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind
 from meshard.transforms.explain.costs import device_bytes, live_bytes, most
 from meshard.transforms.explain.explanation import Communication, ExplainedStep, Explanation
-from meshard.transforms.explain.reasons import Notice, notices_of
+from meshard.transforms.explain.reasons import Notice, Users, notices_of
 from meshard.transforms.explain.steps_in_order import Item, steps_in_order
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ConstraintCall
@@ -29,7 +29,6 @@ from meshard.transforms.program.value_names import Names
 from meshard.transforms.tracing.signature import Trace
 
 _HINT = " An argument of the function that has this name is passed by position."
-Users = Mapping[Var, tuple[Eqn, int, Sequence[Any]]]
 
 
 def explained(
@@ -69,10 +68,7 @@ def explained(
         steps.append(_step(number, item, live, where, names))
         own = users.get(id(item.program), {})
         if item.wires and len(item.eqns) == 1:  # operations that run as one move nothing
-            (eqn,), final = item.eqns, item.around is None
-            notices += notices_of(
-                number, eqn, item.wires, item.inputs, own, names, final, item.line
-            )
+            notices += notices_of(number, item, own, names)
     notices.sort(key=lambda n: (n.asked, -n.total_bytes, n.step))
     arguments = most([device_bytes(k) for k in executable.inputs])
     devices = {d for k in (*executable.inputs, *executable.outputs) for d in device_bytes(k)}

@@ -6,8 +6,9 @@ reason, and what to do. Reasons are read off the operation's rule and the operan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, final
 
 from meshard.algebra.rule import BoundRule
@@ -15,9 +16,10 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.errors import MeshardError
 from meshard.ops.engine.decide import bound_rule, find_row
 from meshard.ops.engine.row import MoveOp
-from meshard.plan.move.wires import Wire
+from meshard.plan.move.wires import Move, Wire
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind
+from meshard.transforms.explain.steps_in_order import Item
 from meshard.transforms.program.calls import (
     ConstraintCall,
     ForCall,
@@ -94,26 +96,37 @@ def _changes(wire: Wire) -> list[_Change]:
     move = wire.move
     if move is None or not any(wire.received.values()):
         return []
+    return [
+        change
+        for source, origin in zip(move.sources, move.origins, strict=True)
+        if isinstance(origin, NamedSharding) and source.layout.piece_count > 1
+        for change in _changed_dims(origin, source.layout.ndim, move, wire.kind == "move")
+    ]
+
+
+def _changed_dims(origin: NamedSharding, ndim: int, move: Move, apart: bool) -> list[_Change]:
+    """Return the dims of one operand that are split otherwise afterwards.
+
+    Args:
+        origin: how the operand is laid out.
+        ndim: its number of dims.
+        move: the move.
+        apart: whether its dims are not those of the result.
+    """
+    before, target = _split_axes(origin, ndim), move.target
+    if not isinstance(target, NamedSharding) or target.mesh != origin.mesh:
+        every = tuple(chain.from_iterable(before))
+        return [_Change(None, every, True)] if move.destination.piece_count == 1 else []
+    after = _split_axes(target, move.destination.ndim)
+    kept = set(chain.from_iterable(after))
     found: list[_Change] = []
-    for source, origin in zip(move.sources, move.origins, strict=True):
-        target = move.target
-        if not isinstance(origin, NamedSharding) or source.layout.piece_count == 1:
-            continue
-        before = _split_axes(origin, source.layout.ndim)
-        if not isinstance(target, NamedSharding) or target.mesh != origin.mesh:
-            if move.destination.piece_count == 1:
-                axes = tuple(a for dim in before for a in dim)
-                found.append(_Change(None, axes, True))
-            continue
-        after = _split_axes(target, move.destination.ndim)
-        kept = {a for dim in after for a in dim}
-        for dim, axes in enumerate(before):
-            lost = tuple(a for a in axes if a not in kept)
-            place = dim if len(before) == len(after) else None
-            if lost:
-                found.append(_Change(place, lost, True))
-            elif wire.kind != "move" and axes and after[dim][: len(axes)] != axes:
-                found.append(_Change(place, axes, False))
+    for dim, axes in enumerate(before):
+        place = dim if len(before) == len(after) else None
+        lost = tuple(a for a in axes if a not in kept)
+        if lost:
+            found.append(_Change(place, lost, True))
+        elif not apart and axes and after[dim][: len(axes)] != axes:
+            found.append(_Change(place, axes, False))
     return found
 
 
@@ -125,118 +138,123 @@ def _split_axes(sharding: NamedSharding, ndim: int) -> list[tuple[str, ...]]:
 # why
 
 
-def notices_of(
-    step: int,
-    eqn: Eqn,
-    wires: Sequence[tuple[Wire, int | None]],
-    kinds: Sequence[Any],
-    users: Mapping[Var, tuple[Eqn, int, Sequence[Any]]],
-    names: Names,
-    final: bool,
-    line: str,
-) -> list[Notice]:
+Users = Mapping[Var, tuple[Eqn, int, Sequence[Any]]]
+"""For each value that was moved for an operation: that, as which operand, and how its operands were
+laid out."""
+_Reason = tuple[bool, str, str]
+"""Whether the program asks for it, why something moves, and what to do about it."""
+
+
+def notices_of(number: int, item: Item, users: Users, names: Names) -> list[Notice]:
     """Return what a step makes whole, or splits otherwise, and why.
 
     Args:
-        step: the step's number.
-        eqn: its operation.
-        wires: what it moves, each with the operand that moves.
-        kinds: how its operands lie.
-        users: for each value that was moved for an operation: that, as which operand, and how its
-            operands lay.
+        number: the step's number.
+        item: the step, of one operation.
+        users: what values of its program were moved for.
         names: what values are called.
-        final: whether its result is one of the whole program.
-        line: where it is written, or what is around it.
     """
+    (eqn,) = item.eqns
     found: list[Notice] = []
-    for wire, number in wires:
+    for wire, place in item.wires:
         total = sum(wire.received.values())
-        operand = names.of(eqn.inputs[number]) if number is not None else f"a {wire.array}"
+        operand = names.of(eqn.inputs[place]) if place is not None else f"a {wire.array}"
         for change in _changes(wire):
-            asked, reason, advice = _reason(eqn, number, change, kinds, users, names, final)
+            asked, reason, advice = _reason(item, place, change, users, names)
             found.append(
                 Notice(
-                    step,
-                    line,
-                    operand,
-                    change.dim,
-                    change.axes,
-                    change.whole,
-                    asked,
-                    reason,
-                    advice,
-                    total,
+                    step=number,
+                    line=item.line,
+                    operand=operand,
+                    dim=change.dim,
+                    axes=change.axes,
+                    whole=change.whole,
+                    asked=asked,
+                    reason=reason,
+                    advice=advice,
+                    total_bytes=total,
                 )
             )
     return found
 
 
-_Reason = tuple[bool, str, str]
-
-
-def _reason(
-    eqn: Eqn,
-    number: int | None,
-    change: _Change,
-    kinds: Sequence[Any],
-    users: Mapping[Var, tuple[Eqn, int, Sequence[Any]]],
-    names: Names,
-    final: bool,
-) -> _Reason:
+def _reason(item: Item, number: int | None, change: _Change, users: Users, names: Names) -> _Reason:
+    """Return why an operand moves; ``number`` is None for partial results."""
+    (eqn,) = item.eqns
     call = eqn.call
     if isinstance(call, ShardMapCall):
-        place = 0 if number is None else number - len(call.body.captured)
-        what = f"in_specs, {call.in_specs[place]!r}," if place >= 0 else "a captured value"
-        if place < 0:
-            return (
-                True,
-                "the body of shard_map uses it as a captured value, which is whole there",
-                "Pass it as an argument with a spec that keeps it split.",
-            )
-        return (
-            True,
-            f"asked for by {what} of shard_map",
-            "Name the axes in in_specs if the body can work on its own part.",
-        )
+        return _by_specs(call, 0 if number is None else number - len(call.body.captured))
     if isinstance(call, WhileCall | ForCall | ScanCall):
-        if number is None or (isinstance(call, ScanCall) and _is_array(call, number)):
-            return (
-                False,
-                "scan takes one position after another of the first dim",
-                "Split another dim than the first before the scan.",
-            )
-        return (
-            False,
-            f"the carry of {eqn.name} must lie alike in every turn, and its body gives it so",
-            "Let the body end with lax.with_sharding_constraint, or lay the first carry out as "
-            "the body does.",
-        )
+        return _by_turns(eqn, number)
     if isinstance(call, ConstraintCall):
         user = users.get(eqn.outputs[0])
-        if user is not None:
-            used, place, own = user
-            return _by_rule(used, place, change, own, names)
-        if id(eqn) in names.written:
-            return (
-                True,
-                f"asked for by with_sharding_constraint, {_spec(call.sharding)}",
-                "Leave the constraint out, or name the axis in its spec.",
-            )
-        if final:
-            return (
-                True,
-                f"asked for by out_shardings, {_spec(call.sharding)}",
-                "Leave out_shardings None, or name the axis in its spec, if the result may stay "
-                "split.",
-            )
-        return (
-            False,
-            "a loop's carry, or the result of a branch, must lie alike every time",
-            "Lay the first carry, or the other branches' results, out as this one.",
-        )
+        if user is None:
+            return _by_constraint(call, id(eqn) in names.written, item.around is None)
+        used, place, kinds = user
+        return _by_row(used, place, change, kinds, names)
     if number is None:
         return False, f"{eqn.name} lays its operands out together", ""
-    return _by_rule(eqn, number, change, kinds, names)
+    return _by_row(eqn, number, change, item.inputs, names)
+
+
+def _by_specs(call: ShardMapCall, place: int) -> _Reason:
+    """Return why an operand of a body moves: an argument, or before them a captured value."""
+    if place < 0:
+        return (
+            True,
+            "the body of shard_map uses it as a captured value, which is whole there",
+            "Pass it as an argument with a spec that keeps it split.",
+        )
+    return (
+        True,
+        f"asked for by in_specs, {call.in_specs[place]!r}, of shard_map",
+        "Name the axes in in_specs if the body can work on its own part.",
+    )
+
+
+def _by_turns(eqn: Eqn, number: int | None) -> _Reason:
+    """Return why an operand of a loop moves."""
+    call = eqn.call
+    if number is None or (isinstance(call, ScanCall) and _is_array(call, number)):
+        return (
+            False,
+            "scan takes one position after another of the first dim",
+            "Split another dim than the first before the scan.",
+        )
+    return (
+        False,
+        f"the carry of {eqn.name} must have one layout in every turn, and this is what its body "
+        "gives",
+        "Let the body end with lax.with_sharding_constraint, or lay the first carry out as "
+        "the body does.",
+    )
+
+
+def _by_constraint(call: ConstraintCall, written: bool, final: bool) -> _Reason:
+    """Return why a value moves by itself.
+
+    Args:
+        call: the constraint.
+        written: whether it is written in the program.
+        final: whether the result is one of the whole program.
+    """
+    if written:
+        return (
+            True,
+            f"asked for by with_sharding_constraint, {_spec(call.sharding)}",
+            "Leave the constraint out, or name the axis in its spec.",
+        )
+    if final:
+        return (
+            True,
+            f"asked for by out_shardings, {_spec(call.sharding)}",
+            "Leave out_shardings None, or name the axis in its spec, if the result may stay split.",
+        )
+    return (
+        False,
+        "a loop's carry, or the result of a branch, must have the same layout every time",
+        "Lay the first carry, or the other branches' results, out as this one.",
+    )
 
 
 def _is_array(call: ScanCall, number: int) -> bool:
@@ -259,7 +277,8 @@ def rule_of(eqn: Eqn, kinds: Sequence[Any]) -> BoundRule | None:
         return None
 
 
-def _by_rule(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names: Names) -> _Reason:
+def _by_row(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names: Names) -> _Reason:
+    """Return why an operand of a row moves."""
     if isinstance(find_row(eqn.name), MoveOp):
         return (
             False,
@@ -268,36 +287,39 @@ def _by_rule(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names
         )
     rule = rule_of(eqn, kinds)
     if rule is None or change.dim is None or number >= len(rule.inputs):
-        return False, f"{eqn.name} needs it so", ""
-    dim = change.dim
-    factors = set(rule.inputs[number][dim])
-    kept = {f for term in rule.outputs for d in term for f in d}
-    if factors & rule.whole:
+        return False, f"{eqn.name} needs it that way", ""
+    if rule.whole.intersection(rule.inputs[number][change.dim]):
         return (
             False,
             f"{eqn.name} needs that dim whole",
             "Split another dim of it first, with lax.with_sharding_constraint or in_shardings.",
         )
-    clash = _clash(rule, number, dim, change, kinds)
-    if clash is not None:
-        other, place, axes = clash
-        theirs = f"split over {_listed(axes)}" if axes else "whole"
-        same = ", which goes with it," if factors & set(rule.inputs[other][place]) else ""
+    clash = _clash(rule, number, change, kinds)
+    if clash is None:
+        return _by_factors(eqn, rule, set(rule.inputs[number][change.dim]))
+    other, place, axes = clash
+    theirs = f"split over {_listed(axes)}" if axes else "whole"
+    shared = set(rule.inputs[number][change.dim]) & set(rule.inputs[other][place])
+    same = ", which goes with it," if shared else ""
+    return (
+        False,
+        f"operands of {eqn.name} disagree: dim {place} of {names.of(eqn.inputs[other])}"
+        f"{same} is {theirs}",
+        "Lay one of them out like the other where it is made, with "
+        "lax.with_sharding_constraint or in_shardings.",
+    )
+
+
+def _by_factors(eqn: Eqn, rule: BoundRule, factors: set[str]) -> _Reason:
+    """Return why a dim with some factors moves, if no other operand wants it otherwise."""
+    dims = [set(d) for term in (*rule.inputs, *rule.outputs) for d in term]
+    if any(len(d) > 1 and factors & d for d in dims):
         return (
             False,
-            f"operands of {eqn.name} disagree: dim {place} of {names.of(eqn.inputs[other])}"
-            f"{same} is {theirs}",
-            "Lay one of them out like the other where it is made, with "
-            "lax.with_sharding_constraint or in_shardings.",
-        )
-    merged = any(len(d) > 1 and factors & set(d) for t in (*rule.inputs, *rule.outputs) for d in t)
-    if merged:
-        return (
-            False,
-            f"{eqn.name} merges or splits dims, and that split is none of the result's dims",
+            f"{eqn.name} merges or splits dims, and no dim of the result can keep that split",
             "Split the slowest of the dims that are merged.",
         )
-    if not factors & kept:
+    if not any(factors.intersection(d) for term in rule.outputs for d in term):
         return (
             False,
             f"{eqn.name} cannot combine partial results over that dim"
@@ -309,23 +331,27 @@ def _by_rule(eqn: Eqn, number: int, change: _Change, kinds: Sequence[Any], names
 
 
 def _clash(
-    rule: BoundRule, number: int, dim: int, change: _Change, kinds: Sequence[Any]
+    rule: BoundRule, number: int, change: _Change, kinds: Sequence[Any]
 ) -> tuple[int, int, tuple[str, ...]] | None:
     """Return another operand's dim that claims the factor, or the axes, of a dim."""
-    mine = set(rule.inputs[number][dim])
+    assert change.dim is not None
+    mine = set(rule.inputs[number][change.dim])
     claims: list[tuple[int, int, tuple[str, ...]]] = []
-    for other, (term, kind) in enumerate(zip(rule.inputs, kinds, strict=True)):
-        kind = kind.type if isinstance(kind, GridKind) else kind
-        if other == number or not isinstance(kind, ArrayType):
+    for other, place, axes, size in _split_dims(kinds):
+        if other == number:
             continue
-        if not isinstance(kind.sharding, NamedSharding):
-            continue
-        for place, axes in enumerate(_split_axes(kind.sharding, kind.ndim)):
-            shared = bool(mine & set(term[place]))
-            if (shared and axes and axes != change.axes) or (
-                not shared and set(axes) & set(change.axes)
-            ):
-                return other, place, axes
-            if shared and not axes and kind.shape[place] > 1:
-                claims.append((other, place, axes))
+        shared = bool(mine & set(rule.inputs[other][place]))
+        if (axes and axes != change.axes) if shared else set(axes) & set(change.axes):
+            return other, place, axes
+        if shared and not axes and size > 1:
+            claims.append((other, place, axes))
     return claims[0] if claims else None
+
+
+def _split_dims(kinds: Sequence[Any]) -> Iterator[tuple[int, int, tuple[str, ...], int]]:
+    """Yield for each dim of the operands that are arrays: operand, dim, its axes, its size."""
+    for number, kind in enumerate(kinds):
+        own = kind.type if isinstance(kind, GridKind) else kind
+        if isinstance(own, ArrayType) and isinstance(own.sharding, NamedSharding):
+            for dim, axes in enumerate(_split_axes(own.sharding, own.ndim)):
+                yield number, dim, axes, own.shape[dim]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import alike, common, idle, widened
 from meshard.transforms.body.grid import Grid
@@ -33,7 +34,8 @@ from meshard.transforms.flow.running import run_each, run_while
 from meshard.transforms.tracing.abstract import abstractly, is_abstract, types_only
 from meshard.transforms.tracing.tracing import recording
 
-_NOTHING = object()
+R = TypeVar("R")
+_NOTHING: Any = object()
 
 
 def _body() -> Body | None:
@@ -44,8 +46,18 @@ def _body() -> Body | None:
 # conditions
 
 
+@overload
 def cond(
-    pred: Any,
+    pred: ArrayLike,
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
+    *operands: Any,
+    operand: Any = _NOTHING,
+) -> R: ...
+@overload
+def cond(pred: ArrayLike, true_fun: Any, false_fun: Any, *operands: Any) -> Any: ...
+def cond(
+    pred: ArrayLike,
     true_fun: Any,
     false_fun: Any,
     *operands: Any,
@@ -87,11 +99,11 @@ def cond(
 
 @checked
 def switch(
-    index: Any,
-    branches: Sequence[Callable[..., Any]],
+    index: ArrayLike,
+    branches: Sequence[Callable[..., R]],
     *operands: Any,
     operand: Any = _NOTHING,
-) -> Any:
+) -> R:
     """Call one of several functions.
 
     Args:
@@ -242,8 +254,8 @@ def _diverging(
 
 @checked
 def while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
-) -> Any:
+    cond_fun: Callable[[Any], ArrayLike], body_fun: Callable[[Any], R], init_val: Any
+) -> R:
     """Call a function again and again as long as a condition holds.
 
     Args:
@@ -360,13 +372,13 @@ def _first(lower: Any, dtype: np.dtype[Any] | None) -> Any:
 
 @checked
 def fori_loop(
-    lower: Any,
-    upper: Any,
-    body_fun: Callable[[Any, Any], Any],
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, Any], R],
     init_val: Any,
     *,
     unroll: int | bool | None = None,
-) -> Any:
+) -> R:
     """Call a function for each integer from ``lower`` up to, and without, ``upper``.
 
     Args:

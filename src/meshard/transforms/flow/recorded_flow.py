@@ -23,6 +23,7 @@ from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
+from meshard.transforms.flow.positions import Positions
 from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
 from meshard.transforms.program.program import Atom, Call, Program, Var, evaluate
 from meshard.transforms.tracing.abstract import types_only
@@ -150,11 +151,7 @@ def _number(body: Body | None) -> Any:
 def recorded_scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     carry: Carry,
-    arrays: Sequence[Any],
-    shape: Any,
-    count: int,
-    reverse: bool,
-    sample: Callable[[Any], Any],
+    along: Positions,
     loop: Callable[..., Any],
 ) -> tuple[Any, Any]:
     """Write a scan down and return its last carry and its stacked results.
@@ -162,18 +159,14 @@ def recorded_scan(
     Args:
         f: from the carry's tree and that of one position to the next carry and the results.
         carry: the first carry.
-        arrays: the arrays' leaves.
-        shape: the arrays' tree.
-        count: the number of positions.
-        reverse: whether to begin with the last.
-        sample: one position of an array, without data.
+        along: the positions.
         loop: what runs a scan.
     """
     recorder = recording()
     assert recorder is not None
-    samples = [sample(x) for x in arrays]
+    samples = along.samples()
     carry = _strong_carry(
-        settled(carry, lambda value: f(value, trees.unflatten(shape, samples))[0])
+        settled(carry, lambda value: f(value, trees.unflatten(along.shape, samples))[0])
     )
     kept: list[Any] = []
 
@@ -182,7 +175,7 @@ def recorded_scan(
         results: list[Any] = []
 
         def step(value: Any) -> Any:
-            pair = f(value, trees.unflatten(shape, x))
+            pair = f(value, trees.unflatten(along.shape, x))
             results.append(pair[1])
             return pair[0]
 
@@ -193,12 +186,12 @@ def recorded_scan(
         return [*after, *[strong(_lifted(y)) for y in rows]]
 
     body, captured = sub_program("body", turn, [*carry.leaves, *samples])
-    call = ScanCall(loop, body, len(carry.leaves), count, reverse)
+    call = ScanCall(loop, body, len(carry.leaves), along.count, along.reverse)
     like = [
         *carry.leaves,
-        *[_stacked(v, count, carry.body) for v in body.outputs[len(carry.leaves) :]],
+        *[_stacked(v, along.count, carry.body) for v in body.outputs[len(carry.leaves) :]],
     ]
-    operands = [*captured, *carry.leaves, *arrays]
+    operands = [*captured, *carry.leaves, *along.arrays]
     found = _written(recorder, call, operands, like)
     results = trees.unflatten(kept[-1], found[len(carry.leaves) :])
     return carry.replaced(found[: len(carry.leaves)]).value, results

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from meshard.errors import ArgumentError, ShapeError, TreeError
+from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
 from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
-from meshard.runtime.moving.place import as_array, home
-from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, idle, local_type, widened
 from meshard.transforms.flow.carries import Carry, arrays_of, leaf_type, settled
+from meshard.transforms.flow.positions import Positions, unplaced_value
 from meshard.transforms.flow.recorded_flow import recorded_scan
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.tracing import recording
 
+C = TypeVar("C")
+Y = TypeVar("Y")
+
 
 @checked
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
+    f: Callable[[Any, Any], tuple[C, Y]],
     init: Any,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Call a function for each position along the first dim of some arrays, carrying a value along.
 
     Args:
@@ -61,11 +62,7 @@ def scan(
         raise ArgumentError(f"scan: f must be a function, got {f!r} of type {type(f).__name__}.")
     interpreter = innermost()
     body = interpreter if isinstance(interpreter, Body) else None
-    leaves, shape = trees.flatten(xs)
-    arrays = [as_array(x) for x in arrays_of(leaves, "scan: the leaves of xs")]
-    if body is not None:
-        arrays = [body.lift(x) for x in arrays]
-    count = _length(arrays, length)
+    along = Positions.of(xs, length, reverse, body)
     results: list[Any] = []
 
     def step(value: Any, x: Any) -> Any:
@@ -77,54 +74,37 @@ def scan(
 
     carry = Carry.of("scan", init, body)
     if recording() is not None:
-        return recorded_scan(
-            lambda value, x: (step(value, x), results[-1]),
-            carry,
-            arrays,
-            shape,
-            count,
-            bool(reverse),
-            lambda x: _sample(body, x),
-            scan,
-        )
+        return recorded_scan(lambda value, x: (step(value, x), results[-1]), carry, along, scan)
     typed = is_abstract() or (body is not None and idle(body))
-    if is_abstract() or body is not None or any(carry.weak) or not count:
-        sample = trees.unflatten(shape, [_sample(body, x) for x in arrays])
-        carry = settled(carry, lambda value: step(value, sample))
-    if typed or not count:
-        return (carry.abstract() if typed else carry).value, _unrun(body, results[-1], count, typed)
+    carry = _with_types(carry, along, step, typed)
+    if typed or not along.count:
+        last = carry.abstract() if typed else carry
+        return last.value, _unrun(body, results[-1], along.count, typed)
     results.clear()
-    for i in range(count - 1, -1, -1) if reverse else range(count):
-        x = trees.unflatten(shape, [a[i] for a in arrays])
+    for i in along.order:
+        x = trees.unflatten(along.shape, [a[i] for a in along.arrays])
         carry = carry.after(lambda value, x=x: step(value, x))  # type: ignore[misc]
-    if reverse:
-        results.reverse()
-    return carry.value, _stacked(results)
+    return carry.value, _stacked(results[::-1] if along.reverse else results)
 
 
-def _sample(body: Body | None, x: Any) -> Any:
-    """Return one position of an array as a value without data."""
-    if body is None:
-        return _typed(x.shape[1:], x.dtype)
-    scope, kind = body.scope, x.kind
-    local = local_type(scope, kind.shape[1:], kind.dtype)
-    return abstract_grid(body, scope.kind(local, kind.extent, kind.varies))
-
-
-def _typed(shape: tuple[int, ...], dtype: Any) -> AbstractArray:
-    """Return a value without data, on whatever devices it is needed."""
-    world = here()
-    return AbstractArray(world.type_of(shape, dtype, home(world), False))
+def _with_types(
+    carry: Carry, along: Positions, step: Callable[[Any, Any], Any], typed: bool
+) -> Carry:
+    """Return the first carry with the types that it has in every turn, if that is not known."""
+    if along.count and carry.body is None and not typed and not any(carry.weak):
+        return carry
+    sample = trees.unflatten(along.shape, along.samples())
+    return settled(carry, lambda value: step(value, sample))
 
 
 def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
     """Return the results of all positions where none was run: of no positions, or only typed."""
-    made = []
+    made: list[Any] = []
     for y in arrays_of(trees.leaves(result), "scan: the results of a position"):
         shape, dtype = leaf_type(y)
         shape = (count, *shape)
         if body is None:
-            made.append(_typed(shape, dtype) if typed else zeros(shape, dtype))
+            made.append(unplaced_value(shape, dtype) if typed else zeros(shape, dtype))
             continue
         kind, scope = body.lift(y).kind, body.scope
         if typed:
@@ -133,29 +113,6 @@ def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
         else:
             made.append(widened(body.lift(zeros(shape, dtype)), kind.varies))
     return trees.unflatten(trees.structure(result), made)
-
-
-def _length(arrays: Sequence[Any], length: int | None) -> int:
-    """Return the number of positions of a scan."""
-    for x in arrays:
-        if not x.shape:
-            raise ShapeError(f"scan: got a value with no leading dim to scan over: {x!r}.")
-    sizes = [x.shape[0] for x in arrays]
-    if len(set(sizes)) > 1:
-        told = ", ".join([str(n) for n in dict.fromkeys(sizes)])
-        raise ShapeError(f"scan: got values with different sizes of the leading dim: {told}.")
-    if length is not None:
-        count = -1 if isinstance(length, bool) else getattr(length, "__index__", lambda: -1)()
-        if count < 0:
-            raise ArgumentError(f"scan: length must be a non-negative integer, got {length!r}.")
-        if sizes and sizes[0] != count:
-            raise ShapeError(
-                f"scan: got length {count}, which disagrees with the leading dim's size {sizes[0]}."
-            )
-        return count
-    if not sizes:
-        raise ShapeError("scan: got no values to scan over, and length is not given.")
-    return int(sizes[0])
 
 
 def _stacked(results: Sequence[Any]) -> Any:
@@ -172,7 +129,7 @@ def _stacked(results: Sequence[Any]) -> Any:
 
 
 @checked
-def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[Any], Y], xs: Any, *, batch_size: int | None = None) -> Y:
     """Call a function for each position along the first dim of some arrays, and stack its results.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
 
 import numpy as np
 
@@ -44,6 +44,40 @@ from meshard.transforms.tracing.signature import (
 _NUMBERS = (int, float, complex)
 
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@overload
+def jit(
+    f: Callable[P, R],
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+) -> Jitted[P, R]: ...
+@overload
+def jit(
+    f: None = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def jit(
     f: Callable[..., Any] | None = None,
     /,
@@ -120,12 +154,12 @@ pjit = jit
 
 
 @final
-class Jitted:
+class Jitted(Generic[P, R]):
     """What `jit` returns."""
 
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[P, R],
         *,
         in_shardings: Any = None,
         out_shardings: Any = None,
@@ -154,7 +188,7 @@ class Jitted:
         self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
 
-    def wrap_results(self, choose: ChooseWrapper) -> Jitted:
+    def wrap_results(self, choose: ChooseWrapper) -> Jitted[P, R]:
         """Say what callers get for results, which are Arrays by default; return this function.
 
         A floor above that has another kind of array says so here, before the first call.
@@ -167,22 +201,35 @@ class Jitted:
         self._choose_wrapper = choose
         return self
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    # What mypy cannot see, as behind functools.partial(jit, ...), may be called with anything.
+    @overload
+    def __get__(
+        self: Jitted[P, Never], instance: object, owner: type | None = None
+    ) -> Callable[..., Any]: ...
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<jit of {self._f!r}>"
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program for such arguments, which is made if there is none yet."""
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
             return self._inside(args, kwargs)
         world = here()
+        rest: tuple[Any, ...] = args
+        named: dict[str, Any] = kwargs
         statics = None
         if not self._plain:
-            args, kwargs, statics = self._arguments.parted(args, kwargs)
-        given: Any = (args, kwargs)
+            rest, named, statics = self._arguments.parted(args, kwargs)
+        given: Any = (rest, named)
         leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
         for number, x in enumerate(leaves):
@@ -205,7 +252,7 @@ class Jitted:
                 signature,
                 lambda: Entry(
                     world,
-                    self._trace(world, args, kwargs, statics, tree, kinds),
+                    self._trace(world, rest, named, statics, tree, kinds),
                     kinds,
                     self._choose_wrapper(),
                 ),

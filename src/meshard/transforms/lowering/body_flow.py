@@ -55,12 +55,17 @@ def _abstract_grids(body: Body, results: Sequence[Any]) -> list[Any]:
     return [abstract_grid(body, x.kind) if isinstance(x, Grid) else x for x in results]
 
 
+def _differs(x: Any) -> bool:
+    """Whether a value may differ between devices, so that it chooses those that run something."""
+    return isinstance(x, Grid) and bool(x.kind.varies)
+
+
 def while_step(call: WhileCall, at: Site) -> Does:
     """Return what a loop does that goes on as long as a condition holds."""
     carry = _abstract_grids(at.body, at.results)
     first, second, _ = call.split_operands(at.operands)
     decided, cond = at.lowered(call.cond, [*first, *carry])
-    if isinstance(decided[0], Grid) and decided[0].kind.varies:
+    if _differs(decided[0]):
         at = replace(at, everywhere=False)
         _, cond = at.lowered(call.cond, [*first, *carry])
     _, turn = at.lowered(call.body, [*second, *carry])
@@ -85,7 +90,7 @@ def for_step(call: ForCall, at: Site) -> Does:
     bounds, captured, _ = call.split_operands(at.operands)
     scope = at.body.scope
     number = scope.kind(local_type(scope, (), np.dtype(np.int64)), (), frozenset(), int)
-    if any(isinstance(b, Grid) and b.kind.varies for b in bounds):
+    if any(map(_differs, bounds)):
         at = replace(at, everywhere=False)
     given = [*captured, abstract_grid(at.body, number), *_abstract_grids(at.body, at.results)]
     _, turn = at.lowered(call.body, given)
@@ -141,7 +146,7 @@ def _row_of(body: Body, x: Any) -> Grid:
 def switch_step(call: SwitchCall, at: Site) -> Does:
     """Return what a choice does."""
     index, captured, args = call.split_operands(at.operands)
-    if isinstance(index, Grid) and index.kind.varies:
+    if _differs(index):
         at = replace(at, everywhere=False)
     branches = [
         at.lowered(program, [*own, *args])[1]

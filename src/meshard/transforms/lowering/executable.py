@@ -82,6 +82,10 @@ def _keeping(step: Step, slots: Container[int]) -> Step:
     return replace(step, dead=tuple([i for i in step.dead if i not in slots]))
 
 
+_Code = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
+"""What a step runs, and the slots that it reads, sets and lets go of."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Executable:
@@ -120,10 +124,18 @@ class Executable:
         return found
 
     @cached_property
-    def _code(self) -> list[tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]]:
+    def _code(self) -> list[_Code]:
         return [
             (s.run, s.reads, s.writes[0] if len(s.writes) == 1 else s.writes, s.dead)
             for s in self.steps
+        ]
+
+    @cached_property
+    def _watched_code(self) -> list[_Code]:
+        """The steps as they run while a ledger or a profile is open."""
+        return [
+            (partial(self._watched, step), reads, writes, dead)
+            for step, (_, reads, writes, dead) in zip(self.steps, self._code, strict=True)
         ]
 
     def repeated(self, fixed: int) -> Executable:
@@ -190,19 +202,9 @@ class Executable:
         """Run some of the steps."""
         number = start
         try:
-            if where.ledgers:
-                for step in self.steps[start:stop]:
-                    with at_line(step.line):
-                        found = self._watched(where, step, [slots[i] for i in step.reads])
-                    number += 1
-                    if len(step.writes) == 1:
-                        found = (found,)
-                    for slot, value in zip(step.writes, found, strict=True):
-                        slots[slot] = value
-                    for slot in step.dead:
-                        slots[slot] = None
-                return
-            code = self._code if stop - start == len(self._code) else self._code[start:stop]
+            code = self._watched_code if where.ledgers else self._code
+            if stop - start < len(code):
+                code = code[start:stop]
             for run, reads, writes, dead in code:
                 found = run(where, [slots[i] for i in reads])
                 if isinstance(writes, int):
@@ -214,8 +216,7 @@ class Executable:
                     slots[slot] = None
                 number += 1
         except OverflowError as error:
-            name = self.steps[number].name if number < len(self.steps) else self.name
-            refusal = too_large(name, error)
+            refusal = too_large(self.steps[number].name, error)
             self._tell(refusal, number)
             raise refusal from None
         except Exception as error:
@@ -227,14 +228,17 @@ class Executable:
         return listing(self.listed())
 
     def _tell(self, error: Exception, number: int) -> None:
-        if number < len(self.steps) and self.scope is None:
+        if self.scope is None:
             step = self.steps[number]
             error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
 
-    def _watched(self, where: Any, step: Step, given: Sequence[Any]) -> Any:
+    def _watched(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
         """Run a step while a ledger or a profile is open."""
-        if not where.profiles:
-            return step.run(where, given)
+        with at_line(step.line):
+            return self._timed(step, where, given) if where.profiles else step.run(where, given)
+
+    def _timed(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
+        """Run a step while a profile is open."""
         if self.scope is not None:
             if step.parts:
                 return step.run(where, given)

@@ -17,7 +17,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
-from meshard.ops.fused.piecewise import piecewise
+from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
@@ -42,7 +42,7 @@ from meshard.transforms.lowering.lowered_steps import (
     ensured,
     first_of,
 )
-from meshard.transforms.lowering.preferences import wishes
+from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
 from meshard.transforms.program.program import (
@@ -85,15 +85,15 @@ def lower(
     if not follow.may_gain:
         return best
     least = _moved(best)
-    wanted = wishes(program, follow.kinds, results)
-    for wish in (wanted, {}) if least else (wanted,):
-        if wish or least:
-            other = _Lowering(world, program, given, donated, decisions, wish).lowered(
+    found = preferences(program, follow.kinds, results)
+    for preferred in (found, {}) if least else (found,):
+        if preferred or least:
+            other = _Lowering(world, program, given, donated, decisions, preferred).lowered(
                 results, place
             )
             cost = _moved(other)
             # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and wish):
+            if cost < least or (cost == least and preferred):
                 best, least = other, cost
     return best
 
@@ -101,6 +101,27 @@ def lower(
 def _moved(executable: Executable) -> int:
     """Return the bytes that a program moves at least, all devices together."""
     return sum(times * crossing(step) for step, times in turns(executable))
+
+
+def _ways(
+    preferred: Sequence[NamedSharding | None], arrays: Sequence[int]
+) -> Iterator[tuple[Sequence[NamedSharding | None], int | None]]:
+    """Yield the ways to run an operation besides that which follows its operands.
+
+    Args:
+        preferred: how its results had better be laid out.
+        arrays: its operands that are arrays, if something moves: each may lead where several are.
+
+    Yields:
+        How results had better be laid out, if that is followed, and the operand that leads.
+    """
+    known = any(p is not None for p in preferred)
+    if known:
+        yield preferred, None
+    if len(arrays) > 1:
+        yield from (((), i) for i in arrays)
+        if known:
+            yield from ((preferred, i) for i in arrays)
 
 
 _Decisions = dict[Any, Decision]
@@ -132,11 +153,11 @@ class _Lowering:
         given: Sequence[Kind],
         donated: Sequence[int],
         decisions: _Decisions,
-        wanted: Mapping[Var, NamedSharding] | None = None,
+        preferred: Mapping[Var, NamedSharding] | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
-        self._wanted = wanted
+        self._preferred = preferred
         self._decisions = decisions
         self.program = program
         self.given = tuple(given)
@@ -169,8 +190,8 @@ class _Lowering:
             else:
                 self._call(eqn)
         outputs = list(self.program.outputs)
-        for number, wanted in enumerate(results or ()):
-            goal = self._goal(outputs[number], wanted, place)
+        for number, asked in enumerate(results or ()):
+            goal = self._goal(outputs[number], asked, place)
             outputs[number] = self._result(outputs[number], goal)
         return self._joined(outputs)
 
@@ -211,24 +232,16 @@ class _Lowering:
             return best
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
-        if self._wanted is None:
+        if self._preferred is None:
             return best
-        wanted = [self._wanted.get(v) for v in eqn.outputs]
-        wished = any(w is not None for w in wanted)
-        ways: list[tuple[Sequence[NamedSharding | None], int | None]] = []
-        if wished:
-            ways.append((wanted, None))
-        if best.wires:
-            arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
-            if len(arrays) > 1:
-                ways += [((), i) for i in arrays]
-                ways += [(wanted, i) for i in arrays] if wished else []
-        least = self._bytes(best, wanted)
-        for wish, leading in ways:
-            decision = self._way(eqn, kinds, wish, leading)
-            cost = self._bytes(decision, wanted)
+        preferred = [self._preferred.get(v) for v in eqn.outputs]
+        arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
+        least = self._bytes(best, preferred)
+        for followed, leading in _ways(preferred, arrays if best.wires else ()):
+            decision = self._way(eqn, kinds, followed, leading)
+            cost = self._bytes(decision, preferred)
             # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and wish):
+            if cost < least or (cost == least and followed):
                 best, least = decision, cost
         return best
 
@@ -276,12 +289,12 @@ class _Lowering:
             )
         return self._elsewhere[key]
 
-    def _bytes(self, decision: Decision, wanted: Sequence[NamedSharding | None]) -> int:
+    def _bytes(self, decision: Decision, preferred: Sequence[NamedSharding | None]) -> int:
         """Return the bytes that an operation moves, and its results' way to where they go."""
         wires = list(decision.wires)
-        for kind, wish in zip(decision.outputs, wanted, strict=True):
-            if wish is not None and wish != kind.sharding:
-                target = self.world.type_of(kind.shape, kind.dtype, wish, True)
+        for kind, sharding in zip(decision.outputs, preferred, strict=True):
+            if sharding is not None and sharding != kind.sharding:
+                target = self.world.type_of(kind.shape, kind.dtype, sharding, True)
                 if not kind.unplaced and target.layout != kind.layout:
                     wires += wires_between(self.world, kind, target)
         return sum(w.total for w in wires)
@@ -324,24 +337,12 @@ class _Lowering:
         part = piecewise(decision, kinds, dict(eqn.params))
         if part is None:
             return False
-        first = max((self._level.get(x, -1) for x in eqn.inputs if isinstance(x, Var)), default=-1)
         names = [x if isinstance(x, Var) else None for x in eqn.inputs]
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
-        for level in range(max(first, 0), len(self._groups)):
-            group = self._groups[level]
-            if group.segment is None or not group.segment.accepts(part, names):
-                continue
-            if level == first and any(
-                self._level.get(x) == level and x not in group.segment.gives
-                for x in names
-                if x is not None
-            ):
-                continue
-            break
-        else:
-            level = len(self._groups)
-            group = _Group(None, FusedSegment(part))
-            self._groups.append(group)
+        level = self._level_of_segment(part, names)
+        if level == len(self._groups):
+            self._groups.append(_Group(None, FusedSegment(part)))
+        group = self._groups[level]
         assert group.segment is not None
         group.segment.add(part, names, numbers, eqn.outputs[0])
         group.eqns.append(eqn)
@@ -349,11 +350,24 @@ class _Lowering:
         self._set(eqn.outputs[0], part.output, level)
         return True
 
+    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None]) -> int:
+        """Return where the first segment is that an operation can join; the end if none is."""
+        reads = [x for x in names if x is not None]
+        first = max((self._level.get(x, -1) for x in reads), default=-1)
+        for level in range(max(first, 0), len(self._groups)):
+            segment = self._groups[level].segment
+            if segment is None or not segment.accepts(part, names):
+                continue
+            # What another step gives at the same level is not there yet.
+            if all(self._level.get(x) != level or x in segment.gives for x in reads):
+                return level
+        return len(self._groups)
+
     def _constraint(self, eqn: Eqn, call: ConstraintCall) -> None:
         (x,) = eqn.inputs
-        self._placed(eqn, x, eqn.outputs[0], self._lying(x, call.sharding))
+        self._placed(eqn, x, eqn.outputs[0], self._laid_out(x, call.sharding))
 
-    def _lying(self, atom: Atom, sharding: Sharding) -> ArrayType:
+    def _laid_out(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
         return self.world.type_of(kind.shape, kind.dtype, settled(sharding, kind), True)
 
@@ -380,14 +394,14 @@ class _Lowering:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
-        wish = None if call.asked or self._wanted is None else self._wanted.get(output)
+        preferred = None if call.asked or not self._preferred else self._preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
         returned = zip(self.program.outputs, results or repeat(None), strict=False)
         # What is returned as it comes lies as it would outside.
-        if wish is not None and all(w is not None for x, w in returned if x is output):
-            devices = set(wish.device_order)
+        if preferred is not None and all(r is not None for x, r in returned if x is output):
+            devices = set(preferred.device_order)
             if all(set(s.device_order) == devices for s in self._committed()):
-                kind = self.world.type_of(kind.shape, kind.dtype, wish, True)
+                kind = self.world.type_of(kind.shape, kind.dtype, preferred, True)
         self._add(_Group(partial(create, call, kind)), eqn, (kind,))
 
     def _committed(self) -> Iterator[Sharding]:
@@ -407,18 +421,18 @@ class _Lowering:
         self._add(group, eqn, found.outputs)
 
     def _goal(
-        self, atom: Atom, wanted: Kind | Sharding | None, place: Sharding | None
+        self, atom: Atom, asked: Kind | Sharding | None, place: Sharding | None
     ) -> Kind | Sharding | None:
         """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
         kind = self.kind(atom)
         free = kind.unplaced if isinstance(kind, ArrayType) else True
-        return place if wanted is None and free else wanted
+        return place if asked is None and free else asked
 
-    def _result(self, atom: Atom, wanted: Kind | Sharding | None) -> Atom:
-        """Return a result that lies as it is wanted."""
-        if wanted is None or isinstance(wanted, type):
+    def _result(self, atom: Atom, asked: Kind | Sharding | None) -> Atom:
+        """Return a result that is laid out as the caller asked."""
+        if asked is None or isinstance(asked, type):
             return atom
-        kind = wanted if isinstance(wanted, ArrayType) else self._lying(atom, wanted)
+        kind = asked if isinstance(asked, ArrayType) else self._laid_out(atom, asked)
         if self.kind(atom) is kind:
             return atom
         output = Var(atom.aval if isinstance(atom, Var) else kind)
@@ -462,11 +476,11 @@ class _Lowering:
         """Return a group as a step, which lets go of what nobody reads after it."""
         run = group.run
         if group.segment is not None:
-            wanted = [x for x in group.segment.gives if last.get(x, -1) > level]
+            needed = [x for x in group.segment.gives if last.get(x, -1) > level]
             ending = [x for x in self._donated if last.get(x) == level]
-            many = group.segment.finished(wanted, ending)
-            run = many if len(wanted) != 1 else partial(first_of, many)
-            group.outputs = wanted
+            many = group.segment.finished(needed, ending)
+            run = many if len(needed) != 1 else partial(first_of, many)
+            group.outputs = needed
             group.name = "+".join([e.name for e in group.eqns])
         assert run is not None
         dead: list[Atom] = [x for x in reads if isinstance(x, Var) and last[x] == level]

@@ -8,6 +8,7 @@ small regions, and code under a condition that differs between devices run as ev
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -92,14 +93,7 @@ def with_regions(program: Program, compiler: Compiler) -> Program:
     eqns = [_inside(e, compiler) for e in program.eqns]
     work = [_work(e, compiler) for e in eqns]
     groups = _gathered(eqns, work)
-    read: dict[Var, set[int]] = {}
-    for place, numbers in enumerate(groups):
-        for x in (x for n in numbers for x in eqns[n].inputs):
-            if isinstance(x, Var):
-                read.setdefault(x, set()).add(place)
-    for x in program.outputs:
-        if isinstance(x, Var):
-            read.setdefault(x, set()).add(len(groups))
+    read = _readers([[x for n in g for x in eqns[n].inputs] for g in groups] + [program.outputs])
     found: list[Eqn] = []
     for place, numbers in enumerate(groups):
         run = [eqns[n] for n in numbers]
@@ -107,9 +101,19 @@ def with_regions(program: Program, compiler: Compiler) -> Program:
         if not own or sum(map(_size, run)) < LARGE:
             found += run
             continue
-        outputs = [v for e in run for v in e.outputs if read.get(v, set()) - {place}]
+        outputs = [v for e in run for v in e.outputs if read[v] - {place}]
         found.append(_region(run, own, outputs, compiler))
     return Program(program.captured, program.inputs, tuple(found), program.outputs, program.name)
+
+
+def _readers(reads: Sequence[Sequence[Atom]]) -> defaultdict[Var, set[int]]:
+    """Return for each value the groups that read it, given what each group reads."""
+    found: defaultdict[Var, set[int]] = defaultdict(set)
+    for place, atoms in enumerate(reads):
+        for x in atoms:
+            if isinstance(x, Var):
+                found[x].add(place)
+    return found
 
 
 def _gathered(eqns: Sequence[Eqn], work: Sequence[Work | None]) -> list[list[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, final, overload
 
 from meshard.algebra.arguments import function_of
 from meshard.ops.engine.accept import WEAK
@@ -110,6 +110,10 @@ def abstractly(f: Callable[..., Any], *args: Any) -> Any:
         return f(*trees.map(lambda x: AbstractArray(x._type) if type(x) is Array else x, args))
 
 
+@overload
+def eval_shape(f: Callable[..., Array], /, *args: Any, **kwargs: Any) -> ShapeDtypeStruct: ...
+@overload
+def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return the shapes and dtypes of a function's results, without computing them.
 

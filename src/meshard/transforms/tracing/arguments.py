@@ -73,6 +73,20 @@ def _names(given: Any, what: str, name: str) -> tuple[str, ...]:
     return names_of(given, what, name, "names of arguments")
 
 
+def _positional(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameters that can be given by position, one for each position."""
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _inferred(
+    placed: Sequence[inspect.Parameter], numbers: frozenset[int], names: frozenset[str]
+) -> tuple[frozenset[int], frozenset[str]]:
+    """Return positions and names of parameters of which either is given."""
+    either = {i: p.name for i, p in enumerate(placed) if p.kind == p.POSITIONAL_OR_KEYWORD}
+    names |= {name for i, name in either.items() if i in numbers}
+    return numbers | {i for i, p in enumerate(placed) if p.name in names}, names
+
+
 @final
 class Arguments:
     """Which arguments of a function are static, and which are given up.
@@ -121,40 +135,37 @@ class Arguments:
 
     def _resolved(self, kind: str, nums: Any, names: Any) -> tuple[frozenset[int], frozenset[str]]:
         """Return positions and names; of an argument that can be given either way, both."""
-        what = self._what
-        given = _numbers(nums, what, f"{kind}_argnums")
-        named = _names(names, what, f"{kind}_argnames")
-        parameters = self._parameters
-        if parameters is None:
-            return frozenset(given), frozenset(named)
-        placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        variable = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-        anything = any(p.kind == p.VAR_KEYWORD for p in parameters)
-        count = len(placed)
-        found = set()
-        for n in given:
-            if not variable and not -count <= n < count:
-                raise ArgumentError(
-                    f"{what}: {kind}_argnums={given}, but the function accepts only {count} "
-                    f"positional arguments."
-                )
-            found.add(n if n >= 0 or variable else n + count)
-        known = {p.name for p in parameters}
-        for name in named:
-            if name not in known and not anything:
-                raise ArgumentError(
-                    f"{what}: {kind}_argnames={named}, but the function has no argument {name!r}; "
-                    f"it has {', '.join(map(repr, known)) or 'none'}."
-                )
-        both = set(named)
+        given = _numbers(nums, self._what, f"{kind}_argnums")
+        by_name = _names(names, self._what, f"{kind}_argnames")
+        if self._parameters is None:
+            return frozenset(given), frozenset(by_name)
+        placed = _positional(self._parameters)
+        variable = any(p.kind == p.VAR_POSITIONAL for p in self._parameters)
+        if not variable:
+            self._check_numbers(kind, given, len(placed))
+        if not any(p.kind == p.VAR_KEYWORD for p in self._parameters):
+            self._check_names(kind, by_name, [p.name for p in self._parameters])
+        numbers = frozenset(n if n >= 0 or variable else n + len(placed) for n in given)
         if nums is None or names is None:  # the other one is inferred, as in JAX
-            for n in tuple(found):
-                if 0 <= n < count and placed[n].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                    both.add(placed[n].name)
-            for number, p in enumerate(placed):
-                if p.name in both:
-                    found.add(number)
-        return frozenset(found), frozenset(both)
+            return _inferred(placed, numbers, frozenset(by_name))
+        return numbers, frozenset(by_name)
+
+    def _check_numbers(self, kind: str, numbers: tuple[int, ...], count: int) -> None:
+        """Refuse positions that are none of the function's."""
+        if not all(-count <= n < count for n in numbers):
+            raise ArgumentError(
+                f"{self._what}: {kind}_argnums={numbers}, but the function accepts only {count} "
+                "positional arguments."
+            )
+
+    def _check_names(self, kind: str, names: tuple[str, ...], known: Sequence[str]) -> None:
+        """Refuse names that are none of the function's."""
+        for name in names:
+            if name not in known:
+                raise ArgumentError(
+                    f"{self._what}: {kind}_argnames={names}, but the function has no argument "
+                    f"{name!r}; it has {', '.join(map(repr, known)) or 'none'}."
+                )
 
     @property
     def any_static(self) -> bool:
@@ -214,11 +225,7 @@ class Arguments:
             if static <= first:
                 first += 1
         if self._parameters is not None:
-            placed = [
-                p
-                for p in self._parameters
-                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
+            placed = _positional(self._parameters)
             if first < len(placed):
                 return f"{placed[first].name}{tail}"
             more = [p for p in self._parameters if p.kind == p.VAR_POSITIONAL]
