@@ -72,7 +72,8 @@ ranks: setup
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src tests/typing
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: lint
 	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_api.py

@@ -89,7 +89,7 @@ REFUSALS = {
     "where to gather": (
         lambda x: lax.all_gather(x, "i", to="somewhere"),
         ArgumentError,
-        "to is 'varying', 'reduced' or 'invarying', not 'somewhere'",
+        "to must be 'varying', 'reduced' or 'invarying', got 'somewhere'",
     ),
     "a scatter of a wrong size": (
         lambda x: lax.psum_scatter(x, "i"),
@@ -185,12 +185,12 @@ REFUSALS = {
     "a cast to nothing": (
         lambda x: lax.pcast(x, "i", to="same"),
         ArgumentError,
-        "pcast: to is 'varying', not 'same'",
+        "pcast: to must be 'varying', got 'same'",
     ),
     "a cast of what varies": (
         lambda x: lax.pcast(x, "i", to="varying"),
         ArgumentError,
-        r"float64\[2,4\]\{V:\(i,j\)\} varies over 'i' already",
+        r"float64\[2,4\]\{V:\(i,j\)\} already varies over 'i'",
     ),
 }
 

@@ -335,7 +335,11 @@ REFUSALS = [
         r"along 'i': position 0 sends position 0 1 rows \(send_sizes\[0\]\), but that one expects "
         r"2 \(recv_sizes\[0\]\)",
     ),
-    ({"sizes": -1, "got": -1}, ArgumentError, r"-1 rows \(send_sizes\[0\]\); a size is at least 0"),
+    (
+        {"sizes": -1, "got": -1},
+        ArgumentError,
+        r"-1 rows \(send_sizes\[0\]\); a size must be at least 0",
+    ),
     (
         {"offsets": 4},
         ShapeError,

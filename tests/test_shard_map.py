@@ -322,7 +322,7 @@ REFUSALS = {
     "keywords": (
         lambda: over(lambda x: x, P("i"), P("i"))(x=V),
         ArgumentError,
-        "arguments are passed by position.*got the keyword argument 'x'",
+        "arguments must be passed by position.*got the keyword argument 'x'",
     ),
     "a spec that is none": (
         takes(ins="i"),
@@ -388,12 +388,12 @@ REFUSALS = {
             )(x)
         ),
         ShardingError,
-        "the axis 'i' is manual already",
+        "the axis 'i' is already manual",
     ),
     "all axes nested": (
         takes(body=lambda x: meshard.shard_map(lambda y: y, in_specs=P(), out_specs=P())(x)),
         ShardingError,
-        "is manual already",
+        "is already manual",
     ),
     "a value from nowhere": (
         takes(body=lambda x: "text"),

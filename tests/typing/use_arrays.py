@@ -68,6 +68,8 @@ def functions() -> None:
     assert_type(mnp.linalg.svd(x, compute_uv=False), Array)
     assert_type(mnp.linalg.eigh(x.T @ x).eigenvalues, Array)
     assert_type(mnp.shape(x), tuple[int, ...])
+    assert_type(mnp.iinfo(np.int8).max, int)
+    assert_type(meshard.typeof(x).shape, tuple[int, ...])
     assert_type(mnp.result_type(x, np.float32), np.dtype[Any])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import meshard
 import meshard.numpy as mnp
 from meshard import Array, ShapeDtypeStruct, lax
+from meshard.experimental.pjit import pjit
 from meshard.resharding import Plan
 from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P
@@ -67,6 +68,7 @@ def jitted() -> None:
     assert_type(back, Array)
     assert_type(meshard.jit(lambda x: mnp.exp(x))(a), Array)
     assert_type(apply.lower(layer, a).as_text(), str)
+    assert_type(pjit(mnp.tanh)(a), Array)
     apply.clear_cache()
 
 

@@ -1,4 +1,4 @@
-"""`with_sharding_constraint`: a value lies as is said, here and now."""
+"""`with_sharding_constraint`: a value is laid out as it is told, here and now."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
     Raises:
         ArgumentError: if a sharding is None.
-        ShardingError: if an array cannot lie so, or no axis is automatic in this body.
+        ShardingError: if an array cannot be laid out so, or no axis is automatic in this body.
         SpecError: if a spec names an axis that the body runs along.
 
     >>> import meshard, numpy as np
@@ -80,5 +80,5 @@ def _constrained(leaf: Any, target: Sharding, what: str) -> Any:
     x = leaf if isinstance(leaf, Traced) or type(leaf) is Array else as_host(leaf, what)
     place = evened(target, x.shape)
     now = settled(place, anywhere(here(), x) if isinstance(x, np.ndarray) else x._type)
-    now.layout(x.shape)  # refuses what cannot lie so
+    now.layout(x.shape)  # refuses what cannot be laid out so
     return placed(x, place if type(x) is Tracer else now, what=what)

@@ -118,8 +118,8 @@ def shard_map(
         in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
             arguments. Axes that a spec does not name leave the argument whole on each device
             along them; None names none. By default each array's own.
-        out_specs: a spec for each result, likewise: how the devices' results are joined. Along
-            axes that a spec does not name the result must be the same on all devices.
+        out_specs: a spec for each result, in the same way: how the devices' results are joined.
+            Along axes that a spec does not name the result must be the same on all devices.
         check_vma: whether to refuse a result that may differ along an axis that its spec does
             not name; else the first device's is taken.
         axis_names: the axes that the body runs along; by default all. The others stay
@@ -156,7 +156,10 @@ def shard_map(
     axis_names = _axes(axis_names, "axis_names")
     auto = _axes(auto, "auto")
     if auto and axis_names:
-        raise ArgumentError("shard_map: give axis_names or auto, not both; one is the others.")
+        raise ArgumentError(
+            "shard_map: give axis_names or auto, not both; each names the axes that the other "
+            "leaves."
+        )
     if mesh is not None:
         advice = "Write shard_map(f, mesh=mesh, in_specs=..., out_specs=...)."
         instance_of(mesh, Mesh, "shard_map", "mesh", advice=advice)
@@ -260,7 +263,7 @@ class _Mapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise ArgumentError(
-                f"shard_map of {self._name!r}: arguments are passed by position, since in_specs "
+                f"shard_map of {self._name!r}: arguments must be passed by position, as in_specs "
                 f"are; got the keyword argument {next(iter(kwargs))!r}."
             )
         outer = innermost()
@@ -423,7 +426,7 @@ class _Mapped:
         again = [a for a in mesh.axis_names if a in manual & taken]
         if again and (self._names or not (manual - taken)):
             raise ShardingError(
-                f"shard_map of {self._name!r}: the axis {again[0]!r} is manual already, by the "
+                f"shard_map of {self._name!r}: the axis {again[0]!r} is already manual, by the "
                 "shard_map around this one. A nested shard_map runs along the axes that are "
                 "left automatic: give the outer one axis_names= without it."
             )
@@ -459,7 +462,7 @@ class _Mapped:
             if named.count(axis) > 1:
                 raise SpecError(
                     f"{what}: the axis {axis!r} is repeated in {spec!r} of {name}; it can split "
-                    "one dim once."
+                    "only one dim."
                 )
 
     # trees

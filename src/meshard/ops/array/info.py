@@ -17,7 +17,7 @@ from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home
-from meshard.runtime.types import ArrayLike
+from meshard.runtime.types import ArrayLike, DTypeLike
 from meshard.runtime.world import here
 
 _finfo: Callable[..., Any] = ml_dtypes.finfo
@@ -136,13 +136,13 @@ def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
         return bool(np.can_cast(_dtype(from_), as_dtype(to), casting))  # type: ignore[arg-type]
 
 
-def finfo(type: Any, /) -> Any:
+def finfo(type: DTypeLike | ArrayLike, /) -> np.finfo[Any]:
     """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on."""
     with _refusing("finfo", "type", type):
         return _finfo(_dtype(type))
 
 
-def iinfo(type: Any, /) -> Any:
+def iinfo(type: DTypeLike | ArrayLike, /) -> ml_dtypes.iinfo:
     """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``."""
     with _refusing("iinfo", "type", type):
         return _iinfo(_dtype(type))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, Self
 
 from meshard.algebra.arguments import array_text, shown
@@ -421,7 +422,7 @@ class ArrayMethods(Typed, ArrayOperators):
         more = {} if sorter is None else {"sorter": sorter}
         return call("searchsorted", self, v, side=side, **more)
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         if api_version not in _API_VERSIONS:
             raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
         return namespace()

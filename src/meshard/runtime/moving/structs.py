@@ -12,7 +12,7 @@ from meshard.errors import ArgumentError, DtypeError, SpecError
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
-from meshard.runtime.types import ArrayType, Shaped, dtype_name
+from meshard.runtime.types import ArrayLike, ArrayType, Shaped, dtype_name
 from meshard.runtime.world import here
 
 
@@ -109,7 +109,7 @@ def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> Sh
     return ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def typeof(x: Any) -> Any:
+def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     """Return all that is known about an array, or a value that would become one, except its data.
 
     Raises:

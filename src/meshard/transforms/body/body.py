@@ -156,12 +156,12 @@ class Body(Interpreter):
         if scope.auto:
             found = to_grid(self, [x], PartitionSpec())
         else:
-            lies = x
+            whole = x
             if not x._type.layout.replicated or not x._type.local:
-                lies = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
+                whole = placed(x, NamedSharding(scope.mesh, PartitionSpec()))
             kind = scope.kind(cell_type(scope, x.shape, x.dtype), (), frozenset())
-            found = Grid(self, kind, lies._live())
-            if lies is x:
+            found = Grid(self, kind, whole._live())
+            if whole is x:
                 return found
         self._constants[id(x)] = (x, found)
         return found

@@ -2,7 +2,7 @@
 
 In: an Array (or, in a nested body, one for each coordinate of the outer body's axes) and a spec
 over the axes that the body makes manual. Out: the cells that the devices hold, by reference; an
-array that does not lie so is resharded first.
+array with another layout is resharded first.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def abstract_grid(body: Body, kind: GridKind) -> Grid:
 
 
 def alike(x: Grid, sharding: Any) -> Grid:
-    """Return the value with its cells, if they are Arrays on automatic axes, lying in one way."""
+    """Return the value with one layout for its cells, if they are Arrays on automatic axes."""
     body, kind = x.body, x.kind
     if not body.scope.auto or kind.type.sharding == sharding:
         return x
@@ -142,9 +142,9 @@ def merged(
 
 
 def _alike(scope: Scope, cells: Sequence[Any], sharding: Any) -> list[Any]:
-    """Return cells, Arrays on automatic axes, that all lie in the same way."""
+    """Return cells, Arrays on automatic axes, that all have one layout."""
     if not isinstance(sharding, NamedSharding):
-        raise ShardingError(f"A cell lies as {sharding!r}, not on the automatic axes.")
+        raise ShardingError(f"A cell is laid out as {sharding!r}, not on the automatic axes.")
     return [
         None if c is None else placed(c, NamedSharding(m, sharding.spec, uneven=sharding.uneven))
         for c, m in zip(cells, scope.submeshes, strict=True)

@@ -1,7 +1,7 @@
 """What a constraint's sharding means for a value: outside of bodies, and for the cells of one.
 
-In: a sharding that may leave dims open, or not divide them, and how a value lies. Out: a sharding
-with a layout, or the value of a `shard_map` body whose cells lie so.
+In: a sharding that may leave dims open, or not divide them, and how a value is laid out. Out: a
+sharding with a layout, or the value of a `shard_map` body whose cells have it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _count(sharding: NamedSharding, axes: tuple[str, ...]) -> int:
 
 
 def constrained(body: Running, x: Grid, target: Any) -> Grid:
-    """Return a value whose cells, Arrays on the automatic axes, lie as a spec says."""
+    """Return a value whose cells, Arrays on the automatic axes, are laid out by a spec."""
     spec = target.spec if isinstance(target, NamedSharding) else target
     scope = body.scope
     if not isinstance(spec, PartitionSpec):

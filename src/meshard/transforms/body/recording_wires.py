@@ -109,7 +109,7 @@ def lay_out(
         scope: the axes.
         kind: what is known of the cells.
         cells: the cells, by coordinate of the manual axes.
-        shardings: how each is to lie.
+        shardings: how each is to be laid out.
         what: how the ledger calls it.
         everywhere: whether the cells that are None here are those of other processes.
     """

@@ -17,7 +17,7 @@ Groups = Sequence[Sequence[int]] | None
 
 
 def _items(given: Any) -> list[Any]:
-    """Return what a sequence holds; of what is none, that itself."""
+    """Return the items of a sequence; a value that is not a sequence is the one item."""
     try:
         return list(given)
     except TypeError:
@@ -66,11 +66,11 @@ def check_numbers(array: Any, what: str) -> None:
 
 
 def bound_axes(given: Any, what: str) -> tuple[str, ...]:
-    """Return axis names as a tuple; each must be bound here, and stand once.
+    """Return axis names as a tuple; each must be bound here, and named once.
 
     Raises:
         AxisNameError: if one is not bound.
-        ArgumentError: if one stands twice.
+        ArgumentError: if one is named twice.
     """
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, (tuple, list)):
@@ -131,7 +131,7 @@ def told(axes: Sequence[str]) -> str:
 
 
 def members(axes: Sequence[str], groups: dict[str, Any]) -> int:
-    """Return the size of a group, which is all positions where none are given."""
+    """Return the size of a group; without groups all positions are one."""
     return len(groups["groups"][0]) if groups else positions(axes)
 
 

@@ -129,7 +129,7 @@ def all_gather(
         x: a tree of arrays.
         axis_name: the axis, or a tuple of axes.
         axis_index_groups: lists of positions along the axis that gather among themselves.
-        axis: the dim of the result along which the values lie.
+        axis: the dim of the result along which the values are put.
         tiled: whether they are concatenated along that dim; else it is a new one.
         to: ``"invarying"`` says that the result is the same on all devices along the axes, as
             `all_gather_invariant` does; by default it counts as varying.
@@ -139,7 +139,9 @@ def all_gather(
         ArgumentError: if there is no dim ``axis``.
     """
     if to not in ("varying", "invarying", "reduced"):
-        raise ArgumentError(f"all_gather: to is 'varying', 'reduced' or 'invarying', not {to!r}.")
+        raise ArgumentError(
+            f"all_gather: to must be 'varying', 'reduced' or 'invarying', got {to!r}."
+        )
     name = "all_gather" if to == "varying" else "all_gather_invariant"
     axes = bound_axes(axis_name, name)
     more = index_groups(axis_index_groups, axes, name, True)
@@ -382,13 +384,13 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
 
     Raises:
         AxisNameError: if an axis is not bound.
-        ArgumentError: if a value varies over an axis already, or ``to`` is something else.
+        ArgumentError: if a value already varies over an axis, or ``to`` is something else.
     """
     axes = bound_axes(axis_name, "pcast")
     if to != "varying":
         raise ArgumentError(
-            f"pcast: to is 'varying', not {to!r}. A value becomes the same on all devices by a "
-            "collective such as psum, pmax or all_gather_invariant."
+            f"pcast: to must be 'varying', got {to!r}. A value becomes the same on all devices by "
+            "a collective such as psum, pmax or all_gather_invariant."
         )
 
     def leaf(value: Any) -> Any:
@@ -396,7 +398,7 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
         again = [a for a in axes if isinstance(array, Traced) and a in array.aval.vma]
         if again:
             raise ArgumentError(
-                f"pcast: {array.aval!r} varies over {told(again)} already; leave that axis out."
+                f"pcast: {array.aval!r} already varies over {told(again)}; leave that axis out."
             )
         return bind("pcast", array, axes=axes)
 

@@ -42,7 +42,13 @@ from meshard.transforms.collectives.axis_arguments import (
     members,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
-from meshard.transforms.collectives.rows import Receipts, active_groups, check_mask, piece_meshes
+from meshard.transforms.collectives.rows import (
+    Receipts,
+    active_groups,
+    check_mask,
+    kept_axes,
+    piece_meshes,
+)
 from meshard.transforms.jit.sharing import collective
 
 Axes = tuple[str, ...]
@@ -116,7 +122,7 @@ class _Holders:
         )
 
     def received(self, runs: Mapping[int, Sequence[_Rows]], row: int) -> dict[int, int]:
-        """Return the bytes that each device receives, of rows of so many bytes."""
+        """Return the bytes that each device receives, of rows of that many bytes."""
         found: dict[int, int] = {}
         for cell, parts in runs.items():
             rows = sum(r.stop - r.start for r in parts if r.source not in (None, cell))
@@ -172,8 +178,8 @@ def _runs(
                     )
                 if size < 0:
                     raise ArgumentError(
-                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size is at least "
-                        "0."
+                        f"{place} {receiver} {size} rows (send_sizes[{sent}]); a size must be at "
+                        "least 0."
                     )
                 for begin, most, array, name in (
                     (at, rows[0], "operand", "input_offsets"),
@@ -305,7 +311,7 @@ class _Ragged:
         """Return what is known before the sizes are, where the code runs under a condition or not.
 
         Args:
-            over: the axes along which the condition differs; None where there is none.
+            over: the axes along which the condition differs; None if there is no condition.
         """
         found = self._plans.get(over)
         if found is not None:
@@ -407,19 +413,11 @@ class _ArrayCells:
     def __init__(self, scope: Scope, operand: GridKind, output: GridKind, table: GridKind) -> None:
         self._scope, self._kinds = scope, (operand, output, table)
         world, submeshes = scope.world, scope.submeshes
-        sharding = output.type.sharding
-        own: list[tuple[str, ...]] = [()] * output.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == submeshes[0]
-            and sharding.uneven is None
-        ):
-            own[1:] = sharding.spec.axes(output.ndim)[1:]
-        lies = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
+        own = PartitionSpec((), *kept_axes(scope, output)[1:])
+        self._rows = [NamedSharding(m, own) for m in submeshes]
         self._lists = [NamedSharding(m, PartitionSpec()) for m in submeshes]
-        self._lies = lies
         self.outputs: list[ArrayType] = [
-            world.type_of(output.shape, output.dtype, s, True) for s in lies
+            world.type_of(output.shape, output.dtype, s, True) for s in self._rows
         ]
         layouts = [t.layout for t in self.outputs]
         self.meshes = piece_meshes(scope, layouts)
@@ -427,8 +425,8 @@ class _ArrayCells:
 
     def wires(self, given: Sequence[Sequence[Any]]) -> list[Wire]:
         """Return what laying all cells out moves."""
-        ways = zip(self._kinds, given, (self._lies, self._lies, self._lists), strict=True)
-        return [w for k, cells, lies in ways for w in laying_wires(self._scope, k, cells, lies)]
+        ways = zip(self._kinds, given, (self._rows, self._rows, self._lists), strict=True)
+        return [w for k, cells, own in ways for w in laying_wires(self._scope, k, cells, own)]
 
     def tables(self, cells: Sequence[Any], everywhere: bool) -> list[Any]:
         """Return the lists of each cell as blocks."""
@@ -441,7 +439,7 @@ class _ArrayCells:
         """Return for each piece the blocks of the cells of each array."""
         blocks = []
         for kind, cells in zip(self._kinds[:2], given, strict=True):
-            found = lay_out(self._scope, kind, cells, self._lies, _NAME, everywhere=everywhere)
+            found = lay_out(self._scope, kind, cells, self._rows, _NAME, everywhere=everywhere)
             blocks.append([None if x is None else x._live() for x in found])
         return [
             [[None if c is None else c[number] for c in x] for x in blocks]
@@ -494,7 +492,7 @@ def ragged_all_to_all(
     Raises:
         AxisNameError: if an axis is not bound.
         DtypeError: if a list does not hold integers, or the arrays differ in dtype.
-        ShapeError: if shapes do not go together, or rows lie outside of an array.
+        ShapeError: if shapes do not go together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
     >>> import meshard, numpy as np
@@ -517,7 +515,7 @@ def ragged_all_to_all(
         )
     if not rows.ndim or not into.ndim or rows.shape[1:] != into.shape[1:]:
         raise ShapeError(
-            f"{what}: operand and output have rows of one shape, but their shapes are "
+            f"{what}: operand and output must have rows of one shape, but their shapes are "
             f"{rows.shape} and {into.shape}."
         )
     lists = {
@@ -533,7 +531,7 @@ def ragged_all_to_all(
         if x.ndim != 1 or x.shape != lists["input_offsets"].shape or x.size < 1 or x.size % n:
             shapes = ", ".join(f"{k} {v.shape}" for k, v in lists.items())
             raise ShapeError(
-                f"{what}: the lists have one dim, of one size, which is a multiple of the axis "
+                f"{what}: each list must have one dim, all of one size, a multiple of the axis "
                 f"size {n}, but their shapes are {shapes}."
             )
     table = stack([x.astype(np.int64) for x in lists.values()])

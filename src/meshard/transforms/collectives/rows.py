@@ -1,7 +1,7 @@
 """Collectives as operations of a body: from a grid and some axes to a grid.
 
 Each collective is a row: what it does to the type of a value (over which axes the result varies),
-and the plan for its cells (`exchanges`). Around the plan lie the things that all have in common:
+and the plan for its cells (`exchanges`). Around the plan is what all have in common:
 the mask of the code at hand, groups within an axis, and axes that stay automatic.
 """
 
@@ -312,7 +312,9 @@ class _Collective:
         """Plan it on cells that are Arrays: piece by piece of the automatic axes."""
         scope, kind = self.scope, self.kind
         world, submeshes = scope.world, scope.submeshes
-        own = self._split_axes()
+        own = kept_axes(scope, kind)
+        for dim in self.row.whole(self.params):
+            own[dim] = ()
         inputs = [
             world.type_of(kind.shape, kind.dtype, NamedSharding(m, PartitionSpec(*own)), True)
             for m in submeshes
@@ -334,20 +336,6 @@ class _Collective:
         shardings = [NamedSharding(m, PartitionSpec(*own)) for m in submeshes]
         run = partial(self._run_arrays, pieces, outputs, shardings)
         return _Way(extent, pieces, out, run, shardings, _receipts(pieces))
-
-    def _split_axes(self) -> list[tuple[str, ...]]:
-        """Return the automatic axes that go on splitting each dim of a cell."""
-        kind, sharding = self.kind, self.kind.type.sharding
-        own: list[tuple[str, ...]] = [()] * kind.ndim
-        if (
-            isinstance(sharding, NamedSharding)
-            and sharding.mesh == self.scope.submeshes[0]
-            and sharding.uneven is None
-        ):
-            own = list(sharding.spec.axes(kind.ndim))
-        for dim in self.row.whole(self.params):
-            own[dim] = ()
-        return own
 
     def _run_arrays(
         self,
@@ -426,8 +414,20 @@ def _times(block: Any, factor: int) -> Any:
 # axes that stay automatic
 
 
+def kept_axes(scope: Scope, kind: GridKind) -> list[tuple[str, ...]]:
+    """Return the automatic axes that can go on splitting each dim of cells: evenly, if at all."""
+    sharding = kind.type.sharding
+    if (
+        isinstance(sharding, NamedSharding)
+        and sharding.mesh == scope.submeshes[0]
+        and sharding.uneven is None
+    ):
+        return list(sharding.spec.axes(kind.ndim))
+    return [()] * kind.ndim
+
+
 def piece_meshes(scope: Scope, layouts: Sequence[Layout]) -> list[Mesh]:
-    """Return for each piece of cells that lie alike the devices that hold it, by manual axes."""
+    """Return the devices that hold each piece of cells of one layout, by manual axes."""
     by_id = {d.id: d for d in scope.mesh.flat_devices}
     found = []
     for piece in range(layouts[0].piece_count):

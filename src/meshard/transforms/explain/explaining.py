@@ -43,7 +43,7 @@ def explained(
     Args:
         world: whose devices are used.
         trace: the function as it was traced.
-        kinds: how the arguments lie when they come.
+        kinds: how the arguments are laid out when they come.
         executable: the program.
         topology: where the devices are, or its name; None for one process.
 
@@ -91,7 +91,7 @@ def _entering(
     topology: Topology,
     world: RuntimeWorld,
 ) -> list[ExplainedStep]:
-    """Return the steps that bring arguments to where in_shardings want them."""
+    """Return the steps that lay arguments out as in_shardings say."""
     steps: list[ExplainedStep] = []
     given = executable.inputs[len(trace.captured) :]
     for told, kind, then in zip(trace.told, kinds, given, strict=True):
@@ -137,7 +137,7 @@ def _users(program: Executable, names: Names) -> Users:
                 if isinstance(x, Var):
                     names.original[eqn.outputs[0]] = x, program.kinds.get(x)
 
-    def lying(atom: Any) -> Any:
+    def kind_of(atom: Any) -> Any:
         if isinstance(atom, Literal):
             return type(atom.value)
         before = names.source(atom)[1]
@@ -148,7 +148,7 @@ def _users(program: Executable, names: Names) -> Users:
         for eqn in step.eqns:
             for place, atom in enumerate(eqn.inputs):
                 if isinstance(atom, Var) and atom in names.original and atom not in found:
-                    found[atom] = eqn, place, [lying(x) for x in eqn.inputs]
+                    found[atom] = eqn, place, [kind_of(x) for x in eqn.inputs]
     return found
 
 
@@ -202,7 +202,7 @@ def _local(*kinds: Any) -> str:
 
 
 def _lies(kind: Any) -> str:
-    """Return in a few words how a value lies; in a body over which axes it varies."""
+    """Return in a few words how a value is laid out; in a body the axes over which it varies."""
     if isinstance(kind, type):
         return "number"
     if isinstance(kind, GridKind):

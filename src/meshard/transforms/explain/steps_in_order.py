@@ -32,7 +32,7 @@ class Item:
         turns: how often it runs; None if values decide.
         counted: how often it counts in totals: once where values decide, and of the branches of a
             choice only those of the one that moves most.
-        wires: what it moves each time, and the operand that moves; None where that is no operand.
+        wires: what it moves each time, and the operand that moves; None if that is not an operand.
     """
 
     step: Step

@@ -39,7 +39,7 @@ def arrays_of(leaves: Sequence[Any], told: str) -> list[Any]:
     """Return leaves of a tree, each an array, a value of a transformation or a Python number.
 
     Raises:
-        ArgumentError: if one is nothing of that; ``told`` is how the message calls them.
+        ArgumentError: if one is none of these; ``told`` is how the message calls them.
     """
     found = []
     for x in leaves:
@@ -97,7 +97,7 @@ class Carry:
         """Return the first carry.
 
         Raises:
-            ArgumentError: if a leaf is no array and no number.
+            ArgumentError: if a leaf is neither an array nor a number.
         """
         found, shape = trees.flatten(value)
         found = arrays_of(found, f"{what}: the leaves of the initial carry")

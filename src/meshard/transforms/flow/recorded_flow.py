@@ -226,7 +226,7 @@ class _Choice:
     def __init__(self, what: str, names: Sequence[str], args: tuple[Any, ...]) -> None:
         self.what, self.names = what, names
         self.leaves, self.shape = trees.flatten(args)
-        # What is no array is the same in all branches, and numbers stay numbers.
+        # What is not an array is the same in all branches, and numbers stay numbers.
         self.places = [
             i for i, x in enumerate(self.leaves) if isinstance(_lifted(x), (AbstractArray, Grid))
         ]

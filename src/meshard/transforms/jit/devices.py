@@ -1,6 +1,6 @@
-"""The devices of one call of a jitted function: all that is committed lies on the same ones.
+"""The devices of one call of a jitted function: all that is committed is on the same ones.
 
-In: how arguments and captured arrays lie, and where shardings send them. Out: nothing, or a
+In: where arguments and captured arrays are, and where shardings send them. Out: nothing, or a
 refusal that names both; and captured arrays brought to where the arguments are.
 """
 
@@ -104,7 +104,7 @@ def replicated(place: Sharding) -> Sharding:
 
 
 def captured_beside(captured: Sequence[Array], place: Sharding | None) -> list[Array]:
-    """Return captured arrays; what lies on other devices than the arguments is replicated there."""
+    """Return captured arrays; those on other devices than the arguments are replicated there."""
     found = list(captured)
     if place is None:
         return found

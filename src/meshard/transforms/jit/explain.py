@@ -23,10 +23,10 @@ def explain(
 ) -> Explanation:
     """Return what a function does step by step, what it moves between devices, and why.
 
-    The function is traced and lowered as `jit` does it; nothing runs and nothing moves. Of each
-    step the table tells the line, the local shape, how values lie before and after, the collective
-    with its axes, the bytes, the time on a topology, and the memory in use. A warning stands
-    wherever something that was split over an axis becomes whole along it.
+    The function is traced and lowered as `jit` does it; nothing runs and nothing moves. For each
+    step the table tells the line, the local shape, how values are laid out before and after, the
+    collective with its axes, the bytes, the time on a topology, and the memory in use. There is a
+    warning wherever something that was split over an axis becomes whole along it.
 
     Args:
         f: a function, jitted or not.

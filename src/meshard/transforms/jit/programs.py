@@ -22,7 +22,7 @@ class Programs:
     """What was traced and lowered.
 
     Attributes:
-        entries: for each signature with how arguments lie, what a call runs.
+        entries: for each signature and layout of arguments what a call runs.
         traces: for each signature without it, the trace.
         nested: for each signature inside other functions, the trace.
     """
@@ -38,11 +38,11 @@ class Programs:
         self._making = threading.RLock()
 
     def entry(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
-        """Return what a call of this signature runs, made if there is none yet."""
+        """Return what a call of this signature runs, made now if it is not known yet."""
         return self._kept(self.entries, key, make)
 
     def trace(self, key: Hashable, make: Callable[[], Trace]) -> Trace:
-        """Return the trace of this signature, made if there is none yet."""
+        """Return the trace of this signature, made now if it is not known yet."""
         return self._kept(self.traces, key, make)
 
     def _kept(self, known: dict[Any, Made], key: Hashable, make: Callable[[], Made]) -> Made:

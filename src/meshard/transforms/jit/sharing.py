@@ -49,9 +49,9 @@ def collective(scope: Scope, told: str, rest: Axes, active: Collection[int] | No
 def program(executable: Executable, traced: Program) -> tuple[Members, str]:
     """Return the processes of a program's arrays, and what must be the same on all of them.
 
-    That is how its arrays lie, what was traced, and what passes between devices in which order. In
-    which order a process runs what needs nobody else is its own affair: that depends on the cells
-    that it has.
+    That is how its arrays are laid out, what was traced, and what passes between devices in which
+    order. The order of the steps that need nobody else may differ: it depends on the cells that a
+    process has.
     """
     kinds: list[Any] = [*executable.inputs, *executable.returns]
     arrays = [k for k in kinds if isinstance(k, ArrayType) and not k.unplaced]

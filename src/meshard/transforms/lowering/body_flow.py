@@ -1,7 +1,7 @@
 """Loops and choices of a lowered body: their parts are lowered once, and run for each turn.
 
-In: a call, its operands and results without cells, and what lowers a part. Out: a `Does`. What a
-condition that differs between devices demands is the affair of `flow/running`.
+In: a call, its operands and results without cells, and what lowers a part. Out: a `Does`. How
+code runs under a condition that differs between devices is decided in `flow/running`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Site:
     Attributes:
         body: the body, of which only the types are wanted.
         operands: the call's operands, without cells.
-        results: its results, likewise.
+        results: its results, without cells too.
         everywhere: whether all devices run it; else those that values choose.
         lower: lowers a program, given the body, what it reads, and whether all devices run it.
     """

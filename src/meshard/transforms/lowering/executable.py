@@ -28,7 +28,7 @@ AnyKind = Kind | GridKind
 """What a value is, in a body too."""
 Run = Callable[[Any, Sequence[Any]], Any]
 Moving = tuple[Wire, int | None]
-"""A communication, and the operand that moves; None where that is no operand."""
+"""A communication, and the operand that moves; None if that is not an operand."""
 NamedPart = tuple[str, "Executable", int | None]
 """A program that a step runs: its name there, and how often it runs; None if that is not known."""
 
@@ -55,7 +55,7 @@ class Step:
             the one that it gives, or a sequence of them.
         wires: what passes between devices.
         around: tells what passes besides while it gets values to its parts, and from them, each
-            with the operand that moves; None where that is no operand.
+            with the operand that moves; None if that is not an operand.
         eqns: the operations of the program.
         parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
@@ -120,7 +120,7 @@ class Executable:
     def returns(self) -> tuple[Kind, ...]:
         """The types of what it returns, outside of bodies."""
         found = tuple([k for k in self.outputs if not isinstance(k, GridKind)])
-        assert len(found) == len(self.outputs), "a body's results are no arrays"
+        assert len(found) == len(self.outputs), "a body's results are not arrays"
         return found
 
     @cached_property

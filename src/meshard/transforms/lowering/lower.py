@@ -1,8 +1,8 @@
 """Lowering: from a program and the types of what it reads to steps that can run.
 
-In: a `Program`, and how its operands lie. Out: a `Executable` program: each operation decided as it
-would be by itself, elementwise ones and reductions of rows joined into segments, loops and branches
-lowered to where their carries lie.
+In: a `Program`, and how its operands are laid out. Out: an `Executable`: each operation decided as
+it would be by itself, elementwise ones and reductions of rows joined into segments, loops and
+branches lowered for the layouts of their carries.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def lower(
         world: whose devices are used.
         program: the program.
         given: the types of what it captures, then of its arguments.
-        results: for each result how it is to lie, or its whole type; None where it may lie as it
-            comes.
+        results: for each result the sharding that it is to have, or its whole type; None where it
+            may stay as it comes.
         donated: the numbers of the operands whose blocks may be written over.
         place: where results go that depend on nothing committed; None where they may stay.
     """
@@ -279,7 +279,7 @@ class _Lowering:
         return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
 
     def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
-        """Return an operand that lies otherwise, moved there once."""
+        """Return an operand in another layout, moved there once."""
         key = x, target
         if key not in self._elsewhere:
             output = self._elsewhere[key] = Var(x.aval)
@@ -397,7 +397,7 @@ class _Lowering:
         preferred = None if call.asked or not self._preferred else self._preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
         returned = zip(self.program.outputs, results or repeat(None), strict=False)
-        # What is returned as it comes lies as it would outside.
+        # What is returned as it comes has the layout that it would have outside.
         if preferred is not None and all(r is not None for x, r in returned if x is output):
             devices = set(preferred.device_order)
             if all(set(s.device_order) == devices for s in self._committed()):
@@ -405,7 +405,7 @@ class _Lowering:
         self._add(_Group(partial(create, call, kind)), eqn, (kind,))
 
     def _committed(self) -> Iterator[Sharding]:
-        """Yield where values lie that other values must meet."""
+        """Yield the shardings of values that other values must meet."""
         for kind in self.given:
             if isinstance(kind, ArrayType) and kind.committed:
                 yield kind.sharding
@@ -423,7 +423,7 @@ class _Lowering:
     def _goal(
         self, atom: Atom, asked: Kind | Sharding | None, place: Sharding | None
     ) -> Kind | Sharding | None:
-        """Return how a result is to lie: one that nothing committed tells goes to ``place``."""
+        """Return how a result is to be laid out: on ``place`` if nothing committed says where."""
         kind = self.kind(atom)
         free = kind.unplaced if isinstance(kind, ArrayType) else True
         return place if asked is None and free else asked

@@ -1,8 +1,8 @@
 """Bodies of `shard_map`, lowered: what each operation runs, found once for the types at hand.
 
 In: a program of a body, and values without cells. Out: an `Executable` on grids of cells. The body
-is gone through once: its runners are kept, and its collectives tell what they move in the place of
-a ledger. What values decide, as under a condition that differs between devices, is looked up as it
+is followed once: its runners are kept, and its collectives tell what they move in the place of a
+ledger. What values decide, as under a condition that differs between devices, is looked up as it
 comes.
 """
 
@@ -57,7 +57,7 @@ from meshard.transforms.program.program import (
 def lower_program(
     body: Body, program: Program, given: Sequence[Any], everywhere: bool
 ) -> tuple[list[Any], Executable]:
-    """Go through a program whose values have no cells: return its results, and it lowered.
+    """Follow a program whose values have no cells: return its results, and it lowered.
 
     Args:
         body: the body, of which only the types are wanted.
@@ -147,7 +147,7 @@ def _stepped(
 
 
 def enter_typed(call: ShardMapCall, operands: Sequence[Any]) -> tuple[list[Any], Executable]:
-    """Go through a call of a body without cells: return its results, and the body lowered."""
+    """Follow a call of a body without cells: return its results, and the body lowered."""
     count = len(call.body.captured)
     captured, given = operands[:count], operands[count:]
     compiler = chosen()

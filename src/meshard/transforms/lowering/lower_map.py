@@ -12,7 +12,6 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.infer import AbstractArray
 from meshard.ops.fused.compilers import chosen
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
@@ -31,7 +30,7 @@ from meshard.transforms.lowering.lower_body import enter_typed
 from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.program.program import Kind, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import abstract_value
 
 
 @final
@@ -65,12 +64,7 @@ def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) ->
 
 
 def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
-    given = [
-        AbstractArray(k)
-        if isinstance(k, ArrayType)
-        else AbstractArray(anywhere(world, as_array(k(0))), k)
-        for k in kinds
-    ]
+    given = [abstract_value(world, k) for k in kinds]
     with types_only(None):
         results, own = enter_typed(call, given)
     scope, count = own.scope, len(call.body.captured)

@@ -1,7 +1,7 @@
 """Loops, branches and `shard_map` bodies of a lowered program.
 
 In: a call, and the types of its operands. Out: what runs it, with the programs in it lowered to
-where their values lie in every turn, so that nothing is decided while a loop runs.
+the layouts that values have in every turn, so that nothing is decided while a loop runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from meshard.algebra.layout import Layout
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
@@ -36,10 +35,10 @@ from meshard.transforms.program.calls import (
 )
 from meshard.transforms.program.program import Eqn, Kind, Literal, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import anywhere, traced
+from meshard.transforms.tracing.tracing import abstract_value, anywhere, traced
 
 _TURNS = 4
-"""How often a carry may come to lie otherwise before it is brought back in every turn."""
+"""How often a carry may take another layout before it is brought back in every turn."""
 
 Lower = Callable[..., Executable]
 
@@ -100,13 +99,13 @@ def _settled(
     after: Sequence[Kind],
     lower: Lower,
 ) -> tuple[Executable, list[Kind]]:
-    """Return a loop's body, lowered so that its carry lies alike in every turn.
+    """Return a loop's body, lowered so that its carry has one layout in every turn.
 
     Args:
         world: whose devices are used.
         body: from what it captures, the carry and more to the carry and more.
         before: the types of what comes before the carry.
-        carry: how the carry lies at first.
+        carry: the types of the first carry.
         after: the types of what comes after it.
         lower: lowers a program.
     """
@@ -222,7 +221,7 @@ def _array_type(kind: Kind) -> ArrayType:
 
 
 def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
-    """Return the type of one position: where the array lies, whole along the axes of its dim 0."""
+    """Return the type of one position: on the array's devices, whole along the axes of dim 0."""
     kind = _array_type(kind)
     sharding: Any = kind.sharding
     if isinstance(sharding, NamedSharding):
@@ -242,12 +241,7 @@ def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
 
 def _typed(world: RuntimeWorld, f: Callable[..., Any], kinds: Sequence[Kind]) -> list[ArrayType]:
     """Return the types of a function's results, from its arguments' types."""
-    given = [
-        AbstractArray(k)
-        if isinstance(k, ArrayType)
-        else AbstractArray(anywhere(world, as_array(k(0))), k)
-        for k in kinds
-    ]
+    given = [abstract_value(world, k) for k in kinds]
     with types_only(None):
         found = f(*given)
     return [x._type for x in (found if isinstance(found, list) else [found])]
@@ -273,7 +267,7 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool)
 
 
 def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType:
-    """Return the type of so many arrays behind one another along a new first dim."""
+    """Return the type of that many arrays behind one another along a new first dim."""
     sharding: Any = kind.sharding
     if isinstance(sharding, NamedSharding):
         uneven: Any = sharding.uneven
@@ -339,7 +333,7 @@ def _mapped(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> L
 def _whole(
     world: RuntimeWorld, eqn: Eqn, call: WholeCall, kinds: Sequence[Kind], lower: Lower
 ) -> LoweredCall:
-    """Lower a function that is called when the program runs, or gone through now."""
+    """Lower a function that is called when the program runs, or followed now."""
     given = [_array_type(k) for k in _arrays(world, kinds)]
     if not call.values:
         with at_line(eqn.line):

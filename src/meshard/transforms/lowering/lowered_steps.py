@@ -22,7 +22,7 @@ def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequ
 
 
 def ensured(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    """Return the operand as it is to lie; ``what`` is how ledgers call the move."""
+    """Return the operand in the layout of a type; ``what`` is how ledgers call the move."""
     x = operands[0]
     return ensure_layout(world, x if type(x) is Array else as_array(x), kind, what)
 

@@ -1,4 +1,4 @@
-"""Calls: operations of a program that hold programs themselves, or say where a value lies.
+"""Calls: operations of a program that hold programs themselves, or say how a value is laid out.
 
 Each can be run under any interpreter, by the function of the public surface that it came from.
 """
@@ -91,7 +91,7 @@ class WholeCall:
         function: the function.
         params: what it is called with by name.
         several: whether it returns a list.
-        values: whether it looks at values; else only at how its operands lie.
+        values: whether it looks at values; else only at how its operands are laid out.
     """
 
     name: str
@@ -126,8 +126,8 @@ class MakeCall:
 
     Attributes:
         name: what listings call it.
-        kind: its type, as it lies if nobody wants it otherwise.
-        make: from a type like it, however that lies, and the operands to the array.
+        kind: its type, with the layout that it has if nobody prefers another.
+        make: from a type like it, with any layout, and the operands to the array.
         asked: whether its sharding was asked for.
         place: from the first operand's type to its own, where that follows it.
     """

@@ -1,6 +1,6 @@
 """Programs: what a function does, as a list of operations on variables.
 
-In: nothing but values. A program has no data and knows nothing of where arrays lie; it is printed
+In: nothing but values. A program has no data and knows nothing of layouts; it is printed
 (`listing`), checked, simplified, lowered onto shardings, or run by binding its operations one after
 another.
 """
@@ -67,7 +67,7 @@ Kind = ArrayType | type[Any]
 
 
 class Call(Protocol):
-    """An operation that is more than a row: it holds programs, or says where something lies."""
+    """An operation that is more than a row: it holds programs, or lays a value out."""
 
     @property
     def name(self) -> str:
@@ -245,7 +245,7 @@ def shown(value: object) -> str:
 
 
 def lies(kind: object) -> str:
-    """Return in a few words how an array lies; nothing for a number."""
+    """Return in a few words how an array is laid out; nothing for a number."""
     sharding: Any = getattr(kind, "sharding", None)
     if sharding is None:
         return ""
@@ -280,7 +280,7 @@ class Listed:
 
     Attributes:
         program: the program.
-        told: for some variables what is told after their types, such as how they lie.
+        told: for some variables what is told after their types, such as their layouts.
         notes: for some operations, by identity, what is told behind their lines.
         parts: for some operations, by identity, the programs that they run, in the place of those
             that they hold.

@@ -73,7 +73,7 @@ class Names:
         return self._names.get(self.source(atom)[0], atom.str_short())
 
     def source(self, var: Var) -> tuple[Var, Any]:
-        """Return the value that one was before it was moved, and how it lay if it was."""
+        """Return the value that one was before it was moved, and how it was laid out if it was."""
         kind: Any = None
         while var in self.original:
             var, kind = self.original[var]

@@ -211,9 +211,9 @@ class Recorder:
         return Grid(body, var.aval, (None,) * body.scope.count(var.aval.extent))
 
     def placed(self, x: Tracer, sharding: Any, what: str) -> Tracer:
-        """Write down that a value lies as a sharding says."""
+        """Write down that a value is laid out as a sharding says."""
         if what != CONSTRAINT:  # whose dims may be left open; it has been checked
-            sharding.layout(x.shape)  # refuses what cannot lie so
+            sharding.layout(x.shape)  # refuses what cannot be laid out so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
 

@@ -1,7 +1,7 @@
-"""The trace of a jitted function: its program, and where arguments and results must lie.
+"""The trace of a jitted function: its program, and how arguments and results are laid out.
 
 In: the function, and the types of its arguments. Out: a `Trace`, from which programs are lowered
-for every way in which such arguments lie.
+for every layout of such arguments.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Trace:
         in_tree: the tree of ``(args, kwargs)`` without static arguments.
         out_tree: the tree of the results.
         told: what messages call each argument.
-        in_shardings: for each argument where it must lie, if that is said.
-        out_shardings: for each result, likewise.
+        in_shardings: for each argument the sharding that it must have, if one is given.
+        out_shardings: for each result the same.
         donated: for each argument whether it is given up; empty if none is.
         used: the numbers of the arguments that matter: those that the program reads, or all.
     """
@@ -93,7 +93,7 @@ def accepted(
     """Return an argument as an array.
 
     Raises:
-        ArgumentError: if it is none.
+        ArgumentError: if it is not one.
         ConcretizationError: if it is a value of a transformation that has ended.
     """
     if isinstance(x, TracedValue):
@@ -107,9 +107,9 @@ def accepted(
         paths = tree.paths()
         name = arguments.told(paths[number], statics)
         raise ArgumentError(
-            f"{what}: argument {name} is {_brief(x)} of type {type(x).__name__}, which is no "
-            "array and no number. If it is to be part of the program, name it in static_argnums "
-            "or static_argnames."
+            f"{what}: argument {name} is {_brief(x)} of type {type(x).__name__}, which is "
+            "neither an array nor a number. If it is to be part of the program, name it in "
+            "static_argnums or static_argnames."
         ) from error
 
 
@@ -134,8 +134,8 @@ def trace_of(
     """Trace a function for arguments of some types.
 
     Raises:
-        ArgumentError: if it returns what is no array, or keywords meet ``in_shardings``.
-        TreeError: if a tree of shardings is no prefix.
+        ArgumentError: if a result is not an array or a number, or keywords meet ``in_shardings``.
+        TreeError: if a tree of shardings is not a prefix.
         ShardingError: if a spec is bare where no mesh is set.
     """
     what = f"jit of {name!r}"
@@ -251,7 +251,7 @@ def said_sharding(given: Any, what: str) -> Sharding | None:
 def placed_kind(
     world: RuntimeWorld, what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool
 ) -> ArrayType:
-    """Return the type of an argument or result that lies as it must.
+    """Return the type of an argument or result that is laid out as it must be.
 
     Raises:
         IndivisibleError: if a dim does not divide.

@@ -21,7 +21,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import MakeCall, WholeCall
-from meshard.transforms.program.program import Program
+from meshard.transforms.program.program import Kind, Program
 from meshard.transforms.tracing.abstract import types_only
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 
@@ -77,7 +77,7 @@ class Tracing(Interpreter):
         operands: Sequence[Any],
         params: Mapping[str, Any],
     ) -> Any:
-        """Write a function down that is gone through when its operands' layouts are known."""
+        """Write a function down that is followed when its operands' layouts are known."""
         if self.layouts_known:
             return function(*operands, **params)
         return self._whole(name, function, operands, params, False)
@@ -128,8 +128,15 @@ class Tracing(Interpreter):
 
 
 def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
-    """Return the type of an array as it is while a program is traced: it lies nowhere yet."""
+    """Return the type of an array as it is while a program is traced: on no devices yet."""
     return world.type_of(x.shape, x.dtype, home(world), False)
+
+
+def abstract_value(world: RuntimeWorld, kind: Kind) -> AbstractArray:
+    """Return a value without data of a type, or that stands for a Python number of one."""
+    if isinstance(kind, ArrayType):
+        return AbstractArray(kind)
+    return AbstractArray(anywhere(world, as_array(kind(0))), kind)
 
 
 def tracing() -> Tracing | None:
@@ -218,7 +225,7 @@ def traced(
         f: from the flat arguments to its flat results, and whatever else is to be kept.
         types: the arguments' types.
         origins: what each argument is, for messages.
-        placed: whether the types say how the arguments lie.
+        placed: whether the types say how the arguments are laid out.
 
     Returns:
         The program, the arrays that it captures, and what else the function returned.
