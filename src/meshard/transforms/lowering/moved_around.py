@@ -102,18 +102,18 @@ def scanned(
     return found
 
 
-def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tuple[Wire, int]]:
+def _positions(world: RuntimeWorld, type_: ArrayType, row: ArrayType) -> list[tuple[Wire, int]]:
     """Return what taking each position of an array moves, and how often."""
-    cuts = kind.layout.cuts[0]
-    alike = kind.layout.piece_count == row.layout.piece_count
-    if kind.layout.regular and len(cuts) == 2 and alike:
+    cuts = type_.layout.cuts[0]
+    alike = type_.layout.piece_count == row.layout.piece_count
+    if type_.layout.regular and len(cuts) == 2 and alike:
         return []
     parts: list[tuple[Wire, int]] = []
     for start, stop in pairwise(cuts):
         if start < stop:
             recorder = _WireRecorder(world)
             with interpreting(recorder):
-                x: Any = AbstractArray(kind)
+                x: Any = AbstractArray(type_)
                 taken = x[start]._type
             wires = [*recorder.wires, *wires_between(world, taken, row)]
             parts += [(w, stop - start) for w in wires]
