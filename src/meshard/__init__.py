@@ -57,7 +57,7 @@ from meshard.runtime.moving.process_local import (
 )
 from meshard.runtime.moving.structs import ShapeDtypeStruct as ShapeDtypeStruct, typeof as typeof
 
-# What people look for and will not find, and what to do instead.
+# Names that users may look for but that do not exist, and what to use instead.
 _NO_DERIVATIVES = (
     "there is no automatic differentiation. Write the derivative out, as examples/regression.py "
     "does, or take it in JAX: meshard.interop.jax passes arrays both ways"
@@ -80,7 +80,7 @@ _ABSENT: dict[str, str] = {
 
 _install_namespace("meshard.numpy")
 
-if _typing.TYPE_CHECKING:  # what is loaded when it is first asked for, as an editor sees it
+if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
         debug as debug,
         experimental as experimental,

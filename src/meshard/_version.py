@@ -1,3 +1,3 @@
-"""The version of meshard, said here and nowhere else."""
+"""The version of meshard, defined only here."""
 
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ name                               meaning
                                    its name, such as ``"cpu:3"``; ``"cpu"`` or None (default):
                                    the first one
 ``jit_compiler``                   ``"numpy"`` (default), or ``"xla"`` where JAX is installed:
-                                   what runs the work that jit fuses, on large blocks
+                                   the compiler of operations that jit fuses, on large blocks
 ``check``                          how it is checked that processes run the same operations on
                                    arrays that span them: ``"hash"`` (default): where they
                                    communicate; ``"full"``: at each operation; ``"off"``
@@ -23,7 +23,7 @@ The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_CHECK``,
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
 ``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``, which are about jobs of several
-processes. A variable that is almost called so is refused.
+processes. A variable with a similar name is refused.
 """
 
 import typing as _typing
@@ -34,5 +34,5 @@ from meshard.environment import config as _config
 update = _config.update
 read = _config.read
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,4 +1,4 @@
-"""Seeing what happens: how arrays lie on devices, what moves between them, and when."""
+"""Inspection: how arrays are laid out on devices, what moves between them, and when."""
 
 import typing as _typing
 
@@ -31,5 +31,5 @@ from meshard.transforms.explain.explanation import (
 )
 from meshard.transforms.explain.reasons import Notice as Notice
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,7 +1,7 @@
 """The environment: read once, when all floors have registered their settings.
 
 `meshard.config` imports this before anything can start MPI, so that a wrong variable ends a process
-while no other waits for it.
+before another waits for it.
 """
 
 from __future__ import annotations

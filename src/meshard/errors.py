@@ -1,31 +1,31 @@
-"""Every refusal of meshard, as one tree.
+"""All errors of meshard, as one tree.
 
-Each class is also the builtin that NumPy or JAX raises in the same place, so that code which
-catches ``ValueError`` goes on working::
+Each class is also the builtin that NumPy or JAX raises in the same place, so code that catches
+``ValueError`` continues to work::
 
     MeshardError
-    ├── ShardingError        ValueError    a mesh, spec or sharding that means nothing
+    ├── ShardingError        ValueError    an invalid mesh, spec or sharding
     │   ├── SpecError                      unknown or repeated axis, spec longer than the rank
     │   ├── AxisNameError    NameError     a named axis that is not bound where it is used
-    │   ├── ReplicationError               replication that is claimed and not given
+    │   ├── ReplicationError               values that are not replicated as claimed
     │   ├── IndivisibleError               a dim that its axes do not divide
     │   ├── CoverageError                  boxes or pieces that leave a gap or disagree
-    │   ├── IncompatibleDevicesError       operands that live on different devices
+    │   ├── IncompatibleDevicesError       operands on different devices
     │   └── NoIntermediateShardingError    the reference's rules find no way between two shardings
     │       └── NoIntermediateShardingNeededError    and none is needed
-    ├── ShapeError           ValueError, TypeError    shapes that do not go together
+    ├── ShapeError           ValueError, TypeError    shapes that do not match
     ├── DtypeError           TypeError     a dtype that an operation cannot take
-    ├── ArgumentError        ValueError, TypeError    any other argument that is refused
+    ├── ArgumentError        ValueError, TypeError    any other invalid argument
     │   └── OutOfRangeError  OverflowError   an integer too large for its dtype, or for 64 bits
-    ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong kind
-    ├── ConcretizationError  TypeError     a value that is asked for where there is not one
+    ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong type
+    ├── ConcretizationError  TypeError     a value that is needed where there is none
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
-    ├── LinAlgError          numpy.linalg.LinAlgError    a matrix that has no such result
+    ├── LinAlgError          numpy.linalg.LinAlgError    a matrix without this result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
     ├── PlanError            ValueError    a plan that does not deliver, or a damaged file of one
     ├── DataLoss             RuntimeError  parts of an array that no live device holds
-    ├── AllocationError      MemoryError, RuntimeError    memory that the system does not have
+    ├── AllocationError      MemoryError, RuntimeError    memory that the system cannot provide
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
@@ -74,11 +74,11 @@ __all__ = [
 
 
 class MeshardError(Exception):
-    """The root of all refusals of meshard."""
+    """The root of all errors of meshard."""
 
 
 class ShardingError(MeshardError, ValueError):
-    """A mesh, spec or sharding that means nothing."""
+    """An invalid mesh, spec or sharding."""
 
 
 class SpecError(ShardingError):
@@ -114,7 +114,7 @@ class NoIntermediateShardingNeededError(NoIntermediateShardingError):
 
 
 class ShapeError(MeshardError, ValueError, TypeError):
-    """Shapes that do not go together."""
+    """Shapes that do not match."""
 
 
 class DtypeError(MeshardError, TypeError):
@@ -122,7 +122,7 @@ class DtypeError(MeshardError, TypeError):
 
 
 class ArgumentError(MeshardError, ValueError, TypeError):
-    """An argument that is refused for another reason than its shape, dtype or sharding."""
+    """An argument that is invalid for another reason than its shape, dtype or sharding."""
 
 
 class OutOfRangeError(ArgumentError, OverflowError):
@@ -130,11 +130,11 @@ class OutOfRangeError(ArgumentError, OverflowError):
 
 
 class IndexingError(MeshardError, IndexError, TypeError):
-    """An index outside the array, or of a kind that cannot index."""
+    """An index outside the array, or of a type that cannot index."""
 
 
 class ConcretizationError(MeshardError, TypeError):
-    """A value that is asked for where there is not one: it differs by device, or is traced."""
+    """A value that is needed where there is none: it differs by device, or is traced."""
 
 
 class BudgetError(MeshardError, RuntimeError):
@@ -170,7 +170,7 @@ class DataLoss(MeshardError, RuntimeError):
 
 
 class AllocationError(MeshardError, MemoryError, RuntimeError):
-    """Memory for an array that the system does not have."""
+    """Memory for an array that the system cannot provide."""
 
 
 class DeletedArrayError(MeshardError, RuntimeError):
@@ -194,4 +194,4 @@ class AgreementError(TransportError):
 
 
 class UnequalError(MeshardError, ValueError, AssertionError):
-    """Values that were said to be the same on all processes, and are not."""
+    """Values that should be the same on all processes, but differ."""

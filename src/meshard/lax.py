@@ -1,7 +1,7 @@
-"""Operations by the names of ``jax.lax``, on arrays that are spread over devices.
+"""Operations with the names of ``jax.lax``, on arrays that are spread over devices.
 
-JAX's own demand operands of one dtype and mostly of one shape; these promote dtypes and broadcast
-as NumPy does. Results are laid out as computation follows sharding.
+JAX's functions require operands of one dtype and mostly of one shape; these promote dtypes and
+broadcast as NumPy does. Results are laid out as computation follows sharding.
 """
 
 import typing as _typing
@@ -173,5 +173,5 @@ from meshard.transforms.flow.scans import (
     scan as scan,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

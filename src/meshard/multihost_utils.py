@@ -1,4 +1,4 @@
-"""Between what each process has and what all have together: to and from, gathering, checks."""
+"""Host-local values and global arrays: conversion, gathering and checks."""
 
 import typing as _typing
 
@@ -21,5 +21,5 @@ from meshard.compat.multihost.checks import (
     sync_global_devices as sync_global_devices,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,4 +1,4 @@
-"""Functions of neural networks, each keeping the sharding."""
+"""Functions of neural networks, which keep the sharding."""
 
 import typing as _typing
 
@@ -38,5 +38,5 @@ from meshard.ops.nn.functions import (
     tanh as tanh,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,9 +1,9 @@
 """Random numbers in JAX's functional style: a function of a key, on any sharding.
 
 A key is made by `key` (typed) or `PRNGKey` (an ordinary uint32 array), and used once: `split` and
-`fold_in` make new ones of it. The numbers depend on the key, the function, the shape and the dtype
-alone, never on the layout or the number of processes; ``out_sharding=`` draws each piece where it
-lies. Inside ``shard_map`` each device draws a block of its own from its own key.
+`fold_in` make new keys from it. The numbers depend only on the key, the function, the shape and the
+dtype, not on the layout or the number of processes; ``out_sharding=`` draws each piece on its own
+devices. Inside ``shard_map`` each device draws a block of its own from its own key.
 
 The numbers are not JAX's. The generator is Philox4x64-10 (Salmon, Moraes, Dror and Shaw, "Parallel
 random numbers: as easy as 1, 2, 3", SC 2011), counter-based, in NumPy's implementation, which
@@ -63,5 +63,5 @@ from meshard.ops.random.uniform import normal as normal
 from meshard.ops.random.uniform import randint as randint
 from meshard.ops.random.uniform import uniform as uniform
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,4 +1,4 @@
-"""Resharding: any layout to any other, what it would take, and the reference's names."""
+"""Resharding between any layouts, plans of its cost, and the reference's names."""
 
 import typing as _typing
 
@@ -39,5 +39,5 @@ from meshard.runtime.moving.plan_reshard import (
 )
 from meshard.runtime.moving.reshard import reshard as reshard
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

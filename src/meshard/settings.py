@@ -1,7 +1,7 @@
-"""The settings of a process: what each is called, may be and is.
+"""The settings of a process: their names, laws and values.
 
 In: the settings that each floor registers when it is imported; then the environment, once, and
-values that a program gives. Out: the value of a setting, or a refusal that says what it may be.
+values that a program gives. Out: the value of a setting, or a refusal that names the law.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshard.errors import ArgumentError, ConfigError
 T = TypeVar("T")
 
 INTERNAL = ("MESHARD_RANK", "MESHARD_LAUNCHER")
-"""Variables by which processes of meshard tell each other something; nobody else sets them."""
+"""Variables that processes of meshard set for each other; users do not set them."""
 _PREFIX = "MESHARD_"
 _TESTS = "MESHARD_TEST_"
 _ALIKE = 0.75
@@ -29,16 +29,16 @@ SETTINGS: dict[str, Setting[Any]] = {}
 @final
 @dataclass(eq=False)
 class Setting(Generic[T]):
-    """One setting, which whoever needs it makes at module level and reads by `value`.
+    """One setting, made at module level by the code that needs it, and read by `value`.
 
     Attributes:
         name: what `meshard.config` calls it; in capitals after ``MESHARD_`` the variable.
-        usual: its value where nobody sets it.
+        usual: its default value.
         law: what it may be, as in "``name`` must be ...".
-        parse: returns the value of what was given; raises ValueError where it breaks the law.
+        parse: returns the value of what was given; raises ValueError if it breaks the law.
         at_start: whether only the environment sets it.
         admit: returns the value that an update sets; refuses one that comes at the wrong time.
-        read: returns what `meshard.config.read` gives, where that is not `value`.
+        read: returns the value of `meshard.config.read`, if that is not `value`.
         value: its value now.
     """
 
@@ -61,11 +61,11 @@ class Setting(Generic[T]):
         return _PREFIX + self.name.upper()
 
     def checked(self, given: object) -> T:
-        """Return the value of what was given.
+        """Return the parsed value of a setting.
 
         Raises:
-            ArgumentError: if the setting cannot have it.
-            ConfigError: if something that it needs is not installed.
+            ArgumentError: if the setting cannot have this value.
+            ConfigError: if a package that it needs is not installed.
         """
         try:
             return self.parse(given)
@@ -92,7 +92,7 @@ class Config:
     """The settings, as programs read and change them.
 
     Attributes:
-        epoch: how often a setting was changed; what was decided under another may be wrong.
+        epoch: how often a setting was changed; decisions of an earlier epoch may be wrong.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ def _setting_of(name: object) -> Setting[Any]:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    """Return the values of all settings, of which the environment sets some.
+    """Return the values of all settings: the environment's, or the defaults.
 
     An empty variable sets nothing.
 
@@ -166,7 +166,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def set_from(environment: Mapping[str, str]) -> None:
-    """Give all settings the values that an environment says, or none of them.
+    """Set all settings from an environment, or none of them.
 
     Raises:
         ConfigError: if a variable has a value that its setting cannot have, or is misspelt.
@@ -181,7 +181,7 @@ def _nearest(name: str) -> str | None:
 
 
 def _refuse_unknown(variable: str) -> None:
-    """Refuse a variable that is misspelt; warn of one that means nothing to meshard.
+    """Refuse a misspelt variable; warn about one that is not a setting.
 
     Raises:
         ConfigError: if a setting has almost the same name.

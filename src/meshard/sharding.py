@@ -1,4 +1,4 @@
-"""How arrays lie on devices: meshes, specs and shardings."""
+"""How arrays are laid out on devices: meshes, specs and shardings."""
 
 import typing as _typing
 
@@ -18,5 +18,5 @@ from meshard.algebra.spec import (
     PartitionSpec as PartitionSpec,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -23,5 +23,5 @@ from meshard.runtime.trees import (
     unflatten as unflatten,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

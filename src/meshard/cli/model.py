@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 as the demo knows it: its files, its tensors and the code that runs it."""
+"""all-MiniLM-L6-v2 as the demo uses it: its files, its tensors and the code that runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelError(CommandError, RuntimeError):
 
 
 class Example(Protocol):
-    """What the demo takes from `examples/minilm.py`."""
+    """The functions that the demo takes from `examples/minilm.py`."""
 
     NUMPY_NN: SimpleNamespace
 

@@ -32,11 +32,11 @@ def run(
     """Run a Python program in several processes, and return the exit code of its mpiexec.
 
     Args:
-        program: What follows ``python``: a script and its arguments, or ``-m``, a module and its
-            arguments.
+        program: The arguments of ``python``: a script and its arguments, or ``-m``, a module and
+            its arguments.
         processes: How many processes to start.
         devices_per_process: How many devices each has; None leaves ``MESHARD_NUM_DEVICES`` as it
-            is, and 1 where it is not set.
+            is, or 1 if it is not set.
         timeout: Seconds that a process waits for the others before it fails; None leaves
             ``MESHARD_TIMEOUT`` as it is.
 
@@ -57,7 +57,7 @@ def run(
         )
     mpiexec = find_mpiexec()
     settings = environment(os.environ, devices_per_process=devices_per_process, timeout=timeout)
-    # Open MPI gives processes a terminal of its own: here is what the one that people see can do.
+    # Open MPI gives processes its own terminal, so the abilities of the user's are passed on.
     if not sys.stdout.isatty():
         settings.setdefault("TTY_COMPATIBLE", "0")
     else:
@@ -92,13 +92,13 @@ def find_mpiexec() -> Path:
 def environment(
     inherited: Mapping[str, str], *, devices_per_process: int | None, timeout: float | None
 ) -> dict[str, str]:
-    """Return the environment of the processes: the inherited one and what was asked for."""
+    """Return the environment of the processes: the inherited one and the given options."""
     settings = dict(inherited)
     if devices_per_process is not None:
         settings["MESHARD_NUM_DEVICES"] = str(devices_per_process)
     if timeout is not None:
         settings["MESHARD_TIMEOUT"] = f"{timeout:g}"
-    if os.geteuid() == 0:  # Open MPI refuses root unless both say that it is meant
+    if os.geteuid() == 0:  # Open MPI refuses root unless both variables allow it
         settings.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         settings.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     return settings
@@ -116,8 +116,8 @@ def command(
 
     Args:
         mpiexec: The launcher.
-        version: What ``mpiexec --version`` says, by which Open MPI is told from MPICH.
-        program: What follows ``python``.
+        version: The output of ``mpiexec --version``, which distinguishes Open MPI from MPICH.
+        program: The arguments of ``python``.
         processes: How many processes to start.
         settings: The environment, whose ``MESHARD_`` variables reach other hosts too.
     """
@@ -133,7 +133,7 @@ def command(
 
 
 def physical_cores() -> int:
-    """Return the number of cores that this process may use, each counted once for its threads."""
+    """Return the number of cores that this process may use; threads of one core count once."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""How the demo looks: headings, progress, the table of bytes and the matrix of sentences."""
+"""The output of the demo: headings, progress, the table of bytes and the matrix of sentences."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HEAT = (234, 235, 237, 58, 94, 136, 178, 214, 220, 226)
 
 @dataclass(frozen=True)
 class Move:
-    """What the reshard of one group of tensors took.
+    """The costs of the reshard of one group of tensors.
 
     Attributes:
-        group: What the tensors are.
-        count: How many they are.
-        target: The spec they went to, as text.
+        group: The group's name.
+        count: The number of tensors.
+        target: Their new spec, as text.
         nbytes: Their size.
         moved: Bytes that went from one device to another, by the plan.
         bound: Bytes that any reshard between these layouts must move.
@@ -47,7 +47,7 @@ class Move:
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Return a console at most 100 columns wide, and 100 wide where there is no terminal.
+    """Return a console at most 100 columns wide, and 100 wide without a terminal.
 
     Args:
         quiet: Whether it prints nothing.
@@ -58,7 +58,7 @@ def console(*, quiet: bool = False) -> Console:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes in readable units.
 
     >>> size(90_261_504)
     '90.3 MB'

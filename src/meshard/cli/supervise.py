@@ -1,7 +1,7 @@
-"""Running a launcher to its end: its signals, its exit code, and what it leaves behind.
+"""Running a launcher to its end: its signals, its exit code, and the processes it leaves behind.
 
 In: the command line of an mpiexec. Out: its exit code. An mpiexec that has lost another host waits
-for it for ever, and ignores being asked to end: what it has started is then ended from here.
+for it forever, and ignores requests to end: the processes that it has started are then ended here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _PROC = Path("/proc")
 
 
 def launcher_name() -> str:
-    """Return what processes of a job know this process by: its host, number and beginning."""
+    """Return this process's name for the processes of a job: its host, number and start time."""
     return f"{socket.gethostname()}:{os.getpid()}@{_stat(os.getpid())[1]}"
 
 
 def supervise(line: Sequence[str], settings: Mapping[str, str], grace: float = GRACE) -> int:
     """Run a launcher in a session of its own, and return its exit code.
 
-    Signals that end this process are passed on to it. If it has not ended after the grace, or
-    leaves processes behind when its job has failed, these are killed.
+    Signals that end this process are passed on to it. If it has not ended after the grace
+    period, or leaves processes behind when its job has failed, these are killed.
 
     Args:
         line: The command line.
@@ -47,11 +47,11 @@ def supervise(line: Sequence[str], settings: Mapping[str, str], grace: float = G
         grace: Seconds that it has to end its job.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None:  # what its processes leave behind becomes a child of this one
+    if libc is not None:  # processes that its processes leave behind become children of this one
         libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def begin() -> None:
-        if libc is not None:  # nobody is left alone if this process is killed
+        if libc is not None:  # no process is left behind if this one is killed
             libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
     before = _own_children()
@@ -94,11 +94,11 @@ class _Watch:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def is_over(self) -> bool:
-        """Whether the launcher has had its grace."""
+        """Whether the launcher's grace period is over."""
         return self._until is not None and time.monotonic() >= self._until
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on; a second one ends the grace."""
+        """Pass a signal on; a second one ends the grace period."""
         again = self._until is not None
         self._note(number, frame)
         if again:
@@ -108,7 +108,7 @@ class _Watch:
                 self.child.send_signal(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Note that the job is to end: one of its processes says so, or a signal."""
+        """Record that the job is to end: one of its processes or a signal says so."""
         if self._until is None:
             self._until = time.monotonic() + self._grace
 
@@ -159,7 +159,7 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _stat(pid: int) -> tuple[int, str]:
-    """Return a process's parent and when it began; 0 and nothing if it is not there."""
+    """Return a process's parent and start time; 0 and an empty text if it does not exist."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

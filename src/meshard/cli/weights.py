@@ -1,7 +1,7 @@
 """Rows of a safetensors file, and errors that name the file and the tensor at fault.
 
-The safetensors library reads. When it refuses a file it says why in a word; `_explain` then reads
-the header once more to say which tensor is cut off, and where.
+The safetensors library reads the file. Its refusals are short, so `_explain` reads the header again
+to say which tensor is cut off, and where.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshard.cli.errors import CommandError
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 
-# What safetensors calls the dtypes that NumPy has too.
+# The names in safetensors of the dtypes that NumPy has.
 _NUMPY_NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -37,7 +37,7 @@ _NUMPY_NAMES = {
 
 
 class WeightsError(CommandError, ValueError):
-    """The weights file cannot be used; the message names the file and, where known, the tensor."""
+    """The weights file cannot be used; the message names the file and, if known, the tensor."""
 
 
 @final
@@ -46,8 +46,8 @@ class Weights:
 
     Args:
         path: The file.
-        expected: The shape and the dtype of every tensor that the model needs, by name. Tensors of
-            the file that are not named here are left alone.
+        expected: The shape and the dtype of every tensor that the model needs, by name. Other
+            tensors of the file are ignored.
         optional: Names in `expected` that the file may lack.
 
     Raises:
@@ -164,7 +164,7 @@ class Weights:
 
 
 def _explain(path: Path) -> str | None:
-    """Say what is wrong with a file that safetensors refused; None if nothing is found.
+    """Return what is wrong with a file that safetensors refused; None if nothing is found.
 
     A safetensors file is 8 bytes with the header's length, the header (JSON: for each tensor its
     dtype, shape and begin and end in the data), and the data.
@@ -210,7 +210,7 @@ def _explain(path: Path) -> str | None:
 
 
 def _span(entry: object) -> tuple[int, int] | None:
-    """Return where a header entry puts its tensor; None if the entry contradicts itself."""
+    """Return a tensor's place by its header entry; None if the entry contradicts itself."""
     match entry:
         case {"dtype": str(dtype), "shape": [*sizes], "data_offsets": [int(begin), int(end)]} if (
             0 <= begin <= end and all(isinstance(size, int) and size >= 0 for size in sizes)

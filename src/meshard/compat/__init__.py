@@ -1,1 +1,1 @@
-"""Compatibility: names and rules of systems that programs come from, kept as those have them."""
+"""Compatibility: names and rules of other systems, kept as those systems have them."""

@@ -1,9 +1,9 @@
-"""Taking a mesh apart along one of its axes, with the arrays on it, and putting it together.
+"""Splitting a mesh along one of its axes, with the arrays on it, and joining meshes again.
 
 In: trees of arrays on one mesh, or on several. Out: trees on parts of the mesh, or on the joined
 one. No data moves: a part of an array *is* the shards of the part's devices, by reference. Its
-value is those shards joined in mesh order. Where the axis is the minor one of a tuple that is not a
-slice of the array; where no dim is split over it, it is the whole array.
+value is those shards joined in mesh order. If the axis is the minor one of a tuple, that is not a
+slice of the array; if no dim is split over it, it is the whole array.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ def split_by_mesh_axis(
     *,
     donate: bool = False,
 ) -> list[T]:
-    """Take arrays and their mesh apart along a mesh axis, without moving data.
+    """Split arrays and their mesh along a mesh axis, without moving data.
 
     Args:
         arrays: a tree of arrays with NamedShardings on one mesh.
         mesh_axis: the axis; each part's mesh keeps it, with a smaller size.
         indices_or_sections: None for one part per position of the axis; a number for that many
-            equal parts; a list or tuple of the positions to cut at, as ``numpy.split`` has them.
-        donate: delete the arrays given; their blocks live on in the parts.
+            equal parts; a list or tuple of the positions to cut at, as in ``numpy.split``.
+        donate: delete the given arrays; their blocks live on in the parts.
 
     Returns:
         One tree per part, in mesh order. A part has the same spec; its value is its devices' shards
-        joined in mesh order. Of a tree without arrays there are no parts.
+        joined in mesh order. A tree without arrays has no parts.
 
     Raises:
         SpecError: if the mesh has no such axis.
-        ArgumentError: if the sections do not divide the axis, or the cuts do not rise inside it.
+        ArgumentError: if the sections do not divide the axis, or the cuts do not ascend inside it.
         ShardingError: if a leaf is not an array with a NamedSharding, or is on another mesh.
         DeletedArrayError: if an array was deleted.
 
@@ -113,7 +113,7 @@ def concatenate_by_mesh_axis(arrays: Sequence[T], mesh_axis: str, *, donate: boo
     Args:
         arrays: a list or tuple of trees of arrays with NamedShardings, each tree on one mesh.
         mesh_axis: the axis to join along.
-        donate: delete the arrays given; their blocks live on in the result.
+        donate: delete the given arrays; their blocks live on in the result.
 
     Returns:
         One tree on the joined mesh; an empty list if there are no trees.
@@ -185,7 +185,7 @@ def _same_trees(arrays: Sequence[Any]) -> tuple[list[Leaves], Any]:
 
 
 def _one_mesh(leaves: Leaves, what: str, name: str) -> Mesh:
-    """Return the mesh that all leaves are on."""
+    """Return the mesh of all leaves."""
     first: Mesh | None = None
     for path, leaf in leaves:
         whose = _named(path, name)
@@ -219,7 +219,7 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def _place(mesh: Mesh, mesh_axis: object, what: str) -> int:
-    """Return the place of an axis among a mesh's."""
+    """Return the position of an axis among a mesh's."""
     if not isinstance(mesh_axis, str) or mesh_axis not in mesh.axis_names:
         raise SpecError(
             f"{what}: mesh_axis {shown(mesh_axis)} is not found in mesh {mesh!r}; its axes are "

@@ -1,8 +1,8 @@
-"""The reference's way by an intermediate sharding, rule by rule.
+"""The reference's reshard through an intermediate sharding, rule by rule.
 
 In: a source and a target sharding. Out: a sharding in which source axes that the target does not
-need have become replicas, so that each replica can send a part of what the target wants. meshard's
-own planner knows more ways than this one; here the reference's rules are kept as they are.
+need have become replicas, so that each replica can send a part of what the target needs. meshard's
+own planner knows more routes than this one; here the reference's rules are kept unchanged.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SPLIT = "_intermediate_split"
 def find_intermediate_sharding(
     in_sharding: Sharding, out_sharding: Sharding
 ) -> tuple[NamedSharding, list[str]]:
-    """Return a sharding to pass through between two others, and its replica axes.
+    """Return an intermediate sharding between two others, and its replica axes.
 
     With ``s`` and ``d`` the numbers of shards of each dim in source and target, a dim is a
-    candidate where ``gcd(s, d) == 1``, ``s > d`` and one single axis splits it. The source's
+    candidate if ``gcd(s, d) == 1``, ``s > d`` and a single axis splits it. The source's
     devices, in their order, become a mesh of ``<axis>_intermediate_replica`` (of size ``s // d``)
     for each candidate's axis, then the source's axes, a candidate's as
     ``<axis>_intermediate_split`` (of size ``d``).
@@ -47,7 +47,7 @@ def find_intermediate_sharding(
 
     Raises:
         NoIntermediateShardingNeededError: if a dim has shards that source and target share.
-        NoIntermediateShardingError: if another of the rules fails; the message says which.
+        NoIntermediateShardingError: if another rule fails; the message says which.
 
     >>> import numpy as np
     >>> from meshard.sharding import Mesh, P
@@ -108,7 +108,7 @@ def find_intermediate_sharding(
 
 
 def _common_length(source: NamedSharding, target: NamedSharding) -> int:
-    """Return the specs' length; an empty one counts as one of None as long as the other."""
+    """Return the specs' length; an empty spec counts as Nones, as many as the other has entries."""
     lengths = len(source.spec), len(target.spec)
     if all(lengths) and lengths[0] != lengths[1]:
         raise NoIntermediateShardingError(
@@ -180,7 +180,7 @@ def _with_replicas(mesh: Mesh, splits: dict[str, int]) -> Mesh:
 
 
 def _without_cuts(uneven: Uneven, dims: Any) -> Uneven:
-    """Return where dims are cut, without the cuts of some that are whole now."""
+    """Return the cuts of dims, without those of dims that are now whole."""
     if not isinstance(uneven, tuple):
         return uneven
     return tuple(None if dim in dims else cuts for dim, cuts in enumerate(uneven))
@@ -218,16 +218,15 @@ def reshard_with_intermediate_sharding(
     may_alias: bool | None = None,
     cache_resharding_plans: bool = False,
 ) -> Any:
-    """Move a tree of arrays to other layouts, by way of an intermediate where one helps.
+    """Move a tree of arrays to other layouts, through an intermediate one if that helps.
 
-    It helps where `find_intermediate_sharding` finds one: the array is then laid out so on its own
-    devices first, and its replicas share in sending. All other leaves move directly.
+    It helps if `find_intermediate_sharding` finds one: the array is then first laid out that way on
+    its own devices, and its replicas share in sending. All other leaves move directly.
 
     Args:
         x: a tree of arrays; other leaves are placed.
         in_sharding: how the arrays are laid out: a tree of shardings that is a prefix of ``x``. A
-            leaf that is laid out otherwise, or nowhere yet, moves directly; None means as each
-            leaf is.
+            leaf with another layout, or none yet, moves directly; None means each leaf's own.
         out_sharding: a tree of shardings that is a prefix of ``x``.
         donate: delete the source arrays when all have been moved.
         may_alias: as for `reshard`.
@@ -274,7 +273,7 @@ def reshard_with_intermediate_sharding(
 
 
 def _way(x: Array, source: Sharding | None, target: Sharding | None) -> NamedSharding | None:
-    """Return the intermediate that helps an array, or None."""
+    """Return the intermediate sharding that helps an array, or None."""
     if source is None:
         source = x.sharding
     if target is None or not (source == x.sharding or source.is_equivalent_to(x.sharding, x.ndim)):

@@ -1,4 +1,4 @@
-"""The settings of this floor: what ``jit`` gives to programs that were written for JAX."""
+"""The settings of this floor: what ``jit`` returns to programs that were written for JAX."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrays of blocks that other arrays hold, device by device; nothing is copied and nothing moves.
+"""Arrays that share the blocks of other arrays, device by device, without copying or moving.
 
-In: arrays, and the type of another. Out: the array of that type in which each device has the block
-that it has already.
+In: arrays, and the type of another. Out: the array of that type, in which each device has the block
+that it already has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshard.runtime.world import here
 
 
 def local_blocks(x: Array) -> dict[int, Block | None]:
-    """Return what each of this process's devices holds of an array, by device id.
+    """Return the block of an array that each of this process's devices holds, by device id.
 
     Raises:
         DeletedArrayError: if it was deleted.
@@ -25,7 +25,7 @@ def local_blocks(x: Array) -> dict[int, Block | None]:
 
 
 def of_blocks(kind: ArrayType, held: Mapping[int, Block | None]) -> Array:
-    """Return an array of a type; of replicas, which should be equal, it has the first."""
+    """Return an array of a type; replicas should be equal, and it has the first of them."""
     layout = kind.layout
     blocks: list[Block | None] = [None] * layout.piece_count
     for device in reversed(kind.sharding.device_order):

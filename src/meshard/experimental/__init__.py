@@ -11,5 +11,5 @@ from meshard.experimental import (
     shard_map as shard_map,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

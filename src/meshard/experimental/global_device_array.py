@@ -11,5 +11,5 @@ from meshard.compat.gda.places import (
 )
 from meshard.runtime.array.array import Shard as Shard
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

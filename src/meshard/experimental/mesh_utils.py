@@ -8,5 +8,5 @@ from meshard.runtime.devices import (
     create_hybrid_device_mesh as create_hybrid_device_mesh,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

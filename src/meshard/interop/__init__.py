@@ -1,4 +1,4 @@
-"""Bridges to other array libraries, each in a module that needs the library it is named after.
+"""Bridges to other array libraries, each in a module that is named after the library that it needs.
 
-Nothing here is imported by meshard itself: `import meshard.interop.jax` is what asks for JAX.
+meshard itself imports none of them: JAX is needed only by `import meshard.interop.jax`.
 """

@@ -1,8 +1,8 @@
-"""JAX's arrays and meshard's: resharding the one, and passing between both without a copy.
+"""JAX's arrays: resharding them, and converting to and from meshard's arrays without a copy.
 
-A JAX array's shards are read where they are, as NumPy views; what has to be made anew is written
-once, into memory that JAX takes as it is, and that all devices of a process share. On CPU devices
-`reshard` so replaces `jax.device_put`, which gathers the whole array on the host.
+A JAX array's shards are read in place, as NumPy views; new pieces are written once, into memory
+that JAX takes without a copy and that all devices of a process share. On CPU devices `reshard`
+can replace `jax.device_put`, which gathers the whole array on the host.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def reshard(x: Any, sharding: Any, *, donate: bool = False) -> Any:
         donate: delete the source arrays when all have been moved.
 
     Returns:
-        The tree of JAX arrays, committed to the shardings asked for, with the same bits. One that
-        lies so already is returned itself. A piece that is a whole shard of the source, or a
-        contiguous run of one that makes up half of it, shares that shard's memory: no array sees
-        a change of the other, since JAX never writes into memory that is shared, and each outlives
-        the other's deletion.
+        The tree of JAX arrays, committed to the given shardings, with the same bits. An array that
+        is already laid out this way is returned itself. A piece that is a whole shard of the
+        source, or a contiguous run that makes up half of one, shares that shard's memory: neither
+        array sees a change of the other, since JAX never writes into shared memory, and each
+        outlives the other's deletion.
 
     Raises:
-        ArgumentError: if a leaf is no JAX array, or what it shall lie as no sharding.
-        ShardingError: if a shape cannot lie as asked, or devices are not CPU devices.
+        ArgumentError: if a leaf is not a JAX array, or its target is not a sharding.
+        ShardingError: if a shape cannot be laid out as asked, or devices are not CPU devices.
         DeletedArrayError: if an array was deleted or donated.
-        NotAddressableError: if other processes hold parts of an array, or shall do so.
+        NotAddressableError: if other processes hold parts of an array, or are to hold them.
         ConcretizationError: if an array is inside a transformation.
-        TreeError: if ``sharding`` is no prefix of ``x``.
+        TreeError: if ``sharding`` is not a prefix of ``x``.
 
     No array has been deleted when one of these is raised.
 
@@ -108,14 +108,14 @@ def plan_reshard(x: Any, sharding: Any) -> Plan:
     """Return what `reshard` would do with a tree of JAX arrays, without moving anything.
 
     Args:
-        x: a JAX array, or a tree of them or of `jax.ShapeDtypeStruct` that carry shardings.
+        x: a JAX array, or a tree of arrays or of `jax.ShapeDtypeStruct` with shardings.
         sharding: a tree of JAX shardings or devices that is a prefix of ``x``; None leaves an
             array where it is.
 
     Raises:
-        ArgumentError: if a leaf carries no sharding.
-        ShardingError: if a shape cannot lie as asked.
-        TreeError: if ``sharding`` is no prefix of ``x``.
+        ArgumentError: if a leaf has no sharding.
+        ShardingError: if a shape cannot be laid out as asked.
+        TreeError: if ``sharding`` is not a prefix of ``x``.
 
     >>> plan_reshard(jax.numpy.arange(4), jax.devices()[0]).nbytes
     16
@@ -145,12 +145,12 @@ def from_jax(x: Any) -> Array:
         x: a JAX array on devices of this process.
 
     Returns:
-        The array, whose blocks are the shards' own memory wherever NumPy can read it so. It stays
-        valid when the JAX array is deleted or donated.
+        The array, whose blocks are the shards' own memory if NumPy can read it. It stays valid when
+        the JAX array is deleted or donated.
 
     Raises:
-        ArgumentError: if it is no JAX array.
-        DtypeError: if it holds typed keys: another generator's mean nothing here.
+        ArgumentError: if it is not a JAX array.
+        DtypeError: if it holds typed keys, which belong to another generator.
         ShardingError: if there is no meshard device of an id.
         DeletedArrayError: if it was deleted or donated.
         NotAddressableError: if other processes hold parts of it.
@@ -194,10 +194,10 @@ def as_jax(x: Array) -> Any:
 
     Returns:
         The JAX array, committed. Blocks that are contiguous and begin on a cache line, as large
-        ones do, become its memory; others are copied once, whatever the number of replicas.
+        ones do, become its memory; others are copied once, for any number of replicas.
 
     Raises:
-        ArgumentError: if it is no meshard array.
+        ArgumentError: if it is not a meshard array.
         DtypeError: if JAX would store another dtype, or it holds typed keys.
         ShardingError: if there is no JAX device of an id, or the shards differ in shape.
         DeletedArrayError: if it was deleted or donated.
@@ -249,7 +249,7 @@ def _paired(x: Any, sharding: Any, what: str) -> tuple[Any, list[Any], list[Any]
             f"{what}: the tree of shardings must be a prefix of the tree of arrays: "
             f"{' '.join(str(error).split())}"
         ) from error
-    # A None of `x` is no leaf of it, and what stands above it is for nothing.
+    # A None in `x` is not a leaf, so the sharding above it is not used.
     targets = structure.flatten_up_to(spread)
     return structure, leaves, [_target(given, what) for given in targets]
 

@@ -1,7 +1,7 @@
 """Moving between the buffers of JAX arrays, on CPU devices of one process.
 
-In: arrays and the JAX shardings that they shall have. Out: arrays made of pieces that were read as
-views, or written once into memory that JAX takes as it is.
+In: arrays and the JAX shardings that they are to have. Out: arrays made of pieces that were read as
+views, or written once into memory that JAX takes without a copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Asked = tuple[tuple[int | None, int | None], ...]
 
 @final
 class BufferRoute:
-    """What all arrays of one shape do between two shardings; one object for all of them.
+    """The way of arrays of one shape between two shardings; one object for all of them.
 
     Attributes:
         source: the layout before.
@@ -86,7 +86,7 @@ class Moving:
         self.pieces: list[Block] = []
 
     def wire(self) -> Wire:
-        """Return what the move is called in a ledger."""
+        """Return the move's communication, for ledgers."""
         move = Move(
             to_meshard(self.target, self.shape),
             (to_meshard(self.x.sharding, self.shape),),
@@ -145,12 +145,12 @@ class Moving:
 
 
 def _ask(index: tuple[slice, ...]) -> Asked:
-    """Return an index as a value that hashes, as slices do not in every Python."""
+    """Return an index as a hashable value; slices are not hashable in every Python."""
     return tuple([(s.start, s.stop) for s in index])
 
 
 def places_of(sharding: Any, layout: Layout) -> dict[Asked, int]:
-    """Return the piece at each index of a JAX sharding, and at the whole one."""
+    """Return the piece at each index of a JAX sharding, and at that of the whole array."""
     whole: Asked = ((None, None),) * layout.ndim
     places = {whole: 0} if layout.replicated else {}
     for device, index in sharding.devices_indices_map(layout.shape).items():
@@ -169,7 +169,7 @@ def made(
 
 
 def _weakly_typed(x: Any) -> Any:
-    """Return an array of the same buffers whose dtype gives way to that of another operand.
+    """Return an array of the same buffers with a weak dtype, which yields to other operands.
 
     No public function of JAX makes one, and newer releases refuse to change the type of an array.
     """
@@ -178,7 +178,7 @@ def _weakly_typed(x: Any) -> Any:
 
 
 def _wide(dtype: np.dtype[Any]) -> AbstractContextManager[Any]:
-    """Keep JAX from storing 64-bit numbers in 32 bits; an array that has them shall keep them."""
+    """Keep JAX from storing 64-bit numbers in 32 bits, since arrays are to keep theirs."""
     if dtype.itemsize < 8 or jax.dtypes.canonicalize_dtype(dtype) == dtype:
         return contextlib.nullcontext()
     wide: AbstractContextManager[Any] = jax.enable_x64(True)
@@ -186,7 +186,7 @@ def _wide(dtype: np.dtype[Any]) -> AbstractContextManager[Any]:
 
 
 def read(x: Any, layout: Layout) -> list[Block]:
-    """Return each piece as a read-only NumPy array: a view, where NumPy knows how it is stored."""
+    """Return each piece as a read-only NumPy array, a view if NumPy knows its format."""
     blocks: dict[int, Block] = {}
     piece_of = layout.piece_of
     for shard in x.addressable_shards:
@@ -204,7 +204,7 @@ def _view(block: Block, index: Index) -> Block:
 
 
 def is_taken(block: Block) -> bool:
-    """Whether JAX takes a block's memory as it is."""
+    """Whether JAX takes a block's memory without a copy."""
     return block.flags.c_contiguous and _address(block) % _LINE == 0
 
 
@@ -221,7 +221,7 @@ def _address(block: Block) -> int:
 
 
 def copied(world: RuntimeWorld, block: Block, tasks: list[Copying]) -> Block:
-    """Return memory that JAX takes as it is, filled with a block by the tasks that are added."""
+    """Return memory that JAX takes without a copy; the added tasks fill it with a block."""
     small = block.nbytes < _SMALL
     piece = (
         np.ndarray(block.shape, block.dtype, _aligned(world, block.nbytes))

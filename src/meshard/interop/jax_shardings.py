@@ -1,6 +1,6 @@
-"""Shardings of JAX as shardings of meshard, and back.
+"""Conversion of shardings between JAX and meshard.
 
-Devices are the same where their ids are the same.
+Devices with equal ids are the same.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def to_meshard(sharding: Any, shape: Sequence[int] | None = None) -> Sharding:
             becomes a `BoxSharding` of that shape.
 
     Returns:
-        The sharding. A device of this world stands for the JAX device of its id; where there is
-        none, a virtual one, that plans can be made for.
+        The sharding. A JAX device becomes the device of this world with its id or, if there is
+        none, a virtual device, for which plans can be made.
 
     Raises:
-        ArgumentError: if it is no JAX sharding, or ``shape`` is needed, or the memory kind is
-            none that meshard has.
+        ArgumentError: if it is not a JAX sharding, or ``shape`` is needed, or meshard does not have
+            the memory kind.
         ShardingError: if the mesh has no devices, or the spec says that values are partial sums.
         IndivisibleError: if JAX's sharding does not divide ``shape``.
 
@@ -78,8 +78,8 @@ def to_jax(
 
     Args:
         sharding: a meshard sharding.
-        shape: the arrays' shape; needed where ``uneven=`` or a sharding of one's own leaves open
-            whether all shards have one shape, which JAX asks for.
+        shape: the arrays' shape; needed if ``uneven=`` or a custom sharding leaves open whether all
+            shards have one shape, which JAX requires.
         devices: the JAX devices to choose from by id; JAX's CPU devices by default.
 
     Returns:
@@ -87,7 +87,7 @@ def to_jax(
         become a `NamedSharding` with axes ``dim0``, ``dim1``, ... and ``replica``.
 
     Raises:
-        ArgumentError: if it is no meshard sharding, or ``shape`` is needed.
+        ArgumentError: if it is not a meshard sharding, or ``shape`` is needed.
         ShardingError: if a device has no JAX device of its id, or shards differ in shape.
 
     >>> to_jax(SingleDeviceSharding(Device(0))).num_devices
@@ -157,10 +157,10 @@ def _even_layout(sharding: Sharding, shape: Sequence[int] | None) -> Layout | No
 
 
 def layout_of(sharding: Any, shape: tuple[int, ...]) -> Layout:
-    """Return the layout of an array under a JAX sharding, whatever its memory kind.
+    """Return the layout of an array under a JAX sharding of any memory kind.
 
     Raises:
-        ShardingError: if the array cannot lie so; the message says which law fails.
+        ShardingError: if the array cannot be laid out this way; the message says why.
     """
     if _is_named(sharding) or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return to_meshard(sharding).layout(shape)
@@ -175,7 +175,7 @@ def _check_is_jax(sharding: Any, what: str) -> None:
 
 
 def _is_named(sharding: Any) -> bool:
-    """Whether a mesh and a spec say all of it; JAX itself also makes some in another order."""
+    """Whether a mesh and a spec describe a sharding; JAX itself makes some in another order."""
     return (
         isinstance(sharding, jax.sharding.NamedSharding)
         and getattr(sharding, "_logical_device_ids", None) is None
@@ -241,6 +241,6 @@ def _jax_mesh(
 
 
 def _brief(values: Sequence[object]) -> str:
-    """Return a list in a sentence, cut where it is long."""
+    """Return a list for a sentence, shortened if it is long."""
     shown = ", ".join(map(str, values[:8]))
     return f"{shown}, ... ({len(values)} in all)" if len(values) > 8 else shown

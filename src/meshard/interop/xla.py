@@ -1,7 +1,7 @@
-"""XLA as the compiler of what jit fuses, for who sets `jit_compiler` to it.
+"""XLA as the compiler of operations that jit fuses, if `jit_compiler` is ``"xla"``.
 
-In: operations by name, and blocks. Out: one XLA program for all of them, run on each block where it
-lies. Transcendental functions may differ from NumPy's in the last bits. Needs JAX.
+In: operations by name, and blocks. Out: one XLA program for all of them, run on each block in
+place. Transcendental functions may differ from NumPy's in the last bits. Needs JAX.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshard.runtime.world import RuntimeWorld
 _ALIGNED = 64
 _REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all"})
 _PLAIN = frozenset({"where", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"})
-"""Operations besides NumPy's ufuncs that XLA has by the same name."""
+"""Operations besides NumPy's ufuncs that XLA has under the same name."""
 
 
 def _translated(name: str, params: Params, dtype: Dtype) -> Work | None:
@@ -83,20 +83,20 @@ _MADE: dict[str, Callable[[Params, Dtype], Work | None]] = {
 def _floating(x: Any, dtype: Dtype) -> Any:
     """Return an operand of a float result as NumPy computes with it.
 
-    NumPy takes integers for floats of the result's dtype; for JAX they are the shortest floats that
-    stand beside them.
+    NumPy converts integers to floats of the result's dtype; JAX converts them to the shortest float
+    among the operands.
     """
     whole = isinstance(x, (jax.Array, np.ndarray, np.generic)) and x.dtype.kind in "iub"
     return jnp.asarray(x).astype(dtype) if whole else x
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Return the quotient of integers, which is 0 where the divisor is, as NumPy's."""
+    """Return the quotient of integers, which is 0 where the divisor is 0, as in NumPy."""
     return jnp.where(y == 0, 0, jnp.floor_divide(x, jnp.where(y == 0, 1, y)))
 
 
 def _reduction(name: str, params: Params, dtype: Dtype) -> Work:
-    """Return a reduction that accumulates in the result's dtype, or a wider one, as the kernel."""
+    """Return a reduction that accumulates in the result's dtype or a wider one, like the kernel."""
     keywords = {k: params[k] for k in ("axis", "keepdims") if k in params}
     reduce = getattr(jnp, name)
     if name in ("sum", "prod"):
@@ -129,7 +129,7 @@ def _contraction(rule: str, dtype: Dtype) -> Work | None:
 
 
 def _lent(block: Any) -> Any:
-    """Return a block as a JAX array that reads it where it is, if it can; a number as it is."""
+    """Return a block as a JAX array that reads it in place, if possible; a number as it is."""
     if not isinstance(block, np.ndarray):
         return block
     aligned = block.ctypes.data % _ALIGNED == 0 and block.flags.c_contiguous

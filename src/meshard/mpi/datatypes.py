@@ -1,6 +1,6 @@
 """MPI datatypes of strided boxes: built once for each kind of box, kept, and freed.
 
-In: a box of a block. Out: what mpi4py takes to send it from where it is.
+In: a box of a block. Out: a message for mpi4py, which is sent from the block in place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COUNTED = 1 << 31
 
 
 def run_bytes(block: Block) -> int:
-    """Return the bytes that are together at the end of each index, in C order."""
+    """Return the bytes that are contiguous at the end of each index, in C order."""
     run = block.itemsize
     for size, stride in zip(reversed(block.shape), reversed(block.strides), strict=True):
         if stride != run and size != 1:
@@ -31,7 +31,7 @@ class Datatypes:
     """The committed datatypes of one process.
 
     Args:
-        most: how many are kept; the one that was not used for longest is freed.
+        most: how many are kept; the least recently used one is freed.
     """
 
     def __init__(self, most: int = MOST_DATATYPES) -> None:

@@ -1,7 +1,7 @@
 """Joining a job: the world of a process that was started by mpiexec.
 
-Importing this neither needs nor starts MPI. The first use of meshard in a process that mpiexec has
-started does: it makes a world whose devices are those of all processes.
+Importing this does not need or start MPI. The first use of meshard does, in a process that mpiexec
+has started: it makes a world whose devices are those of all processes.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from meshard.runtime.world import RuntimeWorld, alone
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _SLOT = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_JOBID", "PMI_PORT", "PMI_FD", "PMI_RANK")
-"""Variables by which a launcher says which process of which job it has started."""
+"""Variables in which a launcher says which process of which job it has started."""
 _RANK = "MESHARD_RANK"
-"""Variable by which the processes that a process of a job starts know that they are not it."""
+"""Variable that marks a process of a job, for processes that it starts itself."""
 
 
 def job_size() -> int | None:
     """Return how many processes mpiexec has started; None if it has not started this one.
 
-    What a process of a job starts itself inherits its environment, and runs alone.
+    A process that a process of a job starts inherits its environment, but runs alone.
     """
     size = _first_number(_SIZES)
     if size is None:
@@ -58,7 +58,7 @@ def _slot() -> str:
 
 
 def _claim() -> None:
-    """Note that this is the process that mpiexec has started, for those that it starts itself."""
+    """Mark this as the process that mpiexec started, for processes that it starts itself."""
     if job_size() is not None:
         os.environ[_RANK] = f"{_slot()} {os.getpid()}"
 
@@ -72,7 +72,7 @@ def _first_number(names: tuple[str, ...]) -> int | None:
 
 
 def _made() -> World:
-    """Return the world of this process: the job's if there is one."""
+    """Return the world of this process: that of the job if there is one."""
     size = job_size()
     if size is None:
         return alone()
@@ -103,7 +103,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     Args:
         mpi: mpi4py's MPI, which has been started.
         devices: how many devices this process has.
-        ours: whether MPI was started here, and is to be ended here.
+        ours: whether MPI was started here, and so is to be ended here.
     """
     from meshard.mpi.neighbours import open_neighbours
     from meshard.mpi.transport import MpiTransport
@@ -143,7 +143,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
 
 
 def _watch(mpi: Any, transport: Any, ours: bool) -> None:
-    """Do what is to be done when this process ends, in whichever way."""
+    """Install the handlers for the end of this process, in any way."""
     from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
@@ -169,7 +169,7 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
 _at_end: list[Callable[[], None]] = []
 
 
-@atexit.register  # when this is imported, so that it runs after what programs have registered
+@atexit.register  # at import, so that it runs after the functions that programs register
 def _end() -> None:
     while _at_end:
         _at_end.pop()()
@@ -211,7 +211,7 @@ def _imported(size: int) -> Any:
         ) from error
     library = MPI.Get_library_version()
     started = os.environ.get("OMPI_VERSION", "")
-    # Another MPI ends the process when it starts, without a word of what to do.
+    # Another MPI ends the process when it starts, without saying what to do.
     if started and not library.startswith("Open MPI") and "pmix" not in library.lower():
         raise ConfigError(
             f"The mpiexec of Open MPI {started} has started this process, but mpi4py is linked to "
@@ -222,7 +222,7 @@ def _imported(size: int) -> Any:
 
 
 def end_job() -> None:
-    """End all processes of the job, which would wait for this one; without others do nothing."""
+    """End all processes of the job, which would wait for this one; do nothing without a job."""
     world = known_world()
     if world is not None and world.process_count > 1:
         from mpi4py import MPI
@@ -240,19 +240,19 @@ def initialize(
     local_device_ids: Any = None,
     **more: Any,
 ) -> None:
-    """Join the processes that mpiexec has started; without it nothing happens.
+    """Join the processes that mpiexec has started; without mpiexec do nothing.
 
-    It is implied by the first use of meshard.
+    The first use of meshard does this too.
 
     Args:
         coordinator_address: accepted as in JAX; mpiexec has arranged it.
         num_processes: if given, it must be the number that mpiexec has started.
         process_id: if given, it must be this process's number.
         local_device_ids: accepted as in JAX; ``MESHARD_NUM_DEVICES`` says how many there are.
-        more: further arguments of JAX's function, which mean nothing here.
+        more: further arguments of JAX's function, which are ignored.
 
     Raises:
-        ConfigError: if the job is another than the arguments say.
+        ConfigError: if the arguments do not match the job.
     """
     world = current()
     for name, given, found in (
@@ -268,12 +268,12 @@ def initialize(
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined others, or is known to be alone."""
+    """Return whether this process has joined others, or is known to be the only one."""
     return known_world() is not None
 
 
 def shutdown() -> None:
-    """Wait until all processes have come here; MPI itself ends with the process."""
+    """Wait until all processes have called this; MPI itself ends with the process."""
     world = known_world()
     if isinstance(world, RuntimeWorld) and world.process_count > 1:
         everybody = range(world.process_count)

@@ -4,9 +4,8 @@ In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to 
 and reads the other's, so that no lock and no call of the system is needed; a letter that does not
 fit into a slot is written to a chunk of the sender's arena, lent until the reader has dropped it.
 
-Each letter is stamped with the step that it belongs to. Letters come in program order, so that
-those of a step that the reader has left before its end stand first: it drops them, with what they
-lend.
+Each letter is stamped with the step to which it belongs. Letters arrive in program order, so those
+of a step that the reader has left early come first: it drops them, and gives back what they lend.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _WORD = 8
 _FACTS = Struct("QQQQQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
-"""The most bytes of a letter that is in a slot."""
+"""The most bytes of a letter in a slot."""
 _LENGTH = Struct("Q")
 _BYTE = np.dtype(np.uint8)
 _ORDERED = platform.machine().lower() in ("x86_64", "amd64")
-"""Whether other processes see a processor's writes in the order in which it made them."""
+"""Whether other processes see a processor's writes in the order in which they were made."""
 
 
 def mail_bytes(places: int) -> int:
@@ -45,11 +44,11 @@ def mail_bytes(places: int) -> int:
 
 @final
 class MailPage:
-    """What one process of a host writes for the others: letters, and how far it has read theirs.
+    """The page that one process of a host writes for the others: letters, and counts of those read.
 
-    A line for each process comes first, in which the owner counts the letters that it has read of
-    that process's. Slots follow, some for each process, each with the number of its letter before
-    it: a slot is free as soon as its reader has counted the letter.
+    A line for each process comes first, in which the owner counts the letters that it has read from
+    that process. Slots follow, some for each process, each preceded by the number of its letter: a
+    slot is free as soon as its reader has counted the letter.
 
     Args:
         memory: the page, of `mail_bytes`.
@@ -91,33 +90,33 @@ def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
 
 
 class Stamps(Protocol):
-    """What marks letters at this place of the program, and what the marks of others mean."""
+    """The stamps of letters at this place in the program, and the meaning of others' stamps."""
 
     def stamp(self, peer: int) -> Stamp:
-        """Return what marks the messages to and from a process."""
+        """Return the stamp of the messages to and from a process."""
 
     def is_over(self, peer: int, stamp: Stamp) -> bool:
-        """Whether a message of a process belongs to a step that this one has left."""
+        """Whether a message of a process belongs to a step that this process has left."""
 
 
 @final
 class Mailbox:
-    """What passes between this process and a neighbour, in both directions.
+    """The letters between this process and a neighbour, in both directions.
 
     Its methods are generators that yield while they wait. Letters arrive in the order in which they
     were put.
 
     Args:
-        arena: this process's, for letters that are longer than a slot.
+        arena: this process's arena, for letters that are longer than a slot.
         neighbour: the other process's arena.
         own: this process's mail page.
         other: the neighbour's mail page.
         process: the neighbour's number in the job.
-        stamps: says what marks letters at this place of the program; those of a neighbour that is
+        stamps: the stamps of letters at this place in the program; letters of a neighbour that is
             elsewhere are not read.
 
     Attributes:
-        refused: the stamp of the next letter, where it does not belong to this step.
+        refused: the stamp of the next letter, if it does not belong to this step.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Mailbox:
         self._fence.acquire()
 
     def _keep_order(self) -> None:
-        """Let nothing that comes later be seen before what came earlier."""
+        """Keep later writes from being seen before earlier ones."""
         # Where a processor may reorder its writes (ARM), taking and giving back a lock is a barrier
         # that Python has; x86 keeps the order of writes by itself.
         if not _ORDERED:
@@ -160,9 +159,9 @@ class Mailbox:
         """Write a letter; wait while the neighbour has not read the ones before.
 
         Args:
-            blocks: what it holds.
-            lent: the chunks that it tells the neighbour of, which is given a loan of each. It then
-                holds a list of chunks and places in them.
+            blocks: its content.
+            lent: the chunks that it announces; the neighbour gets a loan of each. The content is
+                then a list of chunks and places in them.
         """
         size = sum([b.nbytes for b in blocks])
         lease = self._arena.lease(size) if size > ROOM else None
@@ -187,20 +186,20 @@ class Mailbox:
                     yield
             loans = []
         finally:
-            for one in loans:  # the neighbour was never told
+            for one in loans:  # the neighbour has not learned of it
                 self._arena.lend(one, (self._peer,), -1)
 
     def post(self, letter: bytes, more: int = 0, chunk: int = 0, lent: int = 0) -> bool:
-        """Write a letter that fits into a slot; return whether there was one free.
+        """Write a letter that fits into a slot; return whether a slot was free.
 
         Args:
             letter: the bytes, at most `ROOM`.
             more: how many bytes follow in other slots.
             chunk: where the bytes are instead; the letter then says how many.
-            lent: whether the letter tells of chunks that are lent.
+            lent: whether the letter announces chunks that are lent.
         """
         # The slot of letter n is free when letter n - _SLOTS was read. The number is written last:
-        # whoever sees it sees all of the letter.
+        # a reader that sees it sees all of the letter.
         number = self._sent + 1
         if number - self._seen_there[0] > _SLOTS:
             return False
@@ -220,10 +219,10 @@ class Mailbox:
         return found if isinstance(found, np.ndarray) else np.frombuffer(found, np.uint8)
 
     def collect(self) -> bytes | Block | None:
-        """Return the bytes of the next letter of this step if it has come.
+        """Return the bytes of the next letter of this step if it has arrived.
 
-        Those of a step that this process has left are dropped. One that belongs elsewhere is left
-        where it is: the watchdog finds out why.
+        Letters of a step that this process has left are dropped. One that belongs to another step
+        is left where it is: the watchdog finds out why.
         """
         while True:
             number = self._read + 1
@@ -259,7 +258,7 @@ class Mailbox:
             return letter
 
     def _give_back(self, letter: bytes | Block) -> None:
-        """Give back what a letter lends that is not read."""
+        """Give back the chunks that an unread letter lends."""
         for chunk in np.frombuffer(letter, np.int64)[::2].tolist():
             if chunk >= 0:
                 self._neighbour.give_back(chunk, number_of_forks())
@@ -267,7 +266,8 @@ class Mailbox:
     def hold(self, blocks: Sequence[Block]) -> None:
         """Keep memory that the neighbour may still write to, because this step was left.
 
-        It is let go when a letter of a later step comes: the neighbour has then left this one too.
+        It is dropped when a letter of a later step arrives: the neighbour has then left this step
+        too.
         """
         self._parts.clear()
         self._held.append((self._stamps.stamp(self._process), blocks))

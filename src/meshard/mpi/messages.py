@@ -1,10 +1,10 @@
-"""Boxes as MPI messages: packed or in place, a window of them on the way at a time.
+"""Boxes as MPI messages: packed or in place, with a window of them in flight at a time.
 
 In: the boxes that pass between this process and a peer. Out: generators that move them, and yield
 while they wait. Both ends cut the boxes in the same way, by their shapes and the agreed table.
 
-A step that is left before its end leaves messages behind. MPI may still read or write their memory,
-so that it is kept until they are done; what comes of such a step is received and dropped.
+A step that is left early leaves messages behind. MPI may still read or write their memory, so it is
+kept until they are done; messages that arrive for such a step are received and dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meshard.runtime.types import Block
 Waiting = Generator[None, None, None]
 _DATA, _SIZE, _OBJECT, _KINDS = range(4)
 _MOST_LEFT = 3 * 1024
-"""Tags of steps that were left whose messages are still received."""
+"""Tags of left steps, whose messages are still received."""
 
 
 @final
@@ -36,8 +36,8 @@ class Messages:
 
     Args:
         communicator: the processes.
-        table: the sizes that decide how something is moved.
-        stamp: says what marks the messages to and from a process at this place of the program;
+        table: the sizes that decide how blocks are moved.
+        stamp: returns the stamp of messages to and from a process at this place in the program;
             those of a process that is elsewhere are not received.
     """
 
@@ -54,7 +54,7 @@ class Messages:
         self._left: deque[tuple[int, int]] = deque(maxlen=_MOST_LEFT)
 
     def leave(self, peers: Sequence[int]) -> None:
-        """Note that messages of this step with processes will not be waited for any more."""
+        """Record that messages of this step with processes are no longer waited for."""
         for peer in peers:
             for kind in range(_KINDS):
                 entry = peer, self._tag(peer, kind)
@@ -62,24 +62,24 @@ class Messages:
                     self._left.append(entry)
 
     def sweep(self) -> None:
-        """Receive and drop messages of steps that were left, and let go of what is done."""
+        """Receive and drop messages of steps that were left, and free those that are done."""
         # A process that has not left that step may still send to it, and waits until that is taken.
         for peer, tag in tuple(self._left):
             try:
                 while message := self._comm.Improbe(peer, tag, status=(status := MPI.Status())):
                     buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
                     self._stray.append((message.Irecv([buffer, MPI.BYTE]), buffer))
-            except MPI.Exception:  # it has died: nothing comes of it
+            except MPI.Exception:  # it has died: nothing arrives from it
                 self._left.remove((peer, tag))
         self._stray = [one for one in self._stray if not _is_done(one[0])]
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
-        """Return what moves boxes from a peer, and what moves boxes to it, side by side."""
-        # Receives come first: what arrives before its receive is copied once more by MPI.
+        """Return a generator that receives boxes from a peer, and one that sends boxes to it."""
+        # Receives come first: MPI copies a message once more if it arrives before its receive.
         return [self._receive(peer, coming), self._send(peer, going)]
 
     def _send(self, peer: int, boxes: Sequence[Block]) -> Waiting:
-        """Send boxes; done when all have left their place."""
+        """Send boxes; finish when their memory is no longer read."""
         window, tag = _Window(self._table.window, self._stray), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             message: Any
@@ -90,12 +90,12 @@ class Messages:
             else:
                 message = [_bytes(piece), MPI.BYTE]
             request = self._comm.Isend(message, peer, tag)
-            # The message is kept until then, and with it what was packed.
+            # The message is kept until then, and with it the packed bytes.
             yield from window.add(request, _size(piece), partial(_nothing, message))
         yield from window.rest()
 
     def _receive(self, peer: int, boxes: Sequence[Block]) -> Waiting:
-        """Fill boxes; what is contiguous is received in place."""
+        """Fill boxes; contiguous ones are received in place."""
         window, tag = _Window(self._table.window, self._stray), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             then: Callable[[], None]
@@ -130,7 +130,7 @@ class Messages:
         yield from window.rest()
 
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
-        """Receive what a peer tells, into ``found[peer]``."""
+        """Receive the bytes that a peer sends, into ``found[peer]``."""
         window = _Window(0, self._stray)
         size = np.empty(1, np.int64)
         request = self._comm.Irecv(size, peer, self._tag(peer, _SIZE))
@@ -141,8 +141,8 @@ class Messages:
         found[peer] = letter
 
     def _pieces(self, boxes: Sequence[Block]) -> Iterator[list[Block] | Block]:
-        """Yield what each message holds: several small boxes, or one slab of a large one."""
-        # Small ones first and large ones after, whatever their order: both ends do the same.
+        """Yield the content of each message: several small boxes, or one slab of a large one."""
+        # Small boxes come first and large ones after, in any case: both ends do the same.
         together: list[Block] = []
         size = 0
         for box in boxes:
@@ -161,11 +161,11 @@ class Messages:
 
 @final
 class _Window:
-    """The messages that are on their way to or from a peer.
+    """The messages that are in flight to or from a peer.
 
     Args:
-        most: how many bytes of them there may be.
-        stray: where those go that nobody waits for any more.
+        most: the most bytes in flight.
+        stray: the list for messages that are no longer waited for.
     """
 
     def __init__(self, most: int, stray: list[tuple[MPI.Request, object]]) -> None:
@@ -175,7 +175,7 @@ class _Window:
         self._waiting: deque[tuple[MPI.Request, int, Callable[[], None]]] = deque()
 
     def add(self, request: MPI.Request, nbytes: int, then: Callable[[], None]) -> Waiting:
-        """Count a message; wait until the window holds the next."""
+        """Count a message; wait until the window has room for the next."""
         self._waiting.append((request, nbytes, then))
         self._bytes += nbytes
         while self._bytes > self._most:
@@ -208,7 +208,7 @@ def _is_done(request: MPI.Request) -> bool:
 
 
 def _nothing(kept: object) -> None:
-    """Do nothing but hold something until now."""
+    """Do nothing; the argument keeps an object alive until now."""
 
 
 def _size(piece: list[Block] | Block) -> int:
@@ -216,5 +216,5 @@ def _size(piece: list[Block] | Block) -> int:
 
 
 def _bytes(block: Block) -> Block:
-    """Return the elements as bytes in C order, as a view if that is how they are stored."""
+    """Return the elements as bytes in C order, as a view if they are stored that way."""
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8)

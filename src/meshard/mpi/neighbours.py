@@ -1,4 +1,4 @@
-"""Neighbours: the processes of this host, whose memory this process can reach, and they its.
+"""Neighbours: the processes of this host, which can reach each other's memory.
 
 In: the boxes that pass between this process and a neighbour, or blocks to lend and to take. Out:
 generators that move them, and yield while they wait. A box that is large is written by its sender
@@ -31,10 +31,10 @@ class Neighbours:
     """The memory of this host's processes.
 
     Args:
-        pages: this process's, with an open arena.
-        mailboxes: the mail with each neighbour.
-        arenas: the arena of each.
-        table: the sizes that decide how something is moved.
+        pages: this process's pages, with an open arena.
+        mailboxes: the mailbox of each neighbour.
+        arenas: the arena of each neighbour.
+        table: the sizes that decide how blocks are moved.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Neighbours:
         return process in self._mailboxes
 
     def refused(self, process: int) -> Stamp | None:
-        """Return the stamp of a process's next letter, where it does not belong to this step."""
+        """Return the stamp of a process's next letter, if it does not belong to this step."""
         return self._mailboxes[process].refused if process in self._mailboxes else None
 
     def is_small(
@@ -63,7 +63,7 @@ class Neighbours:
         sends: Sequence[tuple[int, Sequence[Block]]],
         receives: Sequence[tuple[int, Sequence[Block]]],
     ) -> bool:
-        """Return whether all that passes is between neighbours, and fits into letters."""
+        """Return whether all boxes pass between neighbours and fit into letters."""
         mailboxes, least = self._mailboxes, self._table.pushed
         for messages in (sends, receives):
             for peer, blocks in messages:
@@ -81,7 +81,7 @@ class Neighbours:
     ) -> Waiting:
         """Move small boxes; the letters are those of `talk`.
 
-        What has arrived is taken out of ``missing``.
+        Processes whose letters have arrived are taken out of ``missing``.
         """
         mailboxes = self._mailboxes
         seen, letter = None, b""
@@ -113,10 +113,10 @@ class Neighbours:
             yield
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
-        """Return what moves boxes to a neighbour, and what moves boxes from it, side by side.
+        """Return a generator that sends boxes to a neighbour, and one that receives boxes from it.
 
-        Letters pass in one order on both sides: where large boxes are wanted, the small boxes, and
-        at last that the large ones are written, with those that could not be.
+        Letters pass in one order on both sides: the places where large boxes are wanted, the small
+        boxes, and finally the news that the large ones are written, with those that could not be.
         """
         small, large = _by_size(going, self._table.pushed)
         arriving, wanted = _by_size(coming, self._table.pushed)
@@ -191,9 +191,9 @@ class Neighbours:
         return left
 
     def lend(self, blocks: Sequence[Block], peer: int) -> Waiting:
-        """Tell a neighbour where the blocks are that it may look at from now on.
+        """Tell a neighbour the places of the blocks that it may read from now on.
 
-        Those that are not in the arena must have been brought there (`within_reach`).
+        Blocks outside the arena must have been copied there (`within_reach`).
         """
         told: list[int] = []
         left: list[Block] = []
@@ -213,7 +213,7 @@ class Neighbours:
             yield from mailbox.put(left)
 
     def within_reach(self, block: Block) -> Block:
-        """Return a block, or a copy, that neighbours can look at, C-ordered."""
+        """Return a C-ordered block that neighbours can read: the given one, or a copy."""
         if chunk_of(block) is not None and block.flags.c_contiguous:
             return block
         found = self._pages.reachable(block.shape, block.dtype)
@@ -245,7 +245,7 @@ class Neighbours:
         return self._mailboxes[peer].put([letter])
 
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
-        """Receive what a neighbour tells, into ``found[peer]``."""
+        """Receive the bytes that a neighbour sends, into ``found[peer]``."""
         found[peer] = yield from self._mailboxes[peer].get()
 
 
@@ -255,7 +255,7 @@ def _by_size(boxes: Sequence[Block], least: int) -> tuple[list[Block], list[Bloc
 
 
 def _sharing(hosts: Sequence[int], reached: Sequence[bool]) -> tuple[int, ...]:
-    """Return each process's host, or a number of its own where one there has not reached all."""
+    """Return each process's host, or a number of its own if not all there reach each other."""
     apart = {host for host, there in zip(hosts, reached, strict=True) if not there}
     return tuple([len(hosts) + p if host in apart else host for p, host in enumerate(hosts)])
 
@@ -273,17 +273,16 @@ def open_neighbours(
     All processes of the job call it together.
 
     Args:
-        pages: this process's, which get an arena.
-        hosts: for each process the number of its host.
+        pages: this process's pages, which get an arena.
+        hosts: the number of each process's host.
         me: this process.
-        table: the sizes that decide how something is moved.
+        table: the sizes that decide how blocks are moved.
         all_gather: brings a small object of each process to all.
-        stamps: says what marks the letters to and from a process.
+        stamps: the stamps of letters to and from a process.
 
     Returns:
-        The neighbours, None if there are none that can be reached; and for each process the number
-        of its host, where those that cannot share memory count as hosts of their own, None if no
-        two processes can.
+        The neighbours, or None if none can be reached; and the number of each process's host, where
+        processes that cannot share memory count as separate hosts, or None if no two can.
     """
     here = [p for p, host in enumerate(hosts) if host == hosts[me]]
     places = {p: i for i, p in enumerate(here)}
@@ -314,7 +313,7 @@ def open_neighbours(
 @final
 @dataclass(frozen=True)
 class _Handle:
-    """What a neighbour needs to know: an arena, what is written in it, where its mail page is."""
+    """What a neighbour needs to know: an arena, its mark, and the place of its mail page."""
 
     arena: tuple[int, int, int]
     mark: bytes

@@ -1,8 +1,8 @@
 """The transport between the processes of an MPI job.
 
-Who shares a host with this process is reached through memory (`neighbours`), others by messages of
-MPI (`messages`). Both ends know all shapes from the same plan, so that nothing but data is sent.
-All that waits is a generator; they go on in turn, and the watchdog ends a wait that is in vain.
+Processes on this host are reached through memory (`neighbours`), others by messages of MPI
+(`messages`). Both ends know all shapes from the same plan, so only data is sent. Everything that
+waits is a generator; they continue in turn, and the watchdog ends a wait that is in vain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshard.runtime.types import Block
 from meshard.tuning import EAGER_SECONDS
 
 Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
-"""What is to be done, and for whom it waits: the first of each tuple is a peer."""
+"""Jobs, and the peers for which they wait: the first of each tuple is a peer."""
 
 
 @final
@@ -39,7 +39,7 @@ class MpiTransport:
     Args:
         communicator: the processes; a duplicate of it is used.
         deadline: seconds that a process waits for the others.
-        table: the sizes that decide how something is moved.
+        table: the sizes that decide how blocks are moved.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class MpiTransport:
         self.settle(table or Table())
 
     def settle(self, table: Table) -> None:
-        """Move by this table from now on."""
+        """Use this table from now on."""
         self.table = table
         self._messages = Messages(self._comm, table, self.watchdog.stamp)
 
     def reach(self, near: Neighbours | None, hosts: tuple[int, ...] | None) -> None:
-        """Move through memory what passes between processes of one host, from now on."""
+        """Use memory between processes of one host from now on."""
         self._near = near
         self.hosts = hosts
 
@@ -90,13 +90,13 @@ class MpiTransport:
         self._run(jobs)
 
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
-        """Let neighbours look at complete blocks, and return those that they have, read-only.
+        """Lend complete blocks to neighbours, and return the blocks that they lend, read-only.
 
         Raises:
             TransportError: if a peer fails or does not answer before the deadline.
         """
         near = self._near
-        assert near is not None  # nobody plans to share where `hosts` is None
+        assert near is not None  # no plan shares memory if `hosts` is None
         going: dict[int, list[Block]] = {}
         for block, takers in lent:
             reachable = near.within_reach(block)
@@ -126,7 +126,7 @@ class MpiTransport:
         return [pickle.loads(found[p].tobytes()) for p in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
-        """Wait until all ``peers`` have come here."""
+        """Wait until all ``peers`` have arrived here."""
         self.all_gather(None, peers)
 
     def _way(self, peer: int) -> Neighbours | Messages:
@@ -134,7 +134,7 @@ class MpiTransport:
         return self._near if self._near is not None and peer in self._near else self._messages
 
     def _run(self, jobs: list[Job]) -> None:
-        """Go on with each job where it can go on, until all are done.
+        """Continue each job that can continue, until all are done.
 
         Raises:
             TransportError: if MPI reports a failure, a process has ended or diverged, or the
@@ -178,7 +178,7 @@ class MpiTransport:
         watchdog.met(peers)
 
     def _look(self, jobs: Sequence[Job]) -> None:
-        """Look around while jobs wait."""
+        """Check on the other processes while jobs wait."""
         if self._near is not None:
             for peer in _peers(jobs):
                 stamp = self._near.refused(peer)

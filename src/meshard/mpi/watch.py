@@ -1,7 +1,7 @@
-"""What a process of an MPI job sees of the others beside their messages.
+"""How a process of an MPI job observes the others, apart from their messages.
 
-In: a communicator of its own, and what the system says of processes of the same host. Out: the side
-channel of `Watchdog`, and the last words of a process that ends.
+In: a communicator of its own, and the system's view of processes on the same host. Out: the side
+channel of `Watchdog`, and the last messages of a process that ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
 _SHORT = 3500
-"""Bytes that MPI sends at once, so that nobody must wait for a letter to be taken."""
+"""Bytes that MPI sends at once, so that no sender waits for a letter to be received."""
 _SOON = 1e-2
-"""Seconds between two looks of a process that ends."""
+"""Seconds between two checks by a process that ends."""
 _FLUSH = 0.2
 """Seconds that letters have to leave before a process ends."""
 _HEARD = 0.2
 """Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
 _COURTESY = 2.0
-"""Seconds that a process that has failed gives the others to say so too."""
+"""Seconds that a process that has failed gives the others to report it too."""
 
 Show = Callable[[], None]
 Whereabouts = tuple[str, int, str]
@@ -50,7 +50,7 @@ def whereabouts() -> Whereabouts:
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """Return what the system says of a process, and when it began; empty if it is not there."""
+    """Return the system's state and start time of a process; empty if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             told = file.read().rpartition(")")[2].split()
@@ -77,24 +77,24 @@ class MpiSideChannel:
         self._dead: set[int] = set()
 
     def know(self, told: list[Whereabouts]) -> None:
-        """Learn where the processes are; those of this host can be looked at."""
+        """Learn where the processes are; those of this host can be observed."""
         for peer, (host, pid, begun) in enumerate(told):
             if host == self._host and begun and _state(pid)[1] == begun:
                 self._known[peer] = pid, begun
 
     def post(self, peer: int, letter: object) -> None:
-        """Send a letter; what cannot be sent is lost."""
+        """Send a letter; one that cannot be sent is lost."""
         self._going = [one for one in self._going if not _done(one[0])]
         buffer = np.frombuffer(zlib.compress(pickle.dumps(letter), 1), np.uint8)
         try:
             self._going.append((self._comm.Isend([buffer, MPI.BYTE], peer, _LETTER), buffer))
-        except MPI.Exception:  # it is dead; whoever waits for it is told so elsewhere
+        except MPI.Exception:  # it is dead; processes that wait for it learn so elsewhere
             return
 
     def collect(self) -> list[Any]:
-        """Return the letters that have come since."""
+        """Return the letters that have arrived since the last call."""
         if self._dead or not self._receive(MPI.ANY_SOURCE):
-            # MPI refuses to receive from anybody while one has died: each is asked then.
+            # MPI refuses to receive from any source if one has died, so each is asked.
             everybody = range(self._comm.Get_size())
             self._dead |= {p for p in everybody if p not in self._dead and not self._receive(p)}
         found = []
@@ -103,7 +103,7 @@ class MpiSideChannel:
             try:
                 if not request.Test():
                     break
-            except MPI.Exception:  # its sender has died on the way
+            except MPI.Exception:  # its sender has died while sending
                 buffer = None
             del self._coming[0]
             if buffer is not None:
@@ -121,7 +121,7 @@ class MpiSideChannel:
         return True
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
-        """Return what the system says of a process of this host; None if nothing is the matter."""
+        """Return what the system says is wrong with a process of this host; None if nothing."""
         if peer not in self._known:
             return ("has died", True) if peer in self._dead else None
         pid, begun = self._known[peer]
@@ -137,7 +137,7 @@ class MpiSideChannel:
         print(f"meshard: {text}", file=sys.stderr, flush=True)
 
     def flush(self, seconds: float) -> None:
-        """Give letters that are on their way some time to leave."""
+        """Give letters in flight some time to leave."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._going = [one for one in self._going if not _done(one[0])]
@@ -155,11 +155,11 @@ def _done(request: MPI.Request) -> bool:
 
 @final
 class ProcessExit:
-    """How this process ends, and what the others are told of it.
+    """How this process ends, and what the others learn about it.
 
     Args:
-        watchdog: what this process knows of the others.
-        channel: how to tell them.
+        watchdog: what this process knows about the others.
+        channel: the way to reach them.
         abort: ends all processes of the job.
     """
 
@@ -173,15 +173,15 @@ class ProcessExit:
 
     @property
     def is_copy(self) -> bool:
-        """Whether this process is a forked child, whose end concerns nobody in the job."""
+        """Whether this process is a forked child, whose end does not concern the job."""
         return depth() != self._born
 
     def is_orderly(self) -> bool:
         """Tell the others that the program has ended, and wait for their end.
 
         Returns:
-            Whether all end like this, so that MPI can be ended by all together. If one has failed
-            or died, nobody may wait for it: this process ends alone, and its exit code counts.
+            Whether all end this way, so that all can end MPI together. If one has failed or died,
+            it must not be waited for: this process ends alone, and its exit code counts.
         """
         self._goodbye(ENDED)
         while not self._watchdog.all_ended():
@@ -194,7 +194,7 @@ class ProcessExit:
         return True
 
     def _wait_for_reports(self) -> None:
-        """Give the others time to say what is wrong."""
+        """Give the others time to report what is wrong."""
         until = time.monotonic() + _COURTESY
         while time.monotonic() < until and not self._watchdog.all_reported():
             time.sleep(_SOON)
@@ -210,7 +210,7 @@ class ProcessExit:
         self._watchdog.goodbye(account)
 
     def on_error(self, error: BaseException, show: Show) -> NoReturn:
-        """End the whole job after an error that nobody has caught.
+        """End the whole job after an uncaught error.
 
         Args:
             error: the error.
@@ -234,7 +234,7 @@ class ProcessExit:
         self._abort()
 
     def _is_first(self) -> bool:
-        """Whether this process is to say what several have found: the first that says anything."""
+        """Whether this process is to report what several have found, as the first that reports."""
         self._watchdog.claim()
         until = time.monotonic() + _COURTESY
         while time.monotonic() < until:
@@ -261,13 +261,13 @@ def end_on_error(ending: ProcessExit) -> None:
 
 
 def say_failed(process: int) -> None:
-    """Say that this process has failed."""
+    """Report that this process has failed."""
     print(f"meshard: process {process} has failed; the job is ended.", file=sys.stderr, flush=True)
     sys.stdout.flush()
 
 
 def speak_when_ended(watchdog: Watchdog) -> None:
-    """Say where this process waits when mpiexec ends it, as it does when another has died."""
+    """Report where this process waits when mpiexec ends it because another has died."""
     born = depth()
 
     def speak(number: int, frame: FrameType | None) -> None:
@@ -288,7 +288,7 @@ def speak_when_ended(watchdog: Watchdog) -> None:
 def tell_launcher() -> None:
     """Tell the `meshard run` that has started this job that it is being ended.
 
-    An mpiexec that has lost another host waits for it for ever: `meshard run` then ends it.
+    An mpiexec that has lost another host waits for it forever: `meshard run` then ends it.
     """
     host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
     pid, _, begun = rest.partition("@")

@@ -24,5 +24,5 @@ from meshard.ops.fft import (
     rfftn as rfftn,
 )
 
-if not _typing.TYPE_CHECKING:  # an editor sees only what is listed
+if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__, reference="numpy.fft")

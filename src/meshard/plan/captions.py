@@ -24,11 +24,11 @@ PALETTE = (
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
 _SPELT = 10**15
-"""Larger byte counts are told in units, as their digits would not be read."""
+"""Larger byte counts are given in units, since their digits would be hard to read."""
 
 
 def size_text(nbytes: int) -> str:
-    """Return a number of bytes as people say it.
+    """Return a number of bytes in readable units.
 
     >>> size_text(1023), size_text(1536), size_text(5 << 40)
     ('1,023 bytes', '1.5 KiB', '5.0 TiB')
@@ -40,7 +40,7 @@ def size_text(nbytes: int) -> str:
 
 
 def amount_text(nbytes: int) -> str:
-    """Return a number of bytes for a column of them: all its digits, or a size if it is vast.
+    """Return a number of bytes for a column: all its digits, or a size with a unit if it is vast.
 
     >>> amount_text(12_345), amount_text(1 << 83)
     ('12,345', '8.0 YiB')
@@ -58,10 +58,10 @@ def bytes_text(nbytes: int) -> str:
 
 
 def check_sharding(sharding: object, what: str) -> None:
-    """Refuse what is to be drawn and is not a sharding.
+    """Refuse a value to be drawn that is not a sharding.
 
     Raises:
-        ArgumentError: if it is not one.
+        ArgumentError: if it is not a sharding.
     """
     if not isinstance(sharding, Sharding):
         advice = "A mesh and a spec make one: NamedSharding(mesh, spec)."
@@ -110,7 +110,7 @@ def ink(color: str) -> str:
 
 
 def layout_summary(layout: Layout) -> str:
-    """Return one line on the blocks of a layout: how many, how large, on how many devices each.
+    """Return one line on the blocks of a layout: number, size, and devices for each.
 
     >>> import numpy as np
     >>> layout_summary(
@@ -140,7 +140,7 @@ def layout_summary(layout: Layout) -> str:
 
 
 def sharding_summary(sharding: Sharding) -> str:
-    """Return one line on a sharding: its spec and mesh where it has them.
+    """Return one line on a sharding: its spec and mesh if it has them.
 
     >>> from meshard.algebra.sharding import SingleDeviceSharding
     >>> sharding_summary(SingleDeviceSharding(Device(2)))
@@ -153,12 +153,12 @@ def sharding_summary(sharding: Sharding) -> str:
 
 
 def platform_of(sharding: Sharding) -> str:
-    """Return the word for a sharding's devices, as in ``CPU 0``: that of the first of them."""
+    """Return the platform of a sharding's first device, the word in ``CPU 0``."""
     return min(sharding.device_set, key=lambda d: d.id).platform.upper()
 
 
 def process_summary(devices: Iterable[Device]) -> str:
-    """Return which process owns which devices; nothing where there is one process.
+    """Return which process owns which devices; empty if there is one process.
 
     >>> process_summary([Device(0), Device(1), Device(2, process_index=1)])
     'process 0: 0,1; process 1: 2'
@@ -173,7 +173,7 @@ def process_summary(devices: Iterable[Device]) -> str:
 
 
 def headline(shape: tuple[int, ...], sharding: Sharding, dtype: str = "") -> tuple[str, ...]:
-    """Return what stands above a drawing, part by part: array, sharding, blocks, processes.
+    """Return the parts of a drawing's title: array, sharding, blocks, processes.
 
     >>> from meshard.algebra.sharding import SingleDeviceSharding
     >>> headline((4, 2), SingleDeviceSharding(Device(2)), "int64")

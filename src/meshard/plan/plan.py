@@ -1,9 +1,9 @@
-"""Resharding plans as values: what moving arrays to other layouts will do, before it does.
+"""Resharding plans as values: what moving arrays to other layouts will do.
 
 In: arrays' layouts before and after, and for each distinct pair the route that was chosen. Out: a
 `Plan`, whose figures are counted from the exchanges of its routes, beside the least that any plan
 could move. A plan prints as a table, is drawn as HTML, is written as JSON, and proves by a replay
-that every element arrives. Running it is another's business: the floor above installs a runner.
+that every element arrives. It does not run itself: the floor above installs a runner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Installed:
-    """What the floor above has installed: written once, while it is imported."""
+    """What the floor above has installed, once, at import."""
 
     def __init__(self) -> None:
         self.runner: PlanRunner | None = None
@@ -43,7 +43,7 @@ _INSTALLED = _Installed()
 
 
 def install_runner(runner: PlanRunner) -> None:
-    """Install what `Plan.run` calls with the plan and the tree of arrays."""
+    """Install the function that `Plan.run` calls with the plan and the tree of arrays."""
     _INSTALLED.runner = runner
 
 
@@ -54,9 +54,9 @@ class Plan(PlanFigures):
 
     Args:
         leaves: the arrays.
-        choices: for each distinct triple of source, destination and element size among the leaves,
-            in the order in which they first occur, the route; by default all go directly.
-        max_bytes: the most bytes on their way from and to one process at once, besides source and
+        choices: the route of each distinct triple of source, destination and element size among
+            the leaves, in the order in which they first occur; by default all are direct.
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
             destination; None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
@@ -79,7 +79,7 @@ class Plan(PlanFigures):
     # what can be asked of it
 
     def check(self) -> Report:
-        """Go through the plan on labelled boxes, and return what was looked at.
+        """Replay the plan on labelled boxes, and return a report of what was checked.
 
         Raises:
             PlanError: naming the first box that is missing or doubled, and the device.
@@ -112,7 +112,7 @@ class Plan(PlanFigures):
             x: a tree with an array for each leaf of the plan, in order, laid out as its source.
 
         Raises:
-            MeshardError: if nothing is installed that moves arrays.
+            MeshardError: if no runner is installed.
         """
         if _INSTALLED.runner is None:
             raise MeshardError("Plan.run: nothing is installed that moves arrays; import meshard.")
@@ -122,8 +122,8 @@ class Plan(PlanFigures):
         """Return the plan as JSON, which `from_json` reads without planning again.
 
         Args:
-            transfers: list every box with its sender and receiver too, so that another program
-                can do what the plan says; there may be many.
+            transfers: also list every box with its sender and receiver, so that another program
+                can run the plan; there may be many.
         """
         return json_text(self, transfers=flag_of(transfers, "Plan.to_json", "transfers"))
 
@@ -148,10 +148,10 @@ class Plan(PlanFigures):
         return plan
 
     def save_html(self, path: str | Path) -> None:
-        """Write the plan as one HTML page that needs nothing else.
+        """Write the plan as one self-contained HTML page.
 
         Raises:
-            OSError: if the file cannot be written; what was there before stays.
+            OSError: if the file cannot be written; an existing file then stays as it was.
         """
         write_text(path, page(self), "Plan.save_html")
 

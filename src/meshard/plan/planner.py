@@ -1,6 +1,6 @@
-"""The planner: of all routes between two layouts it keeps the best, and remembers it.
+"""The planner, which chooses the best route between two layouts and remembers it.
 
-In: arrays' layouts before and after, and what the move may cost. Out: a `Plan`. Routes are found
+In: arrays' layouts before and after, and limits on the move. Out: a `Plan`. Routes are found
 once for each pair of layouts *up to renaming of devices*, so that all layers of a model, and the
 same layer on other devices, share a few plans.
 """
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class CacheStatistics:
-    """How often a plan was found.
+    """How often a plan was found in the cache.
 
     Attributes:
-        hits: found for the very same layouts.
+        hits: found for exactly the same layouts.
         renamed: found for the same layouts on other devices.
-        misses: made because none was known.
-        size: the plans kept.
-        limit: the most that are kept.
+        misses: not found, and made.
+        size: the number of plans kept.
+        limit: the most plans that are kept.
     """
 
     hits: int
@@ -91,7 +91,7 @@ class PlanCache:
         self._counts = [0, 0, 0]
 
     def resize(self, limit: int) -> None:
-        """Set the most plans that are kept.
+        """Set the largest number of plans that are kept.
 
         Raises:
             ArgumentError: if it is less than one.
@@ -100,7 +100,7 @@ class PlanCache:
         self._trim()
 
     def find(self, leaf: PlanLeaf, options: Hashable, make: Callable[[], Choice]) -> Choice:
-        """Return the choice for a leaf's layouts, made now if it is not known."""
+        """Return the choice for a leaf's layouts, and make it if it is not known."""
         key = (leaf.source, leaf.destination, leaf.itemsize, options)
         found = self._same.get(key)
         if found is not None:
@@ -179,10 +179,10 @@ def _renamed(choice: Choice, before: Ints, after: Ints, leaf: PlanLeaf) -> Choic
 @final
 @dataclass(frozen=True, init=False)
 class PlanOptions:
-    """What a move may cost, and which devices take part in it.
+    """The limits and costs of a move, and the devices that take part in it.
 
     Args:
-        max_bytes: the most bytes on their way from and to one process at once, besides source and
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
             destination (`window`); None for no limit.
         donate: whether the sources may be given up as they are read.
         alive: the ids of the devices that still have their data; None for all.
@@ -229,12 +229,12 @@ _FREE = PlanOptions()
 def make_plan(
     leaves: Sequence[PlanLeaf], options: PlanOptions = _FREE, *, cache: PlanCache | None = None
 ) -> Plan:
-    """Choose how each leaf gets to its destination.
+    """Choose the route of each leaf to its destination.
 
     Args:
         leaves: the arrays.
-        options: what the move may cost; by default there is no limit.
-        cache: plans that are known already; None to start from none.
+        options: the limits of the move; by default there are none.
+        cache: plans that are already known; None to start with none.
 
     Raises:
         DataLoss: if no live device holds a part that is needed.
@@ -262,7 +262,7 @@ def make_plan(
 
 
 def _within(plan: Plan, number: int) -> Choice:
-    """Return a choice, or the direct way if a process would hold too much between its hops."""
+    """Return a choice, or the direct route if a process would hold too much between its hops."""
     choice, leaf = plan.choices[number], plan.groups[number][0]
     if plan.max_bytes is None or len(choice.route.layouts) < 3:
         return choice
@@ -327,7 +327,7 @@ class _Costed(NamedTuple):
     time: float
 
     def beaten_by(self, best: _Costed) -> Candidate:
-        """Return why a better one was taken: its time beside the best one's, and its bytes."""
+        """Return why a better one was taken: its time in relation to the best, and its bytes."""
         ratio = self.time / best.time if best.time else 1.0
         more = self.figures.bytes_moved > best.figures.bytes_moved
         parts = [f"{ratio:.2f}x the time", "but more bytes" if ratio < 1 and more else ""]
@@ -343,8 +343,8 @@ def _costed(route: Route, itemsize: int, options: PlanOptions) -> _Costed:
 def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
     """Return which route is best; the first is the direct one.
 
-    A detour must be quicker by some, and must not take more memory than the window. Where there is
-    no topology nobody has said that messages cost more than bytes: then it must not move more.
+    A detour must be quicker by a margin, and must not take more memory than the window. Without a
+    topology it is unknown whether messages cost more than bytes, so it must not move more.
     """
     straight, best = costed[0], 0
     for number, (_, figures, time) in enumerate(costed[1:], 1):
@@ -358,7 +358,7 @@ def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
 
 
 def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
-    """Return why no detour can be better than the direct way; None where one might be."""
+    """Return why no detour can be better than the direct route; None if one might be."""
     (hop,) = direct.hops
     if not hop.moved:
         return "nothing moves"

@@ -1,8 +1,8 @@
-"""Replays: a plan gone through on labelled boxes, which proves who ends with what.
+"""Replays: a plan is run on labelled boxes, which proves what each device ends with.
 
-Nothing is taken from the arithmetic that made the jobs: what each unit must get follows here from
-the two layouts' cells and holders alone, and the jobs are held against it. Where there are too many
-jobs to list, that is done for some of the units, on both ends.
+The arithmetic that made the jobs is not used: here the boxes that each unit must get follow from
+the two layouts' cells and holders alone, and the jobs are compared with them. If there are too many
+jobs to list, this is done for some of the units, at both ends.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replay has shown; it exists only where everything was right.
+    """The result of a replay; it exists only if everything was right.
 
     Attributes:
-        routes: the routes that were gone through.
-        hops: their hops.
-        jobs: the jobs that were compared with what is needed.
+        routes: the number of routes replayed.
+        hops: the number of their hops.
+        jobs: the number of jobs that were compared with what is needed.
         elements: how many hops were also followed element by element.
-        devices: the devices that were gone through, of each hop, added up.
-        complete: whether those were all.
+        devices: the number of devices that were checked, summed over the hops.
+        complete: whether those were all devices.
     """
 
     routes: int = 0
@@ -68,7 +68,7 @@ class Report:
 
 
 def check_route(route: Route) -> Report:
-    """Go through a route, and return what was looked at.
+    """Replay a route, and return a report of what was checked.
 
     Raises:
         PlanError: naming the first box that is missing, doubled, sent by a device that does not
@@ -106,10 +106,10 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
         hop: the layouts.
         jobs: the jobs of all units, or those that ``units`` receive.
         where: what is checked, for messages.
-        units: the receivers to look at; None for all.
+        units: the receivers to check; None for all.
 
     Raises:
-        PlanError: as `check_route`.
+        PlanError: as for `check_route`.
     """
     before, after = hop.before, hop.after
     unheld = ~(before.holders[jobs.source] == jobs.sender[:, None]).any(axis=1)
@@ -133,7 +133,7 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
         else:
             text = "arrives twice: device {receiver} already holds it, and device {sender} sends it"
         _refuse(hop, jobs, row, where, text)
-    # What one unit gets of one pair of cells must be its elements one after another.
+    # The parts of one pair of cells that a unit gets must follow each other without gaps.
     sorted_keys, first, last = keys[order], jobs.first[order], jobs.last[order]
     new = np.ones(len(order), bool)
     new[1:] = sorted_keys[1:] != sorted_keys[:-1]
@@ -155,7 +155,7 @@ def check_jobs(hop: Hop, jobs: Jobs, where: str = "the plan", units: Ints | None
 @final
 @dataclass(frozen=True)
 class _Needs:
-    """What units lack: pairs of cells that share elements, of which a unit needs all."""
+    """What units lack: pairs of cells whose shared elements a unit needs."""
 
     key: Ints
     source: Ints
@@ -216,7 +216,7 @@ def _box(grid: CellGrid, cell: int) -> Box:
 
 
 def _part(hop: Hop, source: int, destination: int, first: int, last: int) -> list[Box]:
-    """Return the boxes of some elements, in C order, of those that two cells share."""
+    """Return the boxes of a range, in C order, of the elements that two cells share."""
     both = _box(hop.before, source).intersect(_box(hop.after, destination))
     return [
         Box(
@@ -275,7 +275,7 @@ def _check_other_end(hop: Hop, jobs: Jobs, where: str) -> None:
 def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
     """Move labelled elements as jobs say, and prove that each device ends with its own.
 
-    Every element is labelled with its place; devices begin with what the source gives them.
+    Every element is labelled with its place; devices begin with their part of the source.
 
     Raises:
         PlanError: naming the first box with a wrong element, and the device.
@@ -304,11 +304,11 @@ def check_elements(hop: Hop, jobs: Jobs, where: str = "the plan") -> None:
 def _check_arrived(
     hop: Hop, arrived: Mapping[int, tuple[NDArray[np.bool_], Ints]], where: str
 ) -> None:
-    """Refuse what a unit of the destination did not get exactly once.
+    """Refuse elements that a unit of the destination did not get exactly once.
 
     Args:
         hop: the layouts.
-        arrived: for each unit which elements are right, and how often each came.
+        arrived: for each unit which elements are right, and how often each arrived.
         where: what is checked, for messages.
     """
     for cell in range(hop.after.count):

@@ -1,8 +1,8 @@
-"""What tests of sharded programs need.
+"""Tools for tests of sharded programs.
 
 `simulate` runs a program in several processes that are threads of this one. `virtual_devices` makes
-devices for meshes that exist nowhere. The rest are Hypothesis strategies, which draw meshes, specs,
-shapes and shardings; Hypothesis is imported when one is first used.
+devices that do not exist, for meshes of any size. The rest are Hypothesis strategies, which draw
+meshes, specs, shapes and shardings; Hypothesis is imported when one is first used.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _MOST_SIZE = 1 << 40
 
 
 def _devices(given: object, what: str) -> tuple[Device, ...]:
-    """Return the devices to choose from, eight virtual ones where none are given."""
+    """Return the devices to choose from, eight virtual ones by default."""
     found = tuple(virtual_devices(8)) if given is None else devices_of(given, what)
     if not found:
         raise ArgumentError(f"{what}: devices is empty; give one device at least.")
@@ -43,7 +43,7 @@ def _devices(given: object, what: str) -> tuple[Device, ...]:
 
 
 def _choices(given: object, what: str) -> tuple[Uneven, ...]:
-    """Return what ``uneven`` is chosen from; a sharding checks each when it is drawn."""
+    """Return the values of ``uneven`` to choose from; shardings check them when drawn."""
     found = items_of(given, what, "uneven", "None, 'balanced' or 'ceil'")
     wrong = [u for u in found if not (u is None or isinstance(u, (str, tuple)))]
     if wrong or not found:
@@ -56,8 +56,8 @@ def meshes(devices: Sequence[Device] | None = None, max_axes: int = 4) -> st.Sea
     """Draw a mesh of one to ``max_axes`` axes, some of size one, over some devices in any order.
 
     Args:
-        devices: what to choose from; eight virtual devices by default.
-        max_axes: at most four.
+        devices: the devices to choose from; eight virtual devices by default.
+        max_axes: the most axes, at most four.
     """
     what = "testing.meshes"
     have = _devices(devices, what)
@@ -78,7 +78,7 @@ def _meshes(draw: st.DrawFn, devices: Sequence[Device], max_axes: int) -> Mesh:
 
 
 def specs(mesh: Mesh, ndim: int) -> st.SearchStrategy[PartitionSpec]:
-    """Draw a spec for arrays of rank ``ndim``, with tuples of axes and with trailing None or not.
+    """Draw a spec for arrays of rank ``ndim``, also with tuples of axes and trailing Nones.
 
     Args:
         mesh: the mesh whose axes it names.
@@ -108,7 +108,7 @@ def _specs(draw: st.DrawFn, mesh: Mesh, ndim: int) -> PartitionSpec:
 def shapes(
     shards: Sequence[int], divides: bool = True, min_size: int = 0
 ) -> st.SearchStrategy[tuple[int, ...]]:
-    """Draw a shape for dims that are cut into so many shards.
+    """Draw a shape for dims that are cut into given numbers of shards.
 
     Args:
         shards: the number of shards of each dim.
@@ -141,8 +141,8 @@ def named_shardings(
     Args:
         ndim: the rank.
         mesh: the mesh; any by default.
-        uneven: what to choose ``uneven`` from.
-        devices: what to make the mesh of, where none is given.
+        uneven: the values of ``uneven`` to choose from.
+        devices: the devices of the mesh, if no mesh is given.
     """
     what = "testing.named_shardings"
     rank = count_of(ndim, what, "ndim", most=_MOST_DIMS)
@@ -174,8 +174,8 @@ def placed_shapes(
     Args:
         max_ndim: the greatest rank.
         min_size: the least size of a shard, or of a dim where it need not divide.
-        uneven: what to choose ``uneven`` from; where it is not None, dims need not divide.
-        devices: what to make the mesh of; eight virtual devices by default.
+        uneven: the values of ``uneven`` to choose from; if it is not None, dims need not divide.
+        devices: the devices of the mesh; eight virtual devices by default.
     """
     what = "testing.placed_shapes"
     rank = count_of(max_ndim, what, "max_ndim", most=_MOST_DIMS)
@@ -200,11 +200,11 @@ def _placed_shapes(
 def box_shardings(
     shape: Sequence[int], devices: Sequence[Device] | None = None
 ) -> st.SearchStrategy[BoxSharding]:
-    """Draw a sharding of explicit boxes: cut up at random, some devices with other boxes on top.
+    """Draw a sharding of explicit boxes, cut at random; some devices get overlapping boxes.
 
     Args:
         shape: the shape of the arrays that it lays out.
-        devices: what to choose from; eight virtual devices by default.
+        devices: the devices to choose from; eight virtual devices by default.
     """
     what = "testing.box_shardings"
     return _box_shardings(shape_of(shape, what), _devices(devices, what))

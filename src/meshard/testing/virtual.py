@@ -1,4 +1,4 @@
-"""Devices that exist nowhere, to plan on meshes of any size."""
+"""Devices that do not exist, for plans on meshes of any size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 1 << 24  # sixteen million take some gigabytes
 
 
 def virtual_devices(count: int, devices_per_process: int | None = None) -> list[Device]:
-    """Return devices that can be planned with, but hold no blocks.
+    """Return devices for plans, which hold no blocks.
 
     Args:
         count: how many.

@@ -1,6 +1,6 @@
-"""The buffers of a `GlobalDeviceArray`: checked where they are given, made where a callback is.
+"""The buffers of a `GlobalDeviceArray`: checked if given, or made by a callback.
 
-In: what a program gives for each of this process's devices. Out: an Array on each, of one dtype.
+In: a program's values for each of this process's devices. Out: an Array on each, of one dtype.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Dtype = np.dtype[Any]
 def checked_buffers(
     what: str, who: str, places: Places, given: Mapping[Device, object], dtype: Any, order: str
 ) -> Dtype:
-    """Return the dtype of buffers, once each is known to be fit to be its device's shard.
+    """Return the dtype of buffers, after checking that each fits its device's shard.
 
     Args:
-        what: who asks, for the messages.
-        who: how messages call a buffer, with ``{}`` for its number.
+        what: the function that was called, for messages.
+        who: the name of a buffer in messages, with ``{}`` for its number.
         places: where the shards are.
         given: the buffer for each of this process's devices.
         dtype: the dtype that they must have; None for that of the first.
-        order: what messages say where a buffer is on another device.
+        order: the end of the message for a buffer on another device.
     """
     wanted = _wanted_dtype(what, places, dtype)
     for i, (device, buffer) in enumerate(given.items()):
@@ -62,18 +62,19 @@ def checked_buffers(
 def made_buffers(
     what: str, places: Places, shards: Sequence[Callable[[], Any]], dtype: Any
 ) -> tuple[list[Array], Dtype]:
-    """Return on each of this process's devices what is asked for there, and the dtype.
+    """Return the shards made on each of this process's devices, and their dtype.
 
     Args:
-        what: who asks, for the messages.
+        what: the function that was called, for messages.
         places: where the shards are.
-        shards: for each local device, what to call for its shard.
-        dtype: what to convert the shards to, within one kind of numbers; None for the first's.
+        shards: for each local device, the function that makes its shard.
+        dtype: the dtype to convert the shards to, within one kind of numbers; None for the first's.
     """
     target = wanted = _wanted_dtype(what, places, dtype)
     buffers = []
     for device, shard in zip(places.local_devices, shards, strict=True):
-        # In a list, so that memory which nobody else holds is known to be ours, and not copied.
+        # In a list, so that memory to which nothing else refers is known to be ours, and not
+        # copied.
         held = [shard()]
         if not (type(held[0]) is Array and held[0].is_fully_addressable):
             held[0] = as_host(held[0], what)
@@ -96,7 +97,7 @@ def _put(what: str, held: list[Any], device: Device) -> Array:
 
 
 def listed(what: str, given: Iterable[Any]) -> list[Any]:
-    """Return what a callback returned as a list of arrays."""
+    """Return the result of a callback as a list of arrays."""
     if isinstance(given, (str, bytes, dict)) or not isinstance(given, Iterable):
         raise ArgumentError(
             f"{what}: data_callback returned a {type(given).__name__}; it must return a list of "
@@ -120,7 +121,7 @@ def _wanted_dtype(what: str, places: Places, given: Any) -> Dtype | None:
 def _checked(
     what: str, name: str, places: Places, device: Device, value: Array | Block, wanted: Dtype | None
 ) -> Dtype:
-    """Return the dtype of a value that has its shard's shape, and the dtype if one is known."""
+    """Return the dtype of a value, after checking its shape, and its dtype if one is known."""
     if value.shape != places.shard_shape:
         raise ShapeError(
             f"{what}: expected shard shape {places.shard_shape} for {places.named(device)}, but "

@@ -34,8 +34,8 @@ from meshard.transforms.tracing.signature import ArrayHolder
 class GlobalDeviceArray(ArrayHolder):
     """A logical array as its shards: one buffer for each device of a mesh.
 
-    Each process holds the buffers of its own devices. New programs need no such type: an `Array`
-    is all of it, and `to_array` makes one of the same blocks.
+    Each process holds the buffers of its own devices. New programs do not need this type: an
+    `Array` serves instead, and `to_array` makes one from the same blocks.
 
     Args:
         global_shape: the shape of the whole array.
@@ -54,7 +54,7 @@ class GlobalDeviceArray(ArrayHolder):
             shape.
         SpecError: if an axis is unknown or repeated, or there are more entries than dims.
         IndivisibleError: if a dim does not divide by its axes.
-        ArgumentError: if an argument is of another kind, or ``dtype`` is needed and not given.
+        ArgumentError: if an argument has the wrong type, or ``dtype`` is needed and not given.
         DeletedArrayError: if a buffer was deleted.
 
     >>> import meshard
@@ -115,7 +115,7 @@ class GlobalDeviceArray(ArrayHolder):
         dtype: np.dtype[Any],
         sharding: NamedSharding | None = None,
     ) -> GlobalDeviceArray:
-        """Take what has been checked; ``sharding`` is another that lays out alike."""
+        """Set the checked attributes; ``sharding`` is another with the same layout."""
         self._places = places
         self._sharding = sharding or places.sharding
         self._mesh_axes = _kept(mesh_axes)
@@ -215,7 +215,7 @@ class GlobalDeviceArray(ArrayHolder):
         return self._buffers[place]
 
     def block_until_ready(self) -> GlobalDeviceArray:
-        """Return the same; its data is complete as soon as it exists.
+        """Return the array itself; its data is complete as soon as it exists.
 
         Raises:
             DeletedArrayError: if a buffer was deleted.
@@ -236,7 +236,7 @@ class GlobalDeviceArray(ArrayHolder):
         *,
         dtype: Any = None,
     ) -> GlobalDeviceArray:
-        """Make one of what a callback returns for each of this process's devices.
+        """Make an array from the values of a callback, called for each of this process's devices.
 
         Args:
             global_shape: the shape of the whole array.
@@ -244,9 +244,9 @@ class GlobalDeviceArray(ArrayHolder):
             mesh_axes: a spec, or a sequence of its entries.
             data_callback: called with the index of each local device, a tuple of slices into the
                 whole array, in the order of ``global_mesh.local_devices``; returns anything that
-                NumPy makes an array of, or an Array. What others can still change is copied.
-            dtype: what to convert the shards to, within one kind of numbers; needed by a process
-                that has no device of the mesh. By default the first shard's.
+                NumPy converts to an array, or an Array. Values that can still change are copied.
+            dtype: the dtype to convert the shards to, within one kind of numbers; needed by a
+                process that has no device of the mesh. By default the first shard's.
 
         Raises:
             ShapeError: if a shard has another shape than it should; the index is named.
@@ -277,7 +277,7 @@ class GlobalDeviceArray(ArrayHolder):
         *,
         dtype: Any = None,
     ) -> GlobalDeviceArray:
-        """Make one of what a callback returns, called once for all of this process's devices.
+        """Make an array from the values of a callback, called once for this process's devices.
 
         Args:
             global_shape: the shape of the whole array.
@@ -325,7 +325,7 @@ class GlobalDeviceArray(ArrayHolder):
         *,
         dtype: Any = None,
     ) -> GlobalDeviceArray:
-        """Make one of arrays that a callback has put on this process's devices.
+        """Make an array from arrays that a callback has put on this process's devices.
 
         Args:
             global_shape: the shape of the whole array.
@@ -379,7 +379,7 @@ class GlobalDeviceArray(ArrayHolder):
     def to_array(self) -> Array:
         """Return the Array of the same blocks; nothing is copied.
 
-        Of buffers with one index, which should be equal, the Array has the first.
+        If several buffers have one index, they should be equal; the Array has the first.
 
         Raises:
             DeletedArrayError: if a buffer was deleted.
@@ -396,7 +396,7 @@ class GlobalDeviceArray(ArrayHolder):
 
     @classmethod
     def from_array(cls, x: Array) -> GlobalDeviceArray:
-        """Make one of the blocks of an Array; nothing is copied.
+        """Make an array from the blocks of an Array; nothing is copied.
 
         Args:
             x: an array whose sharding is a `NamedSharding`, with shards of one shape.
@@ -434,7 +434,7 @@ class GlobalDeviceArray(ArrayHolder):
         buffers = [shard.data for shard in x.addressable_shards]
         return cls.__new__(cls)._fill(places, sharding.spec, buffers, x.dtype, sharding)
 
-    # what Python asks
+    # Python's protocols
 
     def __str__(self) -> str:
         return f"GlobalDeviceArray(shape={self.shape}, dtype={dtype_name(self._dtype)})"

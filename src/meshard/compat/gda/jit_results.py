@@ -1,6 +1,6 @@
-"""`jit` as programs get it: its results are global device arrays where the setting says so.
+"""`jit` for programs: its results are global device arrays if the setting says so.
 
-In: a function, and the options of jit. Out: the jitted function, which is told what wraps its
+In: a function, and the options of jit. Out: the jitted function, and the wrapper of its
 results: with ``parallel_functions_output_gda`` each becomes a `GlobalDeviceArray`, without copying.
 """
 
@@ -21,13 +21,13 @@ from meshard.runtime.world import here
 from meshard.transforms.jit import jit as core
 from meshard.transforms.jit.stages import ResultWrapper
 
-if TYPE_CHECKING:  # who reads types sees the options one by one
+if TYPE_CHECKING:  # for type checkers, which see each option
     from meshard.transforms.jit.jit import jit as jit
 else:
     # Also at run time it has the signature and the text of that one, but is pickled as this one.
     @functools.wraps(core.jit, assigned=("__doc__", "__name__", "__qualname__"))
     def jit(f: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Return what jit of the floor below returns, told what wraps its results."""
+        """Call jit of the floor below with the wrapper of its results."""
         make = core.jit(**options)
 
         def decorated(f: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where the shards of a `GlobalDeviceArray` are; worked out once per shape, mesh and mesh axes.
+"""Where the shards of a `GlobalDeviceArray` are; computed once per shape, mesh and mesh axes.
 
 In: a shape, a mesh and its axes for each dim. Out: for each device its index and replica id.
 """
@@ -63,11 +63,11 @@ class Places:
         return Box.from_index(self.indices[device], self.shape)
 
     def named(self, device: Device) -> str:
-        """Return how messages call the shard of one device: its box, and the index in full."""
+        """Return the name of one device's shard in messages: its box and its full index."""
         return f"index {self.box(device)} = {self.indices[device]} on {device!r}"
 
 
-# It depends on its arguments alone, and so holds in every world.
+# It depends on its arguments alone, so it is valid in every world.
 @lru_cache(maxsize=4096)
 def _places(shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> Places:
     return Places(shape, NamedSharding(mesh, spec))
@@ -76,7 +76,7 @@ def _places(shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> Places:
 def places_of(
     what: str, global_shape: Sequence[int], global_mesh: Mesh, mesh_axes: object
 ) -> Places:
-    """Return where the shards are; ``what`` is who asks, for the messages.
+    """Return where the shards are; ``what`` is the function that was called, for messages.
 
     Raises:
         ShapeError: if ``global_shape`` is not a shape.
@@ -117,8 +117,8 @@ def get_shard_indices(
         mesh_axes: a spec, or a sequence of its entries.
 
     Returns:
-        A read-only mapping of each device to a tuple of slices into the whole array. It is worked
-        out once for the same arguments.
+        A read-only mapping of each device to a tuple of slices into the whole array. It is computed
+        once for the same arguments.
 
     Raises:
         ShapeError: if ``global_shape`` is not a shape.
@@ -143,7 +143,7 @@ def get_shard_indices_replica_ids(
     and refusals are those of `get_shard_indices`.
 
     Returns:
-        A read-only mapping of each device to (index, replica id), worked out once for the same
+        A read-only mapping of each device to (index, replica id), computed once for the same
         arguments.
 
     >>> import meshard

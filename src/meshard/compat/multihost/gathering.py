@@ -1,7 +1,7 @@
 """What all processes have, on all of them or on one: `process_allgather` and its like.
 
 In: a tree of global arrays, or of values of which each process has its own. Out: NumPy arrays. All
-processes call these functions together, in the same order. Each says first what it brings
+processes call these functions together, in the same order. Each first reports its arguments
 (`survey`), so that a call that cannot succeed is refused on all of them, before anything moves.
 """
 
@@ -28,17 +28,18 @@ from meshard.runtime.world import RuntimeWorld, here
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
-    """Return on every process what all of them have, as NumPy arrays.
+    """Return on every process the values of all processes, as NumPy arrays.
 
-    Of an array that spans processes that is the whole array. Of other values, of which each process
-    has its own, it is all of them, in the order of the processes.
+    For an array that spans processes the result is the whole array. For other values, of which each
+    process has its own, it is all of them, in the order of the processes.
 
     Args:
         in_tree: a tree of arrays, NumPy arrays and numbers; each leaf must have one shape and dtype
             on all processes.
-        tiled: of leaves that each process has its own of: False stacks them along a new first dim,
-            whose size is the number of processes; True joins them along the first dim. Numbers are
-            always stacked, except in a program of one process, which gets them back, as in JAX.
+        tiled: how to combine leaves of which each process has its own: False stacks them along a
+            new first dim, whose size is the number of processes; True joins them along the first
+            dim. Numbers are always stacked, except in a program of one process, which gets them
+            back, as in JAX.
 
     Returns:
         The tree of read-only NumPy arrays.
@@ -66,13 +67,13 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
 
 
 def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
-    """Return on every process the values that one of them has.
+    """Return on every process the values of one process.
 
     Args:
         in_tree: a tree of arrays, NumPy arrays and numbers; each leaf must have one shape and dtype
             on all processes, but only the source's values count.
-        is_source: whether this process is the source, which exactly one must be; by default
-            process 0 is. A program of one process is always its own source.
+        is_source: whether this process is the source; exactly one must be. By default process 0
+            is. A program of one process is always its own source.
 
     Returns:
         The tree of read-only NumPy arrays, the same bits on all processes.
@@ -81,7 +82,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
         ArgumentError: if no process is the source, or several are.
         TreeError: if the trees of the processes differ.
         ShapeError: if a leaf's shape or dtype differs between processes.
-        ShardingError: if a leaf spans processes: it is the same on all of them already.
+        ShardingError: if a leaf spans processes, as it is then already the same on all of them.
 
     >>> broadcast_one_to_all({"seed": 7})
     {'seed': array(7)}
@@ -118,7 +119,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
 
 
 def gather(x: Any, root: int = 0) -> Any:
-    """Return a global array as NumPy on one process; the others get None, and nothing is sent them.
+    """Return a global array as NumPy on one process; the others get None and receive nothing.
 
     Args:
         x: an array, or a tree of them. In a program of one process, any values.
@@ -171,7 +172,7 @@ def gather(x: Any, root: int = 0) -> Any:
 
 
 def _one_of_each(world: RuntimeWorld, preferred: Sequence[Device] = ()) -> list[Device]:
-    """Return a device of each process: the first of it that is preferred, or else of the world."""
+    """Return a device of each process: its first preferred one, or its first one."""
     first = {d.process_index: d for d in reversed((*preferred, *world.devices))}
     return [first[p] for p in range(world.process_count)]
 
@@ -207,7 +208,7 @@ def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
 
 
 def _alone(leaf: Leaf) -> Block:
-    """Return a value of this process alone, read-only, and never in memory that others write to."""
+    """Return a value of this process alone, read-only, in memory that nothing else writes to."""
     if leaf.given:
         return to_numpy(leaf.value)
     value = np.array(leaf.value)

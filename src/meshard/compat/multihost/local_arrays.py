@@ -1,9 +1,9 @@
-"""Global arrays from what each process has of its own, and back: nothing is sent but shapes.
+"""Global arrays from host-local values, and back: only shapes are sent.
 
 In: a tree of values of which each process has its own, or of global arrays; a mesh and specs. Out:
 the other tree. All processes of the mesh call these functions together, in the same order. Each
-says first what it brings (`survey`), so that a call that cannot succeed is refused on all of them,
-before anything moves.
+first reports its arguments (`survey`), so that a call that cannot succeed is refused on all of
+them, before anything moves.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def host_local_array_to_global_array(
 @overload
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any: ...
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Make global arrays of a tree of values, of which each process has its own.
+    """Make global arrays from a tree of values of which each process has its own.
 
     A dim that is split over axes along which processes differ grows by the number of processes
     there: under ``P("x")`` a local shape (4,) becomes (4 n,) on a mesh ``x`` of n processes.
-    Nothing is sent but the shapes.
+    Only the shapes are sent.
 
     Args:
         local_inputs: a tree of NumPy arrays, numbers, or arrays on this process's devices. Arrays
-            that span processes are global already and are returned as they are.
+            that span processes are already global and are returned as they are.
         global_mesh: the mesh, in which each process's devices must form a block.
         pspecs: a tree of specs that is a prefix of ``local_inputs``. Along the axes that a spec
             leaves out the processes must hold equal values; ``P()`` needs no conversion at all.
@@ -91,7 +91,7 @@ def global_array_to_host_local_array(
 @overload
 def global_array_to_host_local_array(global_inputs: T, global_mesh: Mesh, pspecs: Any) -> T: ...
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Return a tree of global arrays as each process's own part of them, on its own devices.
+    """Return each process's own part of a tree of global arrays, on its own devices.
 
     The inverse of `host_local_array_to_global_array`.
 
@@ -170,7 +170,7 @@ def _own_part(world: RuntimeWorld, mesh: Any, what: str) -> Mesh:
 def _with_specs(
     what: str, tree: Any, mesh: Mesh, pspecs: Any, *, one_shape: bool
 ) -> tuple[Brought, list[PartitionSpec]]:
-    """Return what the processes of a mesh bring, and the spec of each leaf, the same on all."""
+    """Return the arguments of a mesh's processes, and the spec of each leaf, the same on all."""
     given = prefix_leaves(pspecs, tree, what, "pspecs")
     leaves, _ = flatten_with_none(tree)
     specs = [spec for spec, leaf in zip(given, leaves, strict=True) if leaf is not None]
@@ -213,7 +213,7 @@ def _shards(mesh: Mesh, axes: Sequence[str]) -> int:
 def _joined_shape(
     what: str, leaf: Leaf, mesh: Mesh, spec: PartitionSpec, shapes: list[Shape]
 ) -> Shape:
-    """Return the global shape that local ones make; every process checks those of all."""
+    """Return the global shape of local ones; every process checks the shapes of all."""
     made: list[Shape] = []
     for process, shape in zip(mesh.processes, shapes, strict=True):
         part = mesh.part_of(process)

@@ -25,7 +25,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tuple[int | None, ...]:
-    """Return the global shape that local data of a shape, the same on each process, joins to.
+    """Return the global shape of data that has the same local shape on each process.
 
     Nothing is communicated and no array is made.
 
@@ -34,7 +34,7 @@ def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tup
         local_shape: the shape of each process's data.
 
     Returns:
-        For each dim its global size; None where it does not follow, since processes hold different
+        The global size of each dim; None if it is not determined, since processes hold different
         numbers of its shards, or share some of them but not all.
 
     Raises:
@@ -58,7 +58,7 @@ def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tup
         return shape
     if isinstance(place, BoxSharding):
         return _boxed(place, shape)
-    # Only which process holds which shards is asked for, and any shape that is cut tells that.
+    # Only the shards of each process are needed, and any shape that is cut shows them.
     probe, uneven = (place.num_devices,) * len(shape), None
     if isinstance(place, NamedSharding):
         if len(place.spec) > len(shape):
@@ -99,8 +99,8 @@ def global_to_local_shape(
         global_shape: its shape.
 
     Returns:
-        For each dim the length of the shards that this process's devices hold, joined; None where
-        they overlap in part, so that they cannot be joined.
+        For each dim the joined length of the shards that this process's devices hold; None if they
+        overlap in part, so that they cannot be joined.
 
     Raises:
         ArgumentError: if ``sharding`` is not a sharding.
@@ -145,7 +145,7 @@ def _joined(spans: Spans) -> int | None:
 
 
 def _boxed(sharding: BoxSharding, local_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the one shape that the boxes are of, if local data of a shape can belong to it."""
+    """Return the one shape of a sharding's boxes, if local data of a shape can belong to it."""
     shape, me = sharding.global_shape, here().process_index
     mine = [d for d in sharding.device_order if d.process_index == me]
     own = tuple(map(_joined, _held(sharding.layout(shape), mine)))

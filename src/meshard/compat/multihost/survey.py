@@ -1,9 +1,9 @@
-"""What each process brings to a call that all of them make: told, compared, refused together.
+"""The arguments of all processes that make a call together: exchanged, compared, refused alike.
 
-In: a tree, and the processes that call. Out: what all of them bring, or one refusal by all.
+In: a tree, and the processes that call. Out: the arguments of all, or one refusal by all.
 
-A process says of each leaf of its tree what it is like, and hears what the others' leaves are like.
-So all of them refuse alike, or none does, and nobody waits for one that has stopped.
+Each process reports the types of its tree's leaves, and receives those of the others. So all of
+them refuse, or none does, and no process waits for one that has stopped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Leaf:
     """One leaf of this process's tree.
 
     Attributes:
-        name: how messages call it.
-        value: an `Array`, or a NumPy array of anything else that was given.
+        name: its name in messages.
+        value: an `Array`, or a NumPy array made from any other value.
         given: whether it was an `Array`.
-        processes: those that hold parts of it; this one alone for other values.
+        processes: those that hold parts of it; only this one for other values.
     """
 
     name: str
@@ -40,21 +40,21 @@ class Leaf:
 
     @property
     def kind(self) -> str:
-        """Dtype and shape, as messages write them."""
+        """Dtype and shape, as in messages."""
         return _kind(dtype_name(self.value.dtype), self.value.shape)
 
 
 @final
 @dataclass(frozen=True)
 class Brought:
-    """What all processes bring.
+    """The arguments of all processes.
 
     Attributes:
         leaves: this process's leaves.
         structure: the tree without its leaves.
-        shapes: for each leaf the shape of each process's, in the order of the peers.
+        shapes: for each leaf its shape on each process, in the order of the peers.
         whole: for each leaf whether it is one array of several processes, and not one of each.
-        answers: what each process said besides.
+        answers: the further value of each process.
     """
 
     leaves: list[Leaf]
@@ -73,15 +73,15 @@ def surveyed(
     said: Hashable = None,
     one_shape: bool = True,
 ) -> Brought:
-    """Tell the peers what this process's tree is like, and hear what theirs are.
+    """Report the types of this process's tree to the peers, and receive theirs.
 
     Args:
         world: this process's world.
         what: the function that was called.
         tree: the tree.
         peers: the processes that call it, this one included.
-        said: what else the others should hear.
-        one_shape: whether a leaf must have one shape on all processes, or only one rank.
+        said: a further value for the others.
+        one_shape: whether a leaf must have one shape on all processes, and not only one rank.
 
     Raises:
         ArgumentError: if the processes have called different functions.
@@ -125,7 +125,7 @@ def _check_types(
 
 
 def all_told(world: RuntimeWorld, what: str, value: Hashable, peers: Sequence[int]) -> list[Any]:
-    """Return a small value of every process that makes a call."""
+    """Return a small value from every process that makes a call."""
     if list(peers) == [world.process_index]:
         return [value]
     meet(world, peers, what)
@@ -140,7 +140,7 @@ def check_same(
     error: type[MeshardError] = ArgumentError,
     show: Callable[[Any], str] = str,
 ) -> None:
-    """Refuse answers that differ; the message says between ``start`` and ``end`` who said what."""
+    """Refuse answers that differ; the message lists them between ``start`` and ``end``."""
     if any(answer != answers[0] for answer in answers):
         raise error(f"{start} {listed(peers, list(map(show, answers)))}{end}")
 
@@ -158,7 +158,7 @@ def check_argument(what: str, name: str, peers: Sequence[int], said: Sequence[ob
 
 
 def path_name(path: Sequence[object]) -> str:
-    """Return how messages call the leaf at a path of a tree."""
+    """Return the name in messages of the leaf at a path of a tree."""
     return ".".join(map(str, path)) or "the value"
 
 
@@ -177,7 +177,7 @@ def _kind(dtype: str, shape: Sequence[int]) -> str:
 def _is_whole(
     what: str, name: str, peers: Sequence[int], processes: Sequence[tuple[int, ...]]
 ) -> bool:
-    """Whether all processes mean one array, and not each its own."""
+    """Whether all processes have one array together, and not each its own."""
     if all(on == (p,) for p, on in zip(peers, processes, strict=True)):
         return False
     if all(on == processes[0] for on in processes):
@@ -193,9 +193,9 @@ def _is_whole(
 
 
 def by_answer(peers: Sequence[int], answers: Sequence[Hashable]) -> list[list[int]]:
-    """Return the processes grouped by what they said, the most first.
+    """Return the processes grouped by their answers, the largest group first.
 
-    Of equally large groups that of the lowest process is first.
+    Of equally large groups, that with the lowest process is first.
     """
     groups: dict[Hashable, list[int]] = {}
     for peer, answer in zip(peers, answers, strict=True):

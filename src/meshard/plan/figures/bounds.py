@@ -1,4 +1,4 @@
-"""Bounds: what any plan between two layouts must move at least.
+"""Bounds: the least that any plan between two layouts must move.
 
 Everything is summed over cells and over the devices that hold them with NumPy; device pairs are
 never compared. All amounts are elements; the caller multiplies by the size of one.
@@ -8,8 +8,8 @@ never compared. All amounts are elements; the caller multiplies by the size of o
   and do not hold together.
 - LB3, sent directly: what devices need of a shard that they do not hold is sent by the shard's
   holders; the busiest sends at least an equal share.
-- LB3', sent with relays: the holders must send every element that is needed elsewhere once; those
-  who have it may pass it on.
+- LB3', sent with relays: the holders must send every element that is needed elsewhere once; its
+  receivers may pass it on.
 - LB4, time: a full-duplex port is busy for as long as it sends, or receives, at full bandwidth.
 """
 
@@ -94,10 +94,11 @@ def group_bound(source: Layout, destination: Layout, group_of: Hosts) -> Tally:
     Args:
         source: where the elements are.
         destination: where they are to be.
-        group_of: from device ids to groups; devices in none count neither as holders nor as
-            receivers.
+        group_of: maps device ids to groups; devices without a group count neither as holders nor
+            as receivers.
 
-    A plan attains it if and only if it sends each element to a group once, and shares it inside.
+    A plan attains the bound if and only if it sends each element to a group once and shares it
+    there.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> ids = np.arange(4)
@@ -122,7 +123,7 @@ def send_bound(source: Layout, destination: Layout) -> int:
 
 
 def relay_send_bound(source: Layout, destination: Layout) -> int:
-    """Return the least that the largest sender of the source sends if others may pass it on (LB3').
+    """Return the least that the largest sender of the source sends if receivers may relay (LB3').
 
     Example: see `send_bound`.
     """
@@ -159,12 +160,12 @@ def bounds_of(
     Args:
         source: where the elements are.
         destination: where they are to be.
-        hosts: from device ids to the groups of `Bounds.hosts`.
-        alive: the devices that still have what they held of the source; None for all.
+        hosts: maps device ids to the groups of `Bounds.hosts`.
+        alive: the devices that still hold their part of the source; None for all.
 
     Raises:
-        DataLoss: if no device that is alive holds some part of the array.
-        ArgumentError, ShapeError: if an argument is of another kind, or the shapes differ.
+        DataLoss: if no live device holds some part of the array.
+        ArgumentError, ShapeError: if an argument has the wrong type, or the shapes differ.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> ids = np.arange(4)
@@ -217,7 +218,7 @@ def _hosts(given: object) -> Hosts | None:
 
 
 def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
-    """Return all bounds from a hop between devices, whose arithmetic is then done once.
+    """Return all bounds from a hop between devices, which shares its arithmetic.
 
     Args:
         hop: from the source to the destination; its units are devices.
@@ -241,14 +242,14 @@ def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
 @final
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """What any plan between two layouts must do at least, in elements.
+    """The least that any plan between two layouts must do, in elements.
 
     Attributes:
         received: what each device must receive (LB1).
-        kept: what devices need and have, over all devices.
+        kept: the elements that devices need and already have, over all devices.
         send: the least that the largest sender sends if all is sent directly (LB3).
         relay_send: the same if receivers may pass on what they have (LB3').
-        hosts: what must enter each host (LB2); None if hosts were not told.
+        hosts: what must enter each host (LB2); None if the hosts were not given.
     """
 
     received: Tally
@@ -276,7 +277,7 @@ class Bounds:
         messages: float | None = None,
         relays: bool = False,
     ) -> float:
-        """Return the time that the busiest device needs at least, each having one port (LB4).
+        """Return the least time that the busiest device needs, if each has one port (LB4).
 
         Args:
             itemsize: bytes per element.
@@ -299,13 +300,13 @@ class Bounds:
 
 
 def _needed(hop: Hop) -> Ints:
-    """Return for each cell of the source how many of its elements devices without it need."""
+    """Return how many elements of each source cell are needed by devices that do not hold it."""
     _, source, destination, _, volume = hop.stays
     needed = hop.volumes[0].copy()
     copies = hop.after.copies[destination]
     if (copies > 1).any():
-        # Where all holders of a destination cell hold the source cell too, nobody lacks what the
-        # two share.
+        # If all holders of a destination cell hold the source cell too, none of them lacks the
+        # elements that the two share.
         keys = source * max(hop.after.count, 1) + destination
         _, first, counts = np.unique(keys, return_index=True, return_counts=True)
         first = first[counts == copies[first]]
@@ -315,7 +316,7 @@ def _needed(hop: Hop) -> Ints:
 
 
 def _by_group(before: CellGrid, after: CellGrid, group_of: Hosts) -> Tally:
-    """Return what each group lacks: cells of one layout are disjoint, so their elements add up."""
+    """Return the elements that each group lacks; cells of a layout are disjoint, so they add up."""
     units = unit_map(group_of) if isinstance(group_of, Mapping) else group_of
     have, need = HeldCells(before, units), HeldCells(after, units)
     missing = need.volumes - shared(need, have, np.ones(len(have.group), need.volumes.dtype))

@@ -1,4 +1,4 @@
-"""Choices: the route that a pair of layouts takes, its figures, and those of the others."""
+"""Choices: the route that a pair of layouts takes, its figures, and those of other routes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ class PlanLeaf:
     """One array of a plan.
 
     Attributes:
-        name: how to call it in a table.
+        name: its name in tables.
         source: its layout now.
         destination: its layout afterwards.
         itemsize: bytes per element.
-        dtype: the name of its dtype; empty where nobody said.
-        source_text: how to write its layout now, such as ``P('x', None)``.
-        destination_text: how to write the layout afterwards.
-        sharding: what the moved array is to have as its sharding; None where only layouts are
-            known.
+        dtype: the name of its dtype; empty if unknown.
+        source_text: the text of its layout now, such as ``P('x', None)``.
+        destination_text: the text of the layout afterwards.
+        sharding: the sharding that the moved array is to have; None if only layouts are known.
         source_sharding: the sharding that it has now; None where only layouts are known.
         path: where it is in its tree, as Python writes it: ``"['layers'][0]"``; empty for an array
-            that is a tree by itself; None where nobody said, so that it goes by its position.
+            that is a tree by itself; None if unknown, so that it is matched by position.
         also: the other places of the tree that hold the same array, which is moved once.
     """
 
@@ -70,7 +69,7 @@ class PlanLeaf:
         return math.prod(self.source.shape) * self.itemsize
 
     def received(self) -> dict[int, int]:
-        """Return for each destination device the bytes that it lacks."""
+        """Return the bytes that each destination device lacks."""
         hop = Hop(self.source, self.destination)
         nothing = dict.fromkeys(sorted(self.destination.device_ids), 0)
         return nothing | added([(hop.received, self.itemsize)]).as_dict()
@@ -88,7 +87,7 @@ class Figures:
         messages: pairs of a sender and a receiver, added up over the hops.
         hops: the number of exchanges, one after another.
         peak_bytes: the most bytes of the array that live on one device at once.
-        messages_exact: whether ``messages`` was counted; else there are at most that many.
+        messages_exact: whether ``messages`` was counted; otherwise it is an upper bound.
     """
 
     bytes_moved: int
@@ -119,8 +118,8 @@ class Candidate:
     """A route that was considered and not taken.
 
     Attributes:
-        name: what it is called.
-        figures: what it would have cost; None where it cannot be gone.
+        name: its name.
+        figures: what it would have cost; None if it cannot be taken.
         why: a sentence on why it was not taken.
     """
 
@@ -135,10 +134,10 @@ class Choice:
     """The route of all arrays that share their layouts and their element size.
 
     Attributes:
-        route: the way that each of them goes.
+        route: the route that each of them takes.
         figures: what it costs one of them.
         why: a sentence on why it was taken.
-        others: what else was considered.
+        others: the other routes that were considered.
         count: how many arrays share it.
     """
 
@@ -159,7 +158,7 @@ def figures_of(
         itemsize: bytes per element.
         donate: whether the source is freed as it goes.
         most_jobs: list the jobs of a hop in order to count messages, if there are no more than
-            this; without it the count is exact where no shard of the source has replicas.
+            this; otherwise the count is exact only if no shard of the source has replicas.
 
     >>> import numpy as np
     >>> from meshard.algebra.layout import Layout, even_cuts

@@ -1,4 +1,4 @@
-"""Flows: how many bytes each device, or each group of neighbours, sends to each."""
+"""Flows: the bytes that each device, or group of neighbours, sends to each other one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Flow:
     """Bytes from senders to receivers.
 
     Attributes:
-        senders: for each row its devices, as the first and the last id.
-        receivers: likewise for each column.
+        senders: the first and the last device id of each row.
+        receivers: the same for each column.
         amounts: the bytes, ``[sender, receiver]``.
         estimated: whether they were inferred from some of the receivers.
     """
@@ -49,8 +49,8 @@ def flow_of(plan: PlanFigures, stage: int, *, most: int = 64, most_jobs: int = T
     Args:
         plan: the plan.
         stage: which hop; routes with fewer take no part.
-        most: the most rows and columns; of more devices, neighbours stand together.
-        most_jobs: where all hops have more jobs than this, only some receivers are looked at.
+        most: the most rows and columns; with more devices, neighbours share a row or column.
+        most_jobs: if all hops together have more jobs than this, only some receivers are counted.
     """
     hops = [
         (r.hops[stage], w)
@@ -87,7 +87,7 @@ def _firsts(bins: tuple[tuple[int, int], ...]) -> Ints:
 def _listed(
     hop: Hop, bins: tuple[tuple[int, int], ...], most_jobs: int
 ) -> tuple[Jobs, NDArray[np.float64], bool]:
-    """Return jobs, for each column how many times they stand for themselves, and if any do."""
+    """Return jobs, how many times each column's jobs count, and whether that is an estimate."""
     units = distinct(hop.after.held[0])
     rows = jobs_at_most(hop)
     if rows <= most_jobs:

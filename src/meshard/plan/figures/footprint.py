@@ -1,4 +1,4 @@
-"""What hops and routes take: amounts by device, memory that is live at once, messages and peers."""
+"""The cost of hops and routes: amounts by device, memory in use at once, messages and peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def windows(nbytes: int, max_bytes: int | None) -> int:
-    """Return how many times a window opens until that many bytes have gone through it.
+    """Return how many times a window opens until that many bytes have passed through it.
 
     >>> windows(10, 4), windows(10, None), windows(0, 4)
     (3, 1, 0)
@@ -65,14 +65,14 @@ def distinct(ascending: Ints) -> Ints:
 
 
 def union(units: Sequence[Ints]) -> Ints:
-    """Return all that occur in some ascending arrays, ascending."""
+    """Return all values that occur in some ascending arrays, ascending."""
     if all(np.array_equal(u, units[0]) for u in units[1:]):
         return distinct(units[0])
     return distinct(np.sort(np.concatenate(units), kind="stable"))
 
 
 def places(units: Ints, some: Ints) -> Ints | slice:
-    """Return where some units stand among all; both ascend."""
+    """Return the positions of some units among all; both ascend."""
     return slice(None) if len(units) == len(some) else np.searchsorted(units, some)
 
 
@@ -83,7 +83,7 @@ def held(grid: CellGrid) -> Tally:
     >>> held(CellGrid(Layout((5,), ((0, 3, 5),), np.array([[0, 1], [2, 3]])))).as_dict()
     {0: 3, 1: 3, 2: 2, 3: 2}
     """
-    # A unit holds any element of an array once; a route adds up what three layouts take.
+    # A unit holds any element of an array once; a route adds up three layouts.
     volumes = volumes_of(grid.lengths, 4 * math.prod(grid.layout.shape))
     units, cells, _ = grid.held
     return tallied(units, units, volumes[cells])
@@ -92,12 +92,12 @@ def held(grid: CellGrid) -> Tally:
 @final
 @dataclass(frozen=True)
 class Footprint:
-    """The elements of one array that live on each device while it goes a route.
+    """The elements of one array that are on each device while it takes a route.
 
-    A source that is not donated stays; a donated one goes when its destination is complete or, if
-    the array moves gradually, as it comes. Each layout in between goes when the next is complete.
-    What a device gets without receiving anything is a view of its source, which then stays, if it
-    is at least half of it.
+    A source that is not donated stays; a donated one is freed when its destination is complete or,
+    if the array moves gradually, while the destination is filled. Each layout in between is freed
+    when the next is complete. A piece that needs no messages is a view of its source, which then
+    stays, if it is at least half of it.
 
     Attributes:
         units: the devices, ascending.
@@ -117,14 +117,14 @@ class Footprint:
         return int(self.peak.max(initial=0))
 
     def over(self, units: Ints) -> Ints:
-        """Return the three amounts, one per row, for units among which all of these are."""
+        """Return the three amounts, one per row, for a set of units that contains all of these."""
         found = np.zeros((3, len(units)), self.peak.dtype)
         found[:, places(units, self.units)] = self.before, self.peak, self.after
         return found
 
 
 def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footprint:
-    """Return what lives on each device while an array goes a route.
+    """Return the elements on each device while an array takes a route.
 
     Args:
         route: the route.
@@ -158,8 +158,8 @@ class Traffic:
     Attributes:
         messages: pairs of a sender and a receiver.
         peers: the most units that one unit sends to, or receives from.
-        exact: whether ``messages`` was counted; else there are at most that many.
-        peers_exact: likewise for ``peers``.
+        exact: whether ``messages`` was counted; otherwise it is an upper bound.
+        peers_exact: the same for ``peers``.
     """
 
     messages: int

@@ -1,10 +1,10 @@
 """Loads: how much passes between the groups of a topology while an array hops.
 
 In: a hop between devices, and a topology. Out: what each device sends and receives, and how much of
-it stays inside each group of each level. A few jobs are looked at one by one. Of many, cells are
-summed over cells (`spread`), which gives the same numbers where each cell of the source is on one
-device. Where it is on several, jobs are looked at as long as they can be listed at all; beyond
-that each holder is taken to send an equal part of everything.
+it stays inside each group of each level. A few jobs are counted one by one. Many are
+summed cells over cells (`spread`), which gives the same numbers if each cell of the source is on
+one device. If a cell is on several, jobs are counted as long as they can be listed at all; beyond
+that, each holder is assumed to send an equal part of everything.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class DevicePlaces:
 
     Args:
         topology: the topology.
-        hops: which devices there are: those of the hops' layouts.
-        more: devices that are there besides.
+        hops: the hops whose layouts' devices are meant.
+        more: further devices.
 
     Attributes:
         ids: the devices' ids, ascending.
-        groups: for each level the numbers of the groups that have any of the devices, ascending.
+        groups: for each level the numbers of the groups with any of the devices, ascending.
         at: for each level the place in ``groups`` of each device's group.
 
     Raises:
@@ -80,8 +80,8 @@ class Load:
             included.
         messages_sent: for each level, ``[level, device]``, how many messages each device sends to
             others of its group, the levels below included.
-        messages_received: likewise received.
-        exact: whether these are the numbers of the very jobs, and not estimated from shares.
+        messages_received: the same for messages received.
+        exact: whether the amounts are those of the jobs, and not estimated from shares.
     """
 
     sent: Amounts
@@ -102,7 +102,7 @@ class Load:
         )
 
     def times(self, bytes_each: int, count: int = 1) -> Load:
-        """Return the load of several arrays with elements of a size, from that of bytes."""
+        """Return the load of several arrays whose elements have a size, from that of bytes."""
         by = bytes_each * count
         return Load(
             _times(self.sent, by),
@@ -201,7 +201,7 @@ def _listed(hop: Hop, places: DevicePlaces) -> Load:
     count = len(places.ids)
     sender, receiver = places.of(jobs.sender), places.of(jobs.receiver)
     elements = jobs.elements
-    # All that one device sends to another in a hop is one message.
+    # Everything that one device sends to another in a hop is one message.
     messages = distinct(sender * count + receiver)
     source, target = np.divmod(messages, max(count, 1))
     inside, sent, received = [], [], []
@@ -246,7 +246,7 @@ def _summed(hop: Hop, places: DevicePlaces) -> Load:
 
         have, need = HeldCells(before, group_of), HeldCells(after, group_of)
         held = have.count * share[have.cell]
-        # Of what a group's devices need of a cell, those that hold the cell need nothing.
+        # Devices of a group that hold the cell themselves need nothing of it.
         stay = have.at(at[keepers], kept_cell)
         lacking = shared(have, need, need.count.astype(counter(hop.most)))
         np.subtract.at(lacking, stay, kept)

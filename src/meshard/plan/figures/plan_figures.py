@@ -1,4 +1,4 @@
-"""What is planned: arrays, their routes, and all figures of a plan, counted when asked for."""
+"""The data of a plan: arrays, their routes, and all figures, counted when they are asked for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
 
     Attributes:
         choice: the number of the choice: all arrays that share it have this transfer.
-        hop: the number of the hop; the next begins when all of this one have arrived.
+        hop: the number of the hop; the next hop begins when all boxes of this one have arrived.
         sender: the id of the device that sends.
         receiver: the id of the device that receives.
         box: the region of the array.
@@ -57,16 +57,16 @@ class Transfer(NamedTuple):
 class PlanFigures:
     """The arrays of a plan, the routes that they take, and the figures that follow.
 
-    `Plan` is the one kind of it; it adds what can be asked of a plan.
+    `Plan` is its only subclass, which adds the methods for users.
 
     Attributes:
         leaves: the arrays.
         choices: the choice of each distinct source, destination and element size.
-        max_bytes: the most bytes on their way from and to one process at once, besides source and
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
             destination (`window`); None for no limit.
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
-        given_rounds: how many times the window opens, where that was said.
+        given_rounds: how many times the window opens, if that was given.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -126,7 +126,7 @@ class PlanFigures:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """For each choice the bytes that one element of its layouts stands for, over all leaves."""
+        """For each choice the bytes of one element of its layouts, summed over all leaves."""
         pairs = zip(self.choices, self.groups, strict=True)
         return tuple([c.count * leaves[0].itemsize for c, leaves in pairs])
 
@@ -156,7 +156,7 @@ class PlanFigures:
     def received(self) -> dict[int, int]:
         """The bytes that each device gets from others, by device id.
 
-        Devices of a destination that get nothing are there too, with 0.
+        Devices of a destination that get nothing are included, with 0.
         """
         nothing = {d: 0 for route in self.routes for d in route.destination.device_ids}
         return dict(sorted((nothing | self.received_tally.as_dict()).items()))
@@ -195,7 +195,7 @@ class PlanFigures:
 
     @property
     def ratio(self) -> float:
-        """Bytes moved, divided by the lower bound; 1 is the best there can be."""
+        """Bytes moved, divided by the lower bound; 1 is the best possible."""
         bound = self.lower_bound_bytes
         if not bound:
             return math.inf if self.bytes_moved else 1.0
@@ -203,7 +203,7 @@ class PlanFigures:
 
     @cached_property
     def send_bound_bytes(self) -> int:
-        """The least bytes that the largest sender must send where every array goes directly.
+        """The least bytes that the largest sender must send if every array goes directly.
 
         The holders of a shard must send what others need of it; shards of several arrays that the
         same devices hold add up.
@@ -217,7 +217,7 @@ class PlanFigures:
             rows, amounts = sums.setdefault(holders.shape[1], ([], []))
             rows.append(holders)
             amounts.append(product(hop.wanted, weight))
-        # All holders together send no more than the sum of what is wanted.
+        # All holders together send no more than the sum of the elements wanted.
         dtype = counter(2 * sum(total(x) for _, amounts in sums.values() for x in amounts))
         step = reduce(math.gcd, [leaf.itemsize for leaf in self.leaves], 0) or 1
         most = 0
@@ -233,11 +233,11 @@ class PlanFigures:
 
     @cached_property
     def peak_tally(self) -> Tally:
-        """The most bytes of these arrays that live on each device at once.
+        """The most bytes of these arrays that are on each device at once.
 
-        Arrays go batch by batch, in the order of the `schedule`. A source that is not donated
-        stays; a donated one goes with its batch, a large one as its destination comes. What is in
-        flight, at most ``max_bytes``, comes on top.
+        Arrays move batch by batch, in the order of the `schedule`. A source that is not donated
+        stays; a donated one is freed with its batch, a large one while its destination is filled.
+        The bytes in flight, at most ``max_bytes``, come on top.
         """
         if not self.leaves:
             return added([])
@@ -268,7 +268,7 @@ class PlanFigures:
 
     @cached_property
     def process_of(self) -> Mapping[int, int] | None:
-        """The process of each device; None where only layouts are known."""
+        """The process of each device; None if only layouts are known."""
         shardings = {s for leaf in self.leaves for s in (leaf.source_sharding, leaf.sharding)}
         found: dict[int, int] = {}
         for sharding in shardings:
@@ -279,7 +279,7 @@ class PlanFigures:
 
     @cached_property
     def process_hops(self) -> tuple[tuple[Hop, ...], ...]:
-        """For each choice its hops between processes; between devices where those are not known."""
+        """For each choice its hops between processes, or between devices if those are not known."""
         if self.max_bytes is None or self.process_of is None:
             return tuple([route.hops for route in self.routes])
         units = unit_map(self.process_of)
@@ -288,8 +288,8 @@ class PlanFigures:
     def _opens(self, stage: int, choices: Iterable[int]) -> int:
         """Return how many times the window opens for one stage of some choices, at least.
 
-        One that has no limit opens once, as does one that nothing has to pass because all that
-        moves stays within its process.
+        A window without a limit opens once, as does one that nothing has to pass because
+        everything stays within its process.
         """
         listed = [n for n in choices if stage < len(self.routes[n].hops)]
         if not any(self.routes[n].hops[stage].moved for n in listed):
@@ -300,7 +300,7 @@ class PlanFigures:
 
     @cached_property
     def rounds(self) -> int:
-        """How many times the window of ``max_bytes`` opens; one per hop where it has no limit."""
+        """How many times the window of ``max_bytes`` opens; once per hop without a limit."""
         if self.given_rounds is not None:
             return self.given_rounds
         stages = max([len(r.layouts) for r in self.routes], default=1) - 1
@@ -308,7 +308,7 @@ class PlanFigures:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes of these arrays that live on one device at once."""
+        """The most bytes of these arrays that are on one device at once."""
         return self.peak_tally.most
 
     @property
@@ -318,7 +318,7 @@ class PlanFigures:
 
     @cached_property
     def device_count(self) -> int:
-        """The number of devices that hold a part before, between or afterwards."""
+        """The number of devices that hold a part before, during or after the move."""
         ends = [g.held[0] for r in self.routes for h in r.hops for g in (h.before, h.after)]
         return len(reduce(lambda a, b: union([a, b]), ends, np.empty(0, np.int64)))
 

@@ -1,4 +1,4 @@
-"""Topologies by name: the machines that arrays are most often laid out on."""
+"""Topologies by name, of common machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PRESETS = (
 
 
 def presets() -> tuple[str, ...]:
-    """Return the names that `topology` knows.
+    """Return the names that `topology` accepts.
 
     >>> presets()[0]
     'one process'
@@ -57,10 +57,10 @@ def topology(name: str) -> Topology:
 
     - ``"one process"``: virtual devices that share a memory. 10 GB/s is what one thread copies on
       the machine that meshard is developed on, 0.6 microseconds what one box costs there.
-    - ``"8-gpu hosts"``: an NVIDIA DGX H100 or its like. NVLink gives each GPU 900 GB/s, half of it
+    - ``"8-gpu hosts"``: an NVIDIA DGX H100 or similar. NVLink gives each GPU 900 GB/s, half of it
       in each direction; eight ConnectX-7 adapters of 400 Gb/s give a host 400 GB/s in each
-      direction (DGX H100 User Guide). The host's port is taken as one: that a single GPU has but
-      its own adapter's 50 GB/s is not modelled.
+      direction (DGX H100 User Guide). The host's port is modelled as one, although a single GPU
+      has only its own adapter's 50 GB/s.
     - ``"8-gpu hosts, one nic"``: the same hosts with one adapter of 400 Gb/s each.
     - ``"tpu torus"``: Google's TPU v4, *approximated*: a torus is not a tree. A chip has six links
       of 50 GB/s in each direction; cubes of 4 x 4 x 4 chips have 16 links on each face; 64 cubes
@@ -68,10 +68,10 @@ def topology(name: str) -> Topology:
       Capacities stand for the torus: a cube's links divided by the 3 hops of an average way
       (64 x 6 x 50 GB/s / 3), and a pod's four times its bisection of 24 TB/s (Cloud TPU
       documentation), since a quarter of uniform traffic crosses that in each direction. Between
-      pods 25 GB/s for each host of four chips are assumed. Wrong by a factor for traffic between
-      neighbours, which a torus likes better, and for shapes with long thin sides.
-    - ``"two racks"``: two racks of four hosts of eight devices, where a rack's way out is no wider
-      than one host's. Made up, to see what slow ways out do.
+      pods 25 GB/s for each host of four chips are assumed. The times are wrong by a factor for
+      traffic between neighbours, for which a torus is faster, and for long thin shapes.
+    - ``"two racks"``: two racks of four hosts of eight devices, where a rack's uplink is no wider
+      than one host's. It is invented, to show the effect of slow uplinks.
 
     Latencies are of the usual order of magnitude; only that of one process was measured.
 
@@ -93,7 +93,7 @@ def topology(name: str) -> Topology:
 
 
 def as_topology(given: Topology | str, what: str, hint: str = "") -> Topology:
-    """Return the topology that is meant: the given one, or that of a name.
+    """Return a topology, which may be given by its name.
 
     Args:
         given: a topology, or the name of one.

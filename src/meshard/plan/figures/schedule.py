@@ -1,10 +1,10 @@
-"""Schedules: in which order, and in which company, the arrays of a tree are moved.
+"""Schedules: in which order, and in which batches, the arrays of a tree are moved.
 
 In: arrays' layouts before and after. Out: batches of their numbers. The arrays of a batch travel
 together, so that small ones share messages; a donated source is freed with its batch, so batches
-are small and come in the order in which the least is alive at once. A large donated array is a
+are small and ordered so that the least memory is in use at once. A large donated array is a
 batch by itself and moves gradually (`Sweep`). All processes, and the plan, follow one schedule,
-which is why it depends on nothing but the layouts.
+so it depends only on the layouts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Moved(Protocol):
 
 
 def is_gradual(layout: Layout, itemsize: int, *, donate: bool, hops: int = 1) -> bool:
-    """Whether an array's source is given back while the array moves.
+    """Whether an array's source is freed while the array moves.
 
     >>> import numpy as np
     >>> whole = Layout((1 << 24,), ((0, 1 << 24),), np.zeros((1, 1), int))
@@ -110,14 +110,14 @@ def _rank(before: int, after: int) -> tuple[bool, int]:
 @final
 @dataclass(frozen=True)
 class Sweep:
-    """The steps in which an array moves whose source is given back on the way.
+    """The steps in which an array moves whose source is freed on the way.
 
-    Each step takes an equal share of every segment of the leading dims, so that all processes give
-    and get evenly, and the source and the destination together take no more than the larger.
+    Each step takes an equal share of every segment of the leading dims, so that all processes send
+    and receive evenly, and source and destination together take no more than the larger of them.
 
     Attributes:
         shape: the array's shape.
-        cuts: for each dim where its segments begin and end.
+        cuts: the borders of each dim's segments.
         counts: into how many parts each segment of the first dims is cut; the others stay whole.
 
     >>> sweep = Sweep.of((6, 4), ((0, 4, 6), (0, 4)), 2)

@@ -1,4 +1,4 @@
-"""Simulation: how long a plan takes on a topology, and where it is held up.
+"""Simulation: how long a plan takes on a topology, and which ports limit it.
 
 The model is a port's time (LB4 of the bounds), applied to each port of each level. A message
 between two devices passes a port of each at every level up to the one where they meet. A port is
@@ -6,14 +6,15 @@ full-duplex, so that a hop keeps it busy for::
 
     max(bytes out, bytes in) / bandwidth + delay
 
-where the delay is that of the device behind it which has the most to wait for: the latencies of all
-messages that this device sends through the port, or receives, whichever is more; each message has
-the latency of the level where its ends meet. A group with a capacity is busy for all bytes that
+where the delay is the largest of the devices behind it: the latencies of all messages that a device
+sends through the port, or receives, whichever is more; each message has the latency of the level
+where its ends meet. A group with a capacity is busy for all bytes that
 pass inside it, enter or leave it, divided by the capacity. A hop takes as long as the slowest port
-or group; hops follow each other. All that a device sends to another in one hop is one message.
+or group; hops follow each other. Everything that a device sends to another in one hop is one
+message.
 
 What this leaves out: messages that wait for each other, rounds, and anything else in the network.
-It is a lower bound for the topology as told.
+The time is a lower bound for the topology as described.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class HotSpot:
     """A port with much traffic, over all hops.
 
     Attributes:
-        name: whose port: ``"device 5"``, ``"host 3"``.
+        name: the port's owner: ``"device 5"``, ``"host 3"``.
         sent: bytes that leave through it.
         received: bytes that enter through it.
         seconds: how long its larger direction takes, without latencies.
@@ -122,9 +123,9 @@ class Simulation:
         hops: each hop.
         levels: each level, from the inside out.
         senders: the ports that are longest busy with sending; at most five.
-        receivers: likewise with receiving.
-        exact: whether all traffic is that of the very jobs; else it is estimated where several
-            devices hold the same elements, each taken to send an equal part of everything.
+        receivers: the same for receiving.
+        exact: whether all traffic is that of the jobs; otherwise it is estimated where several
+            devices hold the same elements, by assuming that each sends an equal part.
     """
 
     topology: str
@@ -150,7 +151,7 @@ class Simulation:
         return sum(hop.messages for hop in self.hops)
 
     def to_dict(self) -> dict[str, object]:
-        """Return all figures as dicts, lists and numbers, such as JSON can hold."""
+        """Return all figures as dicts, lists and numbers, as in JSON."""
         totals = {"seconds": self.seconds, "bytes": self.bytes, "messages": self.messages}
         found = asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in {**totals, **found}.items()}
@@ -190,14 +191,14 @@ class Simulation:
 def simulate(
     moves: Moves, itemsize: int, topology: Topology | str, *, most_jobs: int = ESTIMATED_JOBS
 ) -> Simulation:
-    """Return how long an array takes to move on a topology, and where it is held up.
+    """Return how long an array takes to move on a topology, and which ports limit it.
 
     Args:
-        moves: the way that the array takes.
+        moves: the route, hop or hops that the array takes.
         itemsize: bytes per element.
         topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
-        most_jobs: where several devices hold the same elements, and a hop has more jobs than
-            this, its traffic is estimated, in a time in proportion to the number of devices.
+        most_jobs: if several devices hold the same elements and a hop has more jobs than this, its
+            traffic is estimated, in time proportional to the number of devices.
 
     Raises:
         ArgumentError: if there is no such topology, or a device has no place in it.
@@ -224,8 +225,8 @@ def simulate_many(
     """Return how long many arrays take to move together.
 
     Args:
-        moves: for each kind of array the way that it takes, bytes per element, and how many
-            arrays there are of it.
+        moves: for each kind of array its route, its bytes per element, and the number of such
+            arrays.
         topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
         most_jobs: as for `simulate`.
 
@@ -264,7 +265,7 @@ def simulate_many(
 
 
 def busy(load: Load, places: DevicePlaces) -> HopTime:
-    """Return how long what passes between devices at one time takes."""
+    """Return how long the traffic between devices at one time takes."""
     return _Timed(load, places).hop
 
 
@@ -292,9 +293,9 @@ class _Timed:
     Attributes:
         ports: for each level the bytes that leave and enter each of its ports.
         bytes: for each level what passes between devices that meet there.
-        messages: likewise.
+        messages: in how many messages.
         seconds: for each level how long its slowest port or group is busy.
-        hop: the sum of it.
+        hop: the sum of them.
     """
 
     def __init__(self, load: Load, places: DevicePlaces) -> None:
@@ -345,7 +346,7 @@ class _Timed:
         return out, into
 
     def _carried(self, load: Load, number: int) -> Floats:
-        """Return the bytes that each group of a level carries, its own groups' insides left out."""
+        """Return the bytes that each group of a level carries between its subgroups, in and out."""
         out, into = map(as_floats, self._through(load, number + 1))
         own = as_floats(load.inside[number])
         if number:

@@ -1,6 +1,6 @@
 """Topologies: which devices are near each other, and how fast the ways between them are.
 
-A topology is a tree. Its levels are told from the inside out: devices make up the groups of the
+A topology is a tree. Its levels are listed from the inside out: devices make up the groups of the
 first level (say, hosts), those make up the groups of the second (racks), and so on; the last level
 has one group, which holds all. Two devices *meet* at the lowest level that has a group with both.
 What passes between them goes through a port of each at the first level, of each one's host at the
@@ -43,15 +43,15 @@ class Level:
     """One level of a topology.
 
     Attributes:
-        name: what one of its groups is called: ``"host"``.
+        name: the name of one of its groups: ``"host"``.
         latency: seconds that one message costs between devices that meet here.
         bandwidth: bytes per second and direction of each port at this level: a device's at the
             first level; above, that of a group of the level below.
         size: how many units of the level below (devices, at the first) one group has, in the order
-            of their numbers; None for all there are.
+            of their numbers; None for all units.
         groups: instead of a size, the device ids of each group.
-        capacity: bytes per second that one group carries in all, what enters and leaves it
-            included; None for no limit but the ports'.
+        capacity: bytes per second that one group carries in all, including bytes that enter and
+            leave it; None if only the ports limit it.
 
     Raises:
         ArgumentError: if a number is out of its range, or both size and groups are given.
@@ -135,11 +135,11 @@ class Level:
 @final
 @dataclass(frozen=True)
 class Topology:
-    """A tree of devices with ports, told level by level from the inside out.
+    """A tree of devices with ports, listed level by level from the inside out.
 
     Args:
-        name: what it is called.
-        levels: the levels. The last has one group, and so needs no size.
+        name: its name.
+        levels: the levels. The last has one group, so its size can be omitted.
 
     Raises:
         ArgumentError: if the levels do not nest.
@@ -207,7 +207,7 @@ class Topology:
         self._check_above(np.array(sorted(known)))
 
     def _check_above(self, ids: Ints) -> None:
-        """Refuse a level that tears a group of the level below it apart."""
+        """Refuse a level that splits a group of the level below it."""
         below = ids
         for number, level in enumerate(self.levels):
             here = self.group(number, ids)
@@ -246,7 +246,7 @@ class Topology:
 
     @property
     def size(self) -> int | None:
-        """One more than the largest device id that there can be; None for no limit."""
+        """One more than the largest possible device id; None for no limit."""
         last = next((t for t in self._tables if t is not None), None)
         if last is not None:
             return int(last[0][-1]) + 1
@@ -254,7 +254,7 @@ class Topology:
         return None if outer is None else math.prod(level.size or 1 for level in self.levels)
 
     def group(self, level: int, ids: ArrayLike) -> Ints:
-        """Return the numbers of the groups of a level that devices are in.
+        """Return the numbers of the groups of a level to which devices belong.
 
         Args:
             level: the number of the level, 0 for the first.
@@ -337,8 +337,8 @@ class Topology:
         """Return the topology that a TOML text describes.
 
         Raises:
-            ArgumentError: if the text is not TOML, has keys that mean nothing, or describes levels
-                that do not nest.
+            ArgumentError: if the text is not TOML, has unknown keys, or describes levels that do
+                not nest.
 
         >>> Topology.from_toml('''
         ... name = "one host"

@@ -1,11 +1,11 @@
-"""Windows: the most bytes that may be on their way at once, one rule for planning and for moving.
+"""Windows: the most bytes that may be in flight at once, one rule for planning and for moving.
 
-``max_bytes`` is the most bytes that are on their way from and to one process at once, besides its
-parts of source and destination. Half of it is for what leaves a process and half for what enters,
-in equal parts for each other process, and boxes are cut as small as that demands, so that it must
-hold one element for each. What an array takes between two hops counts, too. Within one process
-nothing is on its way. Devices that exist nowhere belong to the processes that they name; where
-only layouts are known, each device is a process by itself.
+``max_bytes`` is the most bytes that are in flight from and to one process at once, besides its
+parts of source and destination. Half of it is for bytes that leave a process and half for bytes
+that enter, in equal parts for each other process. Boxes are cut as small as that requires, so it
+must hold one element for each. Layouts between two hops count, too. Within one process nothing is
+in flight. Devices that do not exist belong to the processes that they name; if only layouts are
+known, each device is a process by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def checked_window(max_bytes: object, what: str) -> int | None:
 
 
 def quota(window: int, processes: int) -> int:
-    """Return the bytes that may be on their way between two processes in one direction.
+    """Return the bytes that may be in flight between two processes in one direction.
 
     >>> quota(600, 4), quota(600, 1)
     (100, 300)
@@ -56,7 +56,7 @@ def check_window(window: int | None, processes: int, itemsize: int, array: str, 
         window: the bytes; None for no limit.
         processes: how many processes there are.
         itemsize: bytes per element.
-        array: which array, for the message.
+        array: the array's name, for the message.
         what: the function that was called, for the message.
 
     Raises:

@@ -1,9 +1,10 @@
 """Times of communications on a topology.
 
 In: a communication (a `Wire`), the mesh that it runs on, and a topology. Out: seconds, by the model
-of `simulate`. Elements that keep their places go as a hop does; where maps say what moves, each box
-comes from one of its holders. Of collectives only the bytes and the groups are known, and they take
-the way that their bandwidth-optimal forms take: around a ring in mesh order, or from each to each.
+of `simulate`. Elements that keep their places move as in a hop; if maps say what moves, each box
+comes from one of its holders. Of collectives only the bytes and the groups are known; they are
+timed as their bandwidth-optimal forms: around a ring in mesh order, or from each device to each
+other.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 
 _PER_RING = {"all-reduce": 2, "permute": 0, "broadcast": 0}
-"""How often a ring's messages go round; 0 where each device sends but one."""
+"""How often a ring's messages go round; 0 if each device sends only one."""
 
 
 def seconds_of(wires: Sequence[Wire], topology: Topology | str) -> float:
-    """Return how long communications take that happen at the same time.
+    """Return how long communications take together if they happen at the same time.
 
     Args:
         wires: the communications.
@@ -124,7 +125,7 @@ def _collective(wire: Wire, groups: Groups) -> list[tuple[int, int, float, float
 
 
 def _between(pairs: Sequence[tuple[int, int, float, float]], places: DevicePlaces) -> Load:
-    """Return the load of what passes from one device to another."""
+    """Return the load of messages from one device to another."""
     if not pairs:
         return Load.none(places)
     ends: Any = np.array([p[:2] for p in pairs], np.int64)

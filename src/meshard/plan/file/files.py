@@ -1,8 +1,7 @@
-"""Files that users name: written beside their place and renamed, so that nothing is half written.
+"""Files that users name: written beside the target and renamed, so that none is half written.
 
-Where the disk is full, or anything else goes wrong, the file that was there before stays as it was.
-In all else it is as if the path were opened for writing: links are followed, and permissions and
-owners stay.
+If the disk is full, or anything else fails, an existing file stays as it was. Otherwise the result
+is the same as opening the path for writing: links are followed, and permissions and owners stay.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from meshard.algebra.arguments import path_of
 def write_text(path: str | Path, text: str, what: str) -> None:
     """Write a text file in UTF-8, all of it or nothing.
 
-    A pipe or a device is written to directly, and so is a file in a folder in which no other can be
-    made.
+    A pipe or a device is written to directly, and so is a file in a folder that accepts no new
+    file.
 
     Args:
-        path: where.
-        text: what is to be in the file.
+        path: the file's path.
+        text: its content.
         what: the function that was called, for messages.
 
     Raises:
         ArgumentError: if ``path`` is not a path.
-        OSError: if the file cannot be written; then it is as it was.
+        OSError: if the file cannot be written; it is then as it was.
     """
     target = os.path.realpath(path_of(path, what))
     data = text.encode("utf-8", "backslashreplace")
@@ -53,13 +52,13 @@ def write_text(path: str | Path, text: str, what: str) -> None:
 
 
 def _opened_as_it_is(target: str) -> os.stat_result | None:
-    """Return what is known of a file that may be written, which stays as it is; None if new.
+    """Return the status of a file that may be written, without changing it; None if it is new.
 
     Raises:
         OSError: as `open` would, if it may not be written.
     """
     try:
-        # Nobody may read from a pipe yet; opening one would wait for that.
+        # A pipe may not have a reader yet; opening it would wait for one.
         if stat.S_ISFIFO(os.stat(target).st_mode):
             return os.stat(target)
         file = os.open(target, os.O_WRONLY)
@@ -98,7 +97,7 @@ def _write(file: int, data: bytes) -> None:
         out.write(data)
         out.flush()
         if stat.S_ISREG(os.fstat(file).st_mode):
-            os.fsync(file)  # some disks say only now that they are full
+            os.fsync(file)  # some disks report only now that they are full
 
 
 @contextmanager

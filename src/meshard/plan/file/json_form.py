@@ -1,4 +1,4 @@
-"""Plans as JSON: written so that another program can do what they say, and checked when read.
+"""Plans as JSON: written so that another program can run them, and checked when they are read.
 
 The text is one object::
 
@@ -14,7 +14,7 @@ The text is one object::
               and sharding
     choices   route (name, layouts, why, split, alive), figures, why, others, count: one for each
               (source, destination, itemsize) among the leaves, in the order of their first leaf
-    totals    bytes_moved and devices, against which the plan is held when it is read
+    totals    bytes_moved and devices, with which the plan is compared when it is read
     transfers [choice, hop, sender, receiver, starts, stops], ...: only if asked for
 
 A layout has a ``shape`` and, in the product form, the ``lengths`` of the shards along each dim as
@@ -68,7 +68,7 @@ _LONGEST = (1 << 63) - 1
 
 
 def json_text(plan: PlanFigures, *, transfers: bool = False) -> str:
-    """Return a plan as JSON; with ``transfers`` every box is listed with its two devices."""
+    """Return a plan as JSON; ``transfers`` lists every box with its two devices."""
     numbers: dict[Layout, int] = {}
 
     def number(layout: Layout) -> int:
@@ -153,7 +153,7 @@ def _layout_form(layout: Layout) -> dict[str, object]:
 @final
 @dataclass(frozen=True)
 class Read:
-    """What a text says of a plan, checked."""
+    """The content of a plan's text, checked."""
 
     leaves: tuple[PlanLeaf, ...]
     choices: tuple[Choice, ...]
@@ -164,7 +164,7 @@ class Read:
     totals: Mapping[str, int]
 
     def compare(self, plan: PlanFigures) -> None:
-        """Refuse a text whose totals are not those of its plan."""
+        """Refuse a text whose totals do not match its plan."""
         try:
             totals = _totals(plan)
         except MeshardError as error:
@@ -180,7 +180,7 @@ class Read:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turn whatever is wrong with a part of a text into the one refusal."""
+    """Turn any error in a part of a text into the one refusal."""
     try:
         yield
     except PlanError:
@@ -191,7 +191,7 @@ def refusing() -> Iterator[None]:
 
 
 def read_json(text: str) -> Read:
-    """Return what a text says of a plan.
+    """Return the content of a plan's text.
 
     Raises:
         PlanError: if it was cut, edited, or written by another version.
@@ -386,7 +386,7 @@ def _choice(form: object, layouts: Sequence[Layout]) -> Choice:
 
 
 def _check_counts(read: Read) -> None:
-    """Refuse choices that are not those of the leaves."""
+    """Refuse choices that do not match the leaves."""
     kinds: dict[object, list[PlanLeaf]] = {}
     for leaf in read.leaves:
         kinds.setdefault((leaf.source, leaf.destination, leaf.itemsize), []).append(leaf)

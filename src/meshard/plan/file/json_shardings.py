@@ -8,7 +8,7 @@ one of::
     {"device": devices, "memory": kind}
     {"shape": [...], "boxes": [[starts, stops], ...], "devices": devices}
 
-Shardings of other kinds are not written: of these a plan keeps the layouts.
+Shardings of other classes are not written: for these a plan keeps the layouts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Shardings:
         return self._numbers.setdefault(sharding, len(self._numbers))
 
     def meshes(self) -> list[object]:
-        """Return what is written of the meshes."""
+        """Return the JSON of the meshes."""
         return [
             {
                 "axes": list(mesh.axis_names),
@@ -75,7 +75,7 @@ class Shardings:
         ]
 
     def shardings(self) -> list[object]:
-        """Return what is written of the shardings."""
+        """Return the JSON of the shardings."""
         return [self._form(sharding) for sharding in self._numbers]
 
     def _form(self, sharding: Sharding) -> object:
@@ -116,7 +116,7 @@ def _devices_form(devices: Sequence[Device]) -> dict[str, object]:
 
 
 def read_shardings(meshes: object, shardings: object) -> list[Sharding]:
-    """Return the shardings that are written.
+    """Return the shardings of a text.
 
     Raises:
         ValueError, TypeError, KeyError, IndexError: if a part of them is malformed.

@@ -1,4 +1,4 @@
-"""Values in JSON: what is written of objects, what is read and checked, and packed device ids.
+"""Values in JSON: writing objects, reading and checking values, and packing device ids.
 
 Device ids are a list, or ``{"runs": [[first id, count], ...]}`` of consecutive ids, or
 ``{"zlib": ...}``: little-endian 64-bit ids, packed by zlib, in base64.
@@ -25,9 +25,9 @@ _MOST_IDS = 1 << 28
 
 
 def fields(value: object, *names: str) -> dict[str, object]:
-    """Return attributes of a value as JSON has them.
+    """Return attributes of a value as JSON values.
 
-    Tuples are lists, and keys are text, in ascending order of what they were.
+    Tuples become lists, and keys become text, in the ascending order of the original keys.
 
     >>> from meshard.algebra.box import Box
     >>> fields(Box((0, 2), (4, 6)), "starts", "shape")
@@ -53,7 +53,7 @@ def _reader(kind: type[T], what: str) -> Callable[[object], T]:
     return read
 
 
-# Each returns what it is given, and refuses all else.
+# Each returns its argument, or refuses one of another type.
 as_list: Callable[[object], Sequence[object]] = _reader(list, "a list")
 as_mapping: Callable[[object], Mapping[str, object]] = _reader(dict, "an object")
 as_text = _reader(str, "a text")
@@ -61,17 +61,17 @@ as_number = _reader(int, "an integer")
 
 
 def as_numbers(given: object) -> tuple[int, ...]:
-    """Return the integers of a list; refuse all else."""
+    """Return the integers of a list; refuse anything else."""
     return tuple([as_number(n) for n in as_list(given)])
 
 
 def optional(given: object, read: Callable[[object], T]) -> T | None:
-    """Return None as it is, and all else as it is read."""
+    """Return None as it is, and read any other value."""
     return None if given is None else read(given)
 
 
 def ids_form(ids: NDArray[np.int64]) -> object:
-    """Return what is written of device ids."""
+    """Return the JSON of device ids."""
     if len(ids) <= _LISTED:
         return ids.tolist()
     starts = np.flatnonzero(np.concatenate([[True], np.diff(ids) != 1]))

@@ -1,8 +1,8 @@
 """Layouts as grids of cells with holders, ready for arithmetic on whole arrays of them.
 
-A *cell* is one element of the product of a layout's cuts; of a regular layout it is a shard. Of an
-irregular one, whose boxes are not a product of cuts, a cell is a part of one or more boxes. A
-*unit* is what sends and receives: a device, or a process that holds several.
+A *cell* is one element of the product of a layout's cuts; of a regular layout it is a shard. In an
+irregular layout, whose boxes are not a product of cuts, a cell is a part of one or more boxes. A
+*unit* sends and receives: it is a device, or a process that holds several.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CellGrid:
 
     Args:
         layout: the layout.
-        units: from device ids to units.
+        units: maps device ids to units.
 
     Attributes:
         sizes: the number of cells along each dim.
@@ -66,7 +66,7 @@ class CellGrid:
         return np.array(padded, np.int64).reshape(self.count, most)
 
     def cells_of(self, piece: int) -> list[int]:
-        """Return the cells that a piece of the layout is made of."""
+        """Return the cells that make up a piece of the layout."""
         if self.layout.regular:
             return [piece]
         box = self.layout.box(piece)
@@ -130,7 +130,7 @@ class CellGrid:
 
 
 def _once(rows: Ints) -> Ints:
-    """Keep the first of equal entries in each row, and move all that are kept to the front."""
+    """Keep the first of equal entries in each row, and move the kept ones to the front."""
     if rows.shape[1] < 2:
         return rows
     order = np.argsort(rows, axis=1, kind="stable")
@@ -148,9 +148,9 @@ def _once(rows: Ints) -> Ints:
 
 
 def distinct(numbers: Ints) -> Ints:
-    """Return the distinct ones of some numbers, ascending.
+    """Return the distinct values of some numbers, ascending.
 
-    By sorting, which is quick where parts of them ascend; `numpy.unique` hashes, which is not.
+    It sorts, which is quick if parts of the numbers ascend; `numpy.unique` hashes, which is slower.
 
     >>> distinct(np.array([0, 4, 8, 0, 2, 4])).tolist()
     [0, 2, 4, 8]
@@ -162,10 +162,10 @@ def distinct(numbers: Ints) -> Ints:
 
 
 def consecutive(first: Ints, counts: Ints) -> Ints:
-    """Return for each row the numbers from its first on, as many as it counts, row after row.
+    """Return, row after row, consecutive numbers: each row's first number and count are given.
 
-    This is how a list of ranges becomes an array without a loop: `numpy.repeat` by the same counts
-    brings what belongs to a row beside each of its numbers.
+    So a list of ranges becomes an array without a loop; `numpy.repeat` with the same counts puts a
+    row's other values beside each of its numbers.
 
     >>> consecutive(np.array([10, 20, 30]), np.array([2, 0, 3])).tolist()
     [10, 11, 30, 31, 32]
@@ -182,10 +182,10 @@ class Merge:
     Attributes:
         starts: where each stretch begins.
         lengths: how long it is; none is empty.
-        source: the source's cell that it is in.
-        destination: the destination's.
+        source: the source's cell that contains it.
+        destination: the destination's cell that contains it.
         of_source: for each source cell the first of its stretches, and one past the last.
-        of_destination: likewise.
+        of_destination: the same for each destination cell.
     """
 
     def __init__(self, source: Ints, destination: Ints) -> None:

@@ -1,8 +1,8 @@
 """Counting without overflow: 64-bit integers where they suffice, Python's integers beyond.
 
 Amounts are arrays of int64 as long as no figure can leave its range, and arrays of Python integers
-(dtype object) otherwise, which are exact and slower. Both support the same arithmetic; what differs
-is only which of them is made, and that is decided here.
+(dtype object) otherwise, which are exact and slower. Both support the same arithmetic; this
+module decides which of them is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOAT_EXACT = 1 << 53
 
 
 def counter(most: int) -> type[np.int64]:
-    """Return the dtype that counts up to a number: int64, or object beyond its range.
+    """Return the dtype that can count to a number: int64, or object beyond its range.
 
     >>> counter(7), counter(1 << 80)
     (<class 'numpy.int64'>, <class 'object'>)
@@ -67,13 +67,13 @@ def products(lengths: Ints, most: int) -> Ints:
 
 
 def sums_at(places: Ints, amounts: Ints, count: int) -> Ints:
-    """Return the exact sums of non-negative amounts at each of some places.
+    """Return the exact sums of non-negative amounts at each place.
 
     >>> sums_at(np.array([0, 2, 0]), np.array([1, 5, 1 << 62]), 3).tolist()
     [4611686018427387905, 0, 5]
     """
     most = total(amounts)
-    if most <= FLOAT_EXACT:  # what `bincount` adds up as floats is exact
+    if most <= FLOAT_EXACT:  # the float sums of `bincount` are exact
         return np.bincount(places, amounts.astype(np.int64, copy=False), count).astype(np.int64)
     sums = np.zeros(count, counter(most))
     np.add.at(sums, places, amounts.astype(sums.dtype, copy=False))
@@ -85,7 +85,7 @@ def volumes_of(lengths: Sequence[Ints], most: int) -> Ints:
 
     Args:
         lengths: the lengths along each dim.
-        most: the largest figure that is worked out from the volumes.
+        most: the largest figure that is computed from the volumes.
 
     >>> volumes_of((np.array([1, 2]), np.array([3, 4])), 21).tolist()
     [3, 4, 6, 8]

@@ -1,7 +1,7 @@
 """Hops: every element of one layout goes straight to the units that need it in another.
 
-In: two layouts of one shape, and what the units are. Out: who sends which part of which cell to
-whom, for all units or for one alone. Cells of the source are disjoint, so the choice of senders
+In: two layouts of one shape, and the units. Out: which unit sends which part of which cell to which
+other, for all units or for a single one. Cells of the source are disjoint, so the choice of senders
 decomposes: the elements of one cell that remote units need form a stream (by destination cell in C
 order, then by receiver), and its holders take equal consecutive shares of the stream. A box that a
 share's border falls into is cut there, so that the largest sender is as small as it can be. Both
@@ -56,7 +56,7 @@ class _Overlaps:
 
 
 def _only(units: Units, alive: Collection[int]) -> Units:
-    """Return the same map for the devices that are alive, and -1 for all others."""
+    """Return the same map for live devices, and -1 for all others."""
     living = np.array(sorted(alive), np.int64)
 
     def filtered(devices: Ints) -> Ints:
@@ -73,8 +73,8 @@ class Hop:
     Args:
         source: where the elements are.
         destination: where they are to be.
-        units: what sends and receives; by default each device.
-        alive: the devices that still have what they held of the source; None for all.
+        units: maps device ids to the units that send and receive; by default each device is one.
+        alive: the devices that still hold their part of the source; None for all.
         split: whether a box may be cut between two senders.
 
     Raises:
@@ -115,16 +115,16 @@ class Hop:
         """The array's shape."""
         return self.source.shape
 
-    # what everybody knows
+    # what all units know
 
     @cached_property
     def stays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Pairs of cells that share elements and are on one unit.
 
-        The unit, the two cells, the unit's column among the destination cell's holders, and the
-        number of elements that they share.
+        These are the unit, the two cells, the unit's column among the destination cell's holders,
+        and the number of elements that they share.
         """
-        # Both lists ascend by unit: each row of the one meets a range of rows of the other.
+        # Both lists ascend by unit: each row of one meets a range of rows of the other.
         (unit, cell, _), (other, target, column) = self.before.held, self.after.held
         first = np.searchsorted(other, unit)
         counts = np.searchsorted(other, unit, side="right") - first
@@ -136,7 +136,7 @@ class Hop:
 
     @cached_property
     def _local(self) -> tuple[Ints, Ints]:
-        """For each pair of cells on one unit the pair's key, and with it the holder's column.
+        """The keys of pairs of cells on one unit, without and with the holder's column.
 
         Both ascend: by source cell, then destination cell, then the unit's place among the
         destination cell's holders.
@@ -165,7 +165,7 @@ class Hop:
 
     @cached_property
     def received(self) -> Tally:
-        """For each unit of the destination the elements that it lacks."""
+        """The elements that each unit of the destination lacks."""
         unit, cell, _ = self.after.held
         stays, _, _, _, kept = self.stays
         return tallied(unit, unit, self.volumes[1][cell]).less(stays, kept)
@@ -178,7 +178,7 @@ class Hop:
 
     @cached_property
     def wanted(self) -> Ints:
-        """For each cell of the source the elements that units which do not hold it need, in all."""
+        """The elements of each source cell that are needed in all by units that do not hold it."""
         copies = self.after.copies
         if len(copies) and (copies == copies[0]).all():
             wanted = self.volumes[0] * int(copies[0])
@@ -191,7 +191,7 @@ class Hop:
 
     @cached_property
     def sent(self) -> Tally:
-        """For each unit of the source the elements that it sends."""
+        """The elements that each unit of the source sends."""
         every = self.before.held[0]
         if not self.split:
             jobs = self.jobs()
@@ -199,7 +199,7 @@ class Hop:
         holders = self.before.holders
         cells, columns = np.nonzero(holders >= 0)
         wanted, copies = self.wanted[cells], self.before.copies[cells]
-        # Shares of a stream follow from its length alone, without a look at the boxes in it.
+        # Shares of a stream follow from its length alone, so the boxes in it need not be listed.
         first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
         return tallied(every, holders[cells, columns], last - first)
 
@@ -226,7 +226,7 @@ class Hop:
     # pairs of cells
 
     def _pairs(self, side: str, cells: Ints) -> _Overlaps:
-        """Return the pairs of which some cells of the source, or destination, are a part.
+        """Return the pairs that contain given cells of the source, or of the destination.
 
         They are sorted by those cells as given, and then by the other cell.
         """
@@ -274,7 +274,7 @@ class Hop:
         pairs = self._pairs("destination", self.after.held_by(mine))
         shared = self.before.copies[pairs.source] > 1
         if shared.any():
-            # Where in a cell's stream a pair stands depends on all pairs of that cell.
+            # The position of a pair in a cell's stream depends on all pairs of that cell.
             cells = np.unique(pairs.source[shared])
             found = self._jobs(self._pairs("source", cells), mine)
             alone = _Overlaps(
@@ -284,10 +284,10 @@ class Hop:
         return self._jobs(pairs, mine).in_order()
 
     def _jobs(self, pairs: _Overlaps, only: Ints | None = None) -> Jobs:
-        """Return the jobs of pairs, of which those of one source cell stand together.
+        """Return the jobs of pairs, in which the pairs of one source cell are adjacent.
 
-        A pair stands where it does in its cell's stream only if all pairs of the cell are there, or
-        the cell has one holder.
+        The positions in a cell's stream are right only if all pairs of the cell are given, or the
+        cell has one holder.
 
         Take a cell of six elements that units 8 and 5 hold, of which units 7 and 8 need the first
         four, and units 8 and 9 the last two. Unit 8 has them, so that the stream is four elements
@@ -305,13 +305,14 @@ class Hop:
         known, both = self._local
         near = np.searchsorted(known, keys, side="right") - np.searchsorted(known, keys)
         weight = (self.after.copies[pairs.destination] - near) * pairs.volume
-        # Where the pair begins in the stream: all that stands before it, less what stood before the
-        # first pair of its source cell. `cumsum(new) - 1` numbers the source cells.
+        # The pair's position in the stream: all elements before it, less those before the first
+        # pair of its source cell. `cumsum(new) - 1` numbers the source cells.
         before = np.cumsum(weight) - weight
         new = np.ones(len(weight), bool)
         new[1:] = pairs.source[1:] != pairs.source[:-1]
         start = before - before[np.flatnonzero(new)][np.cumsum(new) - 1] if len(new) else before
-        # One row for each pair and receiver, in replica order; those that hold the cell drop out.
+        # One row for each pair and receiver, in replica order; receivers that hold the cell drop
+        # out.
         holders = self.after.holders
         width = holders.shape[1]
         shown = holders >= 0 if only is None else np.isin(holders, only)
@@ -342,11 +343,11 @@ class Hop:
     def _divided(
         self, receiver: Ints, source: Ints, destination: Ints, volume: Ints, begin: Ints
     ) -> Jobs:
-        """Choose the senders of boxes by where they stand in their cell's stream.
+        """Choose the senders of boxes by their positions in their cell's stream.
 
         Holder ``k`` of ``n`` sends the part of ``[begin, begin + volume)`` in its share,
         ``[wanted * k // n, wanted * (k + 1) // n)``. A box is one job if it is within one share,
-        and else one for each share from that of its first element to that of its last.
+        and otherwise one job for each share from that of its first element to that of its last.
         """
         copies = np.maximum(self.before.copies[source], 1)
         wanted = self.wanted[source] if (copies > 1).any() else volume
@@ -366,7 +367,7 @@ class Hop:
         after = product(wanted[rows], column + 1) // copies[rows]
         first = np.where(column == low[rows], 0, edge - begin[rows])
         last = np.where(column == high[rows], volume[rows], after - begin[rows])
-        real = last > first  # shares are empty where a stream is shorter than its holders are many
+        real = last > first  # shares are empty if a stream has fewer elements than holders
         rows, column, first, last = rows[real], column[real], first[real], last[real]
         return Jobs(
             self.before.holders[source[rows], column],
@@ -401,9 +402,9 @@ class Hop:
 def _share(position: Ints, wanted: Ints, copies: Ints) -> Ints:
     """Return the holder whose share of a stream holds a position.
 
-    Holder ``k`` of ``n`` has the positions from ``wanted * k // n`` on, so that position ``p`` is
-    that of the last ``k`` with ``wanted * k < n * (p + 1)``. Of ten elements three holders have
-    three, three and four.
+    Holder ``k`` of ``n`` has the positions that begin at ``wanted * k // n``, so position ``p``
+    belongs to the last ``k`` with ``wanted * k < n * (p + 1)``. Three holders divide ten elements
+    into three, three and four.
 
     >>> _share(np.arange(10), np.full(10, 10), np.full(10, 3)).tolist()
     [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]

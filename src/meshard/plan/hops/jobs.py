@@ -1,4 +1,4 @@
-"""Jobs: the parts of cells that pass between units, and what is summed up of them."""
+"""Jobs: the parts of cells that pass between units, and sums over them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Jobs:
         receiver: the unit that receives.
         source: the cell of the source.
         destination: the cell of the destination.
-        first: of the elements that both cells share, in C order, the first that passes.
-        last: one past the last.
+        first: the first element that passes, among those that both cells share, in C order.
+        last: one past the last element that passes.
         volume: the number of elements that both cells share.
     """
 
@@ -45,7 +45,7 @@ class Jobs:
 
     @property
     def elements(self) -> Ints:
-        """The number of elements of each."""
+        """The number of elements of each job."""
         return self.last - self.first
 
     def where(self, wanted: NDArray[np.bool_]) -> Jobs:
@@ -107,14 +107,14 @@ class Tally:
         return dict(zip(self.units.tolist(), self.amounts.tolist(), strict=True))
 
     def less(self, units: Ints, amounts: Ints) -> Tally:
-        """Return what is left after amounts are taken from some units."""
+        """Return the amounts that are left after others are subtracted."""
         left = self.amounts.copy()
         np.subtract.at(left, np.searchsorted(self.units, units), amounts)
         return Tally(self.units, left)
 
 
 def tallied(every: Ints, units: Ints, amounts: Ints) -> Tally:
-    """Return the sums of amounts for each unit; ``every`` is ascending, and names all of them."""
+    """Return the sums of amounts for each unit; ``every`` lists all units, ascending."""
     known = every if len(every) < 2 or (every[1:] > every[:-1]).all() else np.unique(every)
     if units is every and known is every:
         return Tally(known, amounts)
@@ -126,7 +126,7 @@ def tallied(every: Ints, units: Ints, amounts: Ints) -> Tally:
 def flat_boxes(
     shape: tuple[int, ...], start: int, stop: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the boxes, as starts and stops, that ``[start, stop)`` is in C order, in order.
+    """Yield, in order, the boxes, as starts and stops, that make up ``[start, stop)`` in C order.
 
     >>> list(flat_boxes((4, 5), 3, 16))
     [((0, 3), (1, 5)), ((1, 0), (3, 5)), ((3, 0), (4, 1))]

@@ -14,14 +14,14 @@ from meshard.plan.hops.hop import Hop
 @final
 @dataclass(frozen=True)
 class Route:
-    """A way from one layout to another.
+    """A route from one layout to another.
 
     Attributes:
-        name: what it is called in tables: ``"direct"``, ``"striped"``, ...
+        name: its name in tables: ``"direct"``, ``"striped"``, ...
         layouts: the layouts in order, the source first and the destination last.
-        why: a sentence on what it is good for.
+        why: a sentence on its advantage.
         split: whether a box may be cut between two senders.
-        alive: the devices that still have what they held of the source; None for all.
+        alive: the devices that still hold their part of the source; None for all.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Route:
 
     @property
     def source(self) -> Layout:
-        """Where the array is."""
+        """The layout that the array has."""
         return self.layouts[0]
 
     @property
     def destination(self) -> Layout:
-        """Where it is to be."""
+        """The layout that it is to have."""
         return self.layouts[-1]
 
     @cached_property

@@ -1,9 +1,9 @@
 """Amounts on the cells of one layout, summed over the cells of another, without pairs of cells.
 
-What is given on one grid (elements wanted, copies, shares) is carried over to another dim by dim
-with running sums, in the order of dims that keeps what is in between no larger than the two grids.
-The same for groups of units, such as hosts: only cells that a group holds count then, and small
-groups are better served by looking at pairs.
+Values on one grid (elements wanted, copies, shares) are carried over to another dim by dim with
+running sums, in the order of dims that keeps intermediate arrays no larger than the two grids.
+The same is done for groups of units, such as hosts: only the cells that a group holds count, and
+for small groups it is quicker to compare pairs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def spread(
             that those of integers are exact.
         spans: for each dim where the cells start and stop; they ascend and are disjoint, and may
             leave gaps.
-        onto: the same of the other grid.
-        counting: whether each cell that shares elements counts once; else it counts once for each
-            element shared.
+        onto: the same for the other grid.
+        counting: whether each cell that shares elements counts once; otherwise it counts once for
+            each element shared.
 
     >>> halves = (np.array([0, 3]), np.array([3, 6]))
     >>> thirds = (np.array([0, 2, 4]), np.array([2, 4, 6]))
@@ -119,13 +119,13 @@ def _counted(values: Number, dim: int, spans: Spans, onto: Spans) -> Number:
 
 @final
 class HeldCells:
-    """Which cells the groups of some units hold, one row for each group and cell.
+    """The cells that groups of units hold, one row for each group and cell.
 
     Sorted by group and then by cell. Units in group -1 are left out.
 
     Args:
         grid: the cells and the units that hold them.
-        group_of: from units to groups.
+        group_of: maps units to groups.
 
     Attributes:
         group: the group of each row.
@@ -144,12 +144,12 @@ class HeldCells:
         self.places = grid.places(self.cell)
 
     def at(self, groups: Ints, cells: Ints) -> Ints:
-        """Return the rows of some groups and cells, all of which there are."""
+        """Return the rows of some groups and cells, all of which must exist."""
         return np.searchsorted(self.keys, groups * max(self.grid.count, 1) + cells)
 
     @property
     def spans(self) -> tuple[Spans, ...]:
-        """For each dim where the cell of each row starts and stops."""
+        """For each dim the starts and stops of the rows' cells."""
         return tuple([(c[p], c[p + 1]) for c, p in zip(self.grid.cuts, self.places, strict=True)])
 
     @property
@@ -161,7 +161,7 @@ class HeldCells:
         return found
 
     def packed(self, rows: slice) -> tuple[list[Spans], tuple[Ints, ...]]:
-        """Return the grid of the places that occur in some rows, and where each row is in it."""
+        """Return the grid of the places that occur in some rows, and each row's place in it."""
         spans, found = [], []
         for cuts, place in zip(self.grid.cuts, self.places, strict=True):
             used, inverse = np.unique(place[rows], return_inverse=True)
@@ -171,13 +171,13 @@ class HeldCells:
 
 
 def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool = False) -> Number:
-    """Sum, for each row, what it shares with the rows of its group in another grid.
+    """Sum, for each row, the elements that it shares with the rows of its group in another grid.
 
     Args:
         mine: rows of one grid.
         other: rows of another grid of the same array.
-        weights: what each of the other rows counts for; sums have its dtype.
-        counting: whether rows that share elements count once; else once for each such element.
+        weights: the weight of each of the other rows; sums have its dtype.
+        counting: whether rows that share elements count once; otherwise once per shared element.
     """
     result = np.zeros(len(mine.group), weights.dtype)
     first: Ints = np.searchsorted(other.group, mine.group)
@@ -214,7 +214,7 @@ def shared(mine: HeldCells, other: HeldCells, weights: Number, *, counting: bool
 
 
 def _paired(rows: Ints, first: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return all pairs of a row and the others of its group, and where each row's pairs begin.
+    """Return all pairs of a row and another of its group, and where each row's pairs begin.
 
     >>> a, b, begin = _paired(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
     >>> a.tolist(), b.tolist(), begin.tolist()

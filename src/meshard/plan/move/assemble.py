@@ -1,7 +1,7 @@
-"""Assembly: which copies, and which messages, build the pieces of one layout out of others.
+"""Assembly: the copies and messages that build the pieces of one layout from others.
 
 In: the destination's layout and, for each source, its layout and one `DimMap` per dim. Out: a
-`Part`, what one process has to do. A reshard is the identity map; a slice, a flip, a pad or a
+`Part`, the work of one process. A reshard is the identity map; a slice, a flip, a pad or a
 concatenation are other maps. Both ends of a message derive it from the layouts alone, in one
 canonical order, so nothing is negotiated.
 """
@@ -34,9 +34,9 @@ class Source:
     Attributes:
         layout: how it is laid out.
         maps: how each destination dim reads from it; None for the identity.
-        onto: for each dim the destination position of the first element that the map makes, and
-            the distance from each to the next; None where they are the destination's positions.
-        flat: whether the destination, of one dim, has the elements in C order; no map is used then.
+        onto: for each dim the destination position of the map's first element, and the distance
+            between its elements; None if the map's positions are the destination's.
+        flat: whether the destination has one dim, with the elements in C order; no maps are used.
     """
 
     layout: Layout
@@ -91,7 +91,7 @@ def _identity_runs(cuts: Cuts, start: int, stop: int) -> list[tuple[int, int, in
 
 
 def _span(source: int, length: int, step: int) -> slice:
-    """Return the slice that reads ``length`` positions from ``source`` on."""
+    """Return the slice that reads ``length`` positions, starting at ``source``."""
     if step > 0:
         return slice(source, source + step * (length - 1) + 1, step if step > 1 else None)
     if step == 0:
@@ -103,7 +103,7 @@ def _span(source: int, length: int, step: int) -> slice:
 def _boxes(
     operand: int, source: Source, cells: _SourceCells, piece: int, box: Box
 ) -> Iterator[list[Copy]]:
-    """Yield for each overlapping cell of a source the copies that could bring its part."""
+    """Yield for each overlapping cell of a source the copies that could provide its part."""
     if not source.flat:
         yield from _box_copies(operand, source, cells, piece, box)
         return
@@ -157,7 +157,7 @@ def _box_copies(
 def overlaps(source: Source, destination: Layout, piece: int) -> list[tuple[int, list[int]]]:
     """Return the cells of a source that one piece of a destination reads.
 
-    Each is the number of elements, and the source's pieces that hold it.
+    Each is given as its number of elements and the source's pieces that hold it.
     """
     found = []
     for choices in _boxes(0, source, _SourceCells(source.layout), piece, destination.box(piece)):
@@ -172,7 +172,7 @@ def assemble(
     me: int = 0,
     hosts: Sequence[int] | None = None,
 ) -> Part:
-    """Return what process ``me`` does to build its pieces of ``destination``.
+    """Return the work of process ``me`` to build its pieces of ``destination``.
 
     Args:
         destination: the layout to reach.
@@ -180,11 +180,11 @@ def assemble(
             the first must then be laid out as the destination is.
         process_of: the process of each device id; None when one process holds all.
         me: the process whose part is wanted.
-        hosts: for each process the number of its host, where those of one host can map each
-            other's memory; the part then says how replicas there can be one memory.
+        hosts: the number of each process's host, if the processes of one host can map each
+            other's memory; the part then says how replicas on a host can share memory.
 
-    A process takes what it holds itself. Where several others hold what it lacks, those of a single
-    source without maps share the sending evenly (`Hop`); else the receivers take turns.
+    A process copies what it holds itself. If several others hold what it lacks, they share the
+    sending evenly for a single source without maps (`Hop`); otherwise receivers take turns.
     """
     part = _alone(destination, sources, process_of, me)
     if hosts is None or process_of is None or len(sources) != 1:
@@ -196,7 +196,7 @@ def assemble(
 def _owned(
     destination: Layout, source: Source, process_of: Mapping[int, int], hosts: Sequence[int]
 ) -> tuple[list[Ownership], int]:
-    """Return who builds and who maps the pieces with replicas, and the size of the largest."""
+    """Return which processes build and map the pieces with replicas, and the largest size."""
     holders, cells = _processes(source.layout, process_of), _SourceCells(source.layout)
     owned: list[Ownership] = []
     volume = 0
@@ -220,7 +220,7 @@ def _alone(
     process_of: Mapping[int, int] | None,
     me: int,
 ) -> Part:
-    """Return what process ``me`` does where every process builds all its pieces itself."""
+    """Return the work of process ``me`` if every process builds all its pieces itself."""
     holders = [_processes(s.layout, process_of) for s in sources]
     wanted = _processes(destination, process_of)
     plain = len(sources) == 1 and _is_plain(sources[0])
@@ -242,7 +242,7 @@ def _alone(
 def _is_better_as_hop(
     holders: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]
 ) -> bool:
-    """Whether there are many pieces, or several processes hold what another lacks, and share it."""
+    """Whether there are many pieces, or several processes could share the sending to another."""
     if max(len(holders), len(wanted)) > MANY_PIECES:
         return True
     every = set.intersection(*map(set, holders)) if holders else set()
@@ -251,13 +251,13 @@ def _is_better_as_hop(
 
 
 def _owners(choices: Sequence[Copy], holders: Sequence[tuple[int, ...]]) -> list[tuple[int, Copy]]:
-    """Return the processes that hold a box, each with the copy that brings it from there."""
+    """Return the processes that hold a box, each with the copy that provides it from there."""
     return [(p, c) for c in choices for p in holders[c.origin]]
 
 
 @final
 class _Found:
-    """What one process has to do, as far as it is found.
+    """The work of one process, as far as it is known.
 
     Attributes:
         local: for each piece the copies from blocks of its own.
@@ -273,10 +273,10 @@ class _Found:
         self.receives: defaultdict[int, list[Copy]] = defaultdict(list)
 
     def add(self, owners: Sequence[tuple[int, Copy]], wanted: Sequence[int], me: int) -> None:
-        """Add what process ``me`` has to do with one box.
+        """Add the work of process ``me`` for one box.
 
         Args:
-            owners: the processes that hold it, each with the copy that brings it from there.
+            owners: the processes that hold it, each with the copy that provides it from there.
             wanted: the processes that need it. Those that lack it take turns among the owners.
             me: the process.
         """
@@ -327,7 +327,7 @@ def _is_plain(source: Source) -> bool:
 
 
 def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int], me: int) -> Part:
-    """Return what process ``me`` does in a hop from one layout to another."""
+    """Return the work of process ``me`` in a hop from one layout to another."""
     layout, cells = source.layout, _SourceCells(source.layout)
     holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
     found = _Found()
@@ -355,7 +355,7 @@ def _carried(
     holders: Sequence[tuple[int, ...]],
     wanted: Sequence[tuple[int, ...]],
 ) -> Iterator[Copy]:
-    """Yield the copies that one job is, for each piece of the receiver that its cell is in."""
+    """Yield the copies that make up one job, for each piece of the receiver with its cell."""
     sender, receiver = int(jobs.sender[row]), int(jobs.receiver[row])
     covering = hop.before.pieces_of[int(jobs.source[row])]
     origin = next(p for p in covering if sender in holders[p])
@@ -388,7 +388,7 @@ def _processes(layout: Layout, process_of: Mapping[int, int] | None) -> list[tup
 def _with_affordable_views(
     recipes: Sequence[Recipe | None], sources: Sequence[Source]
 ) -> tuple[Recipe | None, ...]:
-    """Give up views that would pin a block of which less than half is seen."""
+    """Replace views that would pin a block of which they show less than half."""
     seen: dict[tuple[int, int], int] = {}
     for recipe in recipes:
         if recipe is not None and recipe.alias is not None:

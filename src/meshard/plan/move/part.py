@@ -1,4 +1,4 @@
-"""Parts: what one process does to build its pieces of a layout, as a value.
+"""Parts: the work of one process that builds its pieces of a layout, as a value.
 
 In: the boxes that `assemble` has found. Out: copies, recipes for pieces, and messages.
 """
@@ -18,8 +18,8 @@ from meshard.algebra.box import Index
 class Copy:
     """One box: ``destination[piece][target] = sources[operand][origin][region]``.
 
-    ``within`` is for a flat piece: where in it a box begins in C order, and that box's shape; the
-    target is then one in the box.
+    ``within`` is for a flat piece: the position where a box begins in C order, and that box's
+    shape; the target is then relative to the box.
     """
 
     operand: int
@@ -38,10 +38,10 @@ class Recipe:
 
     Attributes:
         shape: the piece's shape.
-        alias: the copy that is the whole piece, which then is the source's block or a view of it.
-        copies: the local copies, where it is not an alias.
-        covered: whether copies and received boxes fill the piece; the rest is fill.
-        layered: whether later copies lie over earlier ones, so that their order matters.
+        alias: the copy that makes up the whole piece, which is then the source's block or a view.
+        copies: the local copies, if it is not an alias.
+        covered: whether copies and received boxes fill the piece; otherwise the rest is filled.
+        layered: whether later copies overwrite earlier ones, so that their order matters.
     """
 
     shape: tuple[int, ...]
@@ -63,13 +63,13 @@ class Message:
 @final
 @dataclass(frozen=True)
 class Part:
-    """What one process does.
+    """The work of one process.
 
     Attributes:
         recipes: how each piece is built; None for one that is not held here.
         sends: its messages to others.
         receives: their messages to it.
-        replicas: what it does instead where replicas on a host are one memory; None if the same.
+        replicas: the work if replicas on a host share one memory; None if it is the same.
     """
 
     recipes: tuple[Recipe | None, ...]
@@ -86,12 +86,12 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """What a process does where replicas on a host are one memory.
+    """The work of a process if replicas on a host share one memory.
 
     Attributes:
         volume: the elements of the largest piece that is shared, the same for all processes.
-        part: what is left to build and to send.
-        lent: the pieces that others map, and who.
+        part: the rest of the building and sending.
+        lent: the pieces that others map, and which processes do.
         taken: the pieces that this process maps: number, owner and shape.
     """
 

@@ -1,8 +1,8 @@
-"""Replicas on one host as one memory: who builds a piece there, and who looks at it.
+"""Replicas on one host as one memory: which process builds a piece, and which ones map it.
 
-In: what each process of a host would build for itself. Out: the same, where of the processes that
-lack some of a piece one builds it, and the others map it when it is complete. Their local copies
-and the messages to them fall away: what a piece takes is written once for each host.
+In: what each process of a host would build for itself. Out: the same work, except that one of the
+processes that lack part of a piece builds it, and the others map it when it is complete. Their
+local copies and the messages to them are dropped: a piece is written once for each host.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Ownership:
 def ownership(
     piece: int, wanted: Sequence[int], complete: Iterable[int], hosts: Sequence[int]
 ) -> list[Ownership]:
-    """Return who builds a piece and who maps it, for each host where that differs.
+    """Return which process builds a piece and which ones map it, for each host with several.
 
     Args:
         piece: its number. Pieces take turns, so that one process does not build them all.
         wanted: the processes that are to hold it.
         complete: the processes that hold all its elements already.
-        hosts: for each process the number of its host.
+        hosts: the number of each process's host.
     """
     has = set(complete)
     groups: dict[int, list[int]] = {}
@@ -51,11 +51,11 @@ def ownership(
 
 
 def with_replicas(part: Part, owned: Sequence[Ownership], me: int, volume: int) -> Part:
-    """Return a part that knows what is left to do where replicas on a host are one memory.
+    """Return a part that contains the remaining work if replicas on a host share one memory.
 
     Args:
-        part: what process ``me`` does by itself.
-        owned: of all pieces.
+        part: the work of process ``me`` by itself.
+        owned: the ownership of all pieces.
         me: the process.
         volume: the elements of the largest piece of which there are replicas.
     """

@@ -1,7 +1,7 @@
 """Wires: what passes between devices, and the bytes that each must receive, before anything moves.
 
-In: layouts, or groups of devices and sizes. Out: a `Wire`. Each device counts as one with a memory
-of its own, however many share a process.
+In: layouts, or groups of devices and sizes. Out: a `Wire`. Each device counts as if it had its own
+memory, even if several share a process.
 
 Collectives cost what their bandwidth-optimal forms do (Chan, Heimlich, Purkayastha, van de Geijn,
 "Collective communication: theory, practice, and experience", 2007; Patarasuk and Yuan, "Bandwidth
@@ -16,7 +16,7 @@ all-gather       ``(n - 1) * b``                    ``b``: one shard, before
 all-to-all       ``(n - 1) / n * b``                ``b``: one shard, before and after
 ===============  =================================  =============================================
 
-Where ``n`` does not divide ``b``, some parts have a byte more; a group's total is exact.
+If ``n`` does not divide ``b``, some parts have one byte more; a group's total is exact.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Move:
 
     @property
     def kind(self) -> str:
-        """What it is called: after the collective that it is, else ``"reshard"`` or ``"move"``."""
+        """Its name: that of the collective that it is, otherwise ``"reshard"`` or ``"move"``."""
         if len(self.sources) > 1 or not _is_identity(self.sources[0]):
             return "move"
         source, destination = self.sources[0].layout, self.destination
@@ -186,7 +186,7 @@ class Move:
 
     @property
     def axes(self) -> Axes:
-        """The axes that are used otherwise than before, or across which a map leads."""
+        """The axes that are used differently than before, or across which a map leads."""
         target = self.target
         if not isinstance(target, NamedSharding):
             return ()
@@ -234,7 +234,7 @@ def _is_identity(source: Source) -> bool:
 
 
 def _changes(source: Source, destination: Layout, dim: int) -> bool:
-    """Whether a dim is not taken over as it is laid out."""
+    """Whether a dim is not taken over in its present layout."""
     return (
         source.layout.cuts[dim] != destination.cuts[dim]
         or (source.maps is not None and not source.maps[dim].is_identity)
@@ -254,10 +254,10 @@ class Wire:
 
     Attributes:
         array: what moves, as in ``"float64[4,8]"``.
-        exact: whether devices receive that many bytes; else at most, as values will say.
+        exact: whether devices receive that many bytes; otherwise at most, depending on values.
         move: which elements move; None for a collective, of which only the groups are known.
-        parts: the communications that it stands for, each with how often it happens.
-        at_once: whether its parts happen at the same time; else one after another.
+        parts: the communications that it stands for, each with its number of repetitions.
+        at_once: whether its parts happen at the same time; otherwise one after another.
     """
 
     __slots__ = ("__dict__", "_axes", "_groups", "_kind", "_received")
@@ -299,12 +299,12 @@ class Wire:
 
     @property
     def groups(self) -> Groups | None:
-        """The devices that a collective joins; None where that is not known, or elements move."""
+        """The devices that a collective joins; None if they are not known, or elements move."""
         return None if self._groups is None else self._groups()
 
     @property
     def origins(self) -> tuple[Sharding, ...]:
-        """How what moves is laid out before; nothing where partial results are combined."""
+        """The layouts of the array before; empty if partial results are combined."""
         if self.parts:
             return self.parts[0][0].origins
         return () if self.move is None else self.move.origins
@@ -319,7 +319,7 @@ class Wire:
 
 
 def move_wire(array: str, move: Move) -> Wire:
-    """Return the communication that a move of elements is.
+    """Return the communication of a move of elements.
 
     Args:
         array: what moves, as in ``"float64[4,8]"``.
@@ -340,7 +340,7 @@ def collective_wire(
     *,
     exact: bool = True,
 ) -> Wire:
-    """Return the communication that a collective over some axes of a mesh is."""
+    """Return the communication of a collective over some axes of a mesh."""
     return Wire(array, kind, axes, received, groups=partial(_along, mesh, axes), exact=exact)
 
 
@@ -356,10 +356,10 @@ def _along(mesh: Mesh, axes: Axes) -> Groups:
 def fold_wire(
     array: str, axes: Axes, tensor: Groups, result: Layout, itemsize: int, *, scattered: bool
 ) -> Wire:
-    """Return the communication by which partial results are combined for all that gave one.
+    """Return the communication that combines partial results for all devices that gave one.
 
     Args:
-        array: what a group's result is a piece of.
+        array: the array of which a group's result is a piece.
         axes: the axes that are reduced.
         tensor: device ids, ``[partial result, shard..., replica]``.
         result: the layout of the result.
@@ -383,12 +383,12 @@ def _folded(tensor: Groups, result: Layout, itemsize: int, divided: bool) -> Rec
 
 
 def together(wires: Sequence[Wire]) -> Wire:
-    """Return what several parts of a mesh do at the same time as one communication."""
+    """Return communications of several parts of a mesh at the same time, as one."""
     return _joined([(w, 1) for w in wires], wires[0].array, at_once=True)
 
 
 def in_turns(wires: Sequence[tuple[Wire, int]], array: str) -> Wire:
-    """Return communications that happen one after another, each so many times, as one."""
+    """Return repeated communications that happen one after another, as one."""
     return _joined(wires, array, at_once=False)
 
 

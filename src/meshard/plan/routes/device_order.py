@@ -3,11 +3,11 @@
 A destination whose device order is free is a linear assignment: device ``d`` at a slot of piece
 ``t`` keeps what its source box shares with ``t``. Slots of one piece are alike. Only pairs that
 share elements count, and each device finds its own by binary search per dim, so the graph is as
-sparse as the overlap of the two layouts and is matched as such. Where it is dense it is thinned
+sparse as the overlap of the two layouts and is matched as such. If it is dense, it is thinned
 along its product structure: devices that hold one source box divide the slots that it overlaps,
 in order, each keeping a few near its own share, and all devices divide them once more by their
-place in the given order. The given order is always part of the graph, so that what is found is
-never worse than it.
+place in the given order. The given order is always part of the graph, so the result is
+never worse.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _EXACT = 1 << 50
 def device_boxes(layout: Layout, ids: Ints) -> tuple[Ints, Ints]:
     """Return the boxes that devices hold, as starts and stops ``[dim, device]``.
 
-    A device that the layout does not have gets a box without elements; where arrays are of rank 0,
-    see `kept_elements`.
+    A device that the layout does not have gets a box without elements; for arrays of rank 0, see
+    `kept_elements`.
     """
     starts = np.zeros((layout.ndim, len(ids)), np.int64)
     stops = np.zeros((layout.ndim, len(ids)), np.int64)
@@ -85,7 +85,7 @@ def _piece_of_slot(layout: Layout) -> Ints:
 def living(layout: Layout, alive: Collection[int] | None) -> Layout:
     """Return a layout with -1 for devices that are not alive.
 
-    Where boxes are not a product of cuts the layout is returned as it is.
+    If the boxes are not a product of cuts, the layout is returned as it is.
 
     >>> pair = Layout((4,), ((0, 4),), np.array([[5, 6]]))
     >>> living(pair, {6}).tensor.tolist()
@@ -100,7 +100,7 @@ def living(layout: Layout, alive: Collection[int] | None) -> Layout:
 
 
 def kept_elements(source: Layout, destination: Layout) -> Ints:
-    """Return what each device of the destination holds already, slot by slot.
+    """Return the elements that each device of the destination already holds, slot by slot.
 
     Slots are the destination's pieces and their holders, in order.
 
@@ -123,14 +123,14 @@ def best_device_order(
 ) -> Layout:
     """Return the destination with its devices permuted so that most elements stay put.
 
-    The order is optimal where at most `DENSE_EDGES` pairs of a device and a slot share elements;
-    beyond, it is the best of a thinned graph. It is never worse than the given order, which is
-    returned as it is where nothing is better.
+    The order is optimal if at most `DENSE_EDGES` pairs of a device and a slot share elements;
+    beyond that, it is the best of a thinned graph. It is never worse than the given order, which is
+    returned as it is if no other is better.
 
     Args:
         source: where the elements are.
-        destination: where they are to be, on any of the orders of its devices.
-        within: a layout on the same devices whose boxes the destination cuts up; then every device
+        destination: where they are to be, in any order of its devices.
+        within: a layout on the same devices whose boxes the destination divides; every device then
             stays inside the box that it has there.
 
     >>> from meshard.algebra.layout import even_cuts
@@ -159,10 +159,10 @@ def best_device_order(
 
 @final
 class _Slots:
-    """The places of a destination, and what each of its devices would keep at them.
+    """The slots of a destination, and the elements that each of its devices would keep there.
 
     Attributes:
-        kept: what each slot's device keeps in the given order.
+        kept: the elements that each slot's device keeps in the given order.
         group: the number of the box that each slot's device must stay in.
     """
 
@@ -181,15 +181,15 @@ class _Slots:
 
     @property
     def may_improve(self) -> bool:
-        """Whether some device could keep more by itself."""
+        """Whether some device could keep more in another slot, if it could choose alone."""
         longest = np.array(self.destination.largest_piece, np.int64)[:, None]
         most = np.minimum(np.maximum(self.stops - self.starts, 0), longest)
         return bool((products(most, math.prod(self.destination.shape)) > self.kept).any())
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
-        """Return pairs of a device, by its given slot, and a slot, and what it would keep there.
+        """Return pairs of a device, by its given slot, and a slot, and the elements kept there.
 
-        They are sorted by both, and each is there once.
+        They are sorted by both, and each pair occurs once.
         """
         if not self.destination.regular:
             return self._all_pairs()
@@ -225,7 +225,7 @@ class _Slots:
         return rows[order], column[order], gain[order]
 
     def _ranges(self) -> tuple[Ints, Ints]:
-        """Return for each dim and device the first cell that its box overlaps, and how many do."""
+        """Return for each dim and device the first cell that its box overlaps, and how many."""
         first, counts = np.zeros_like(self.starts), np.zeros_like(self.starts)
         for dim, points in enumerate(self.destination.cuts):
             cuts = np.asarray(points, np.int64)
@@ -261,7 +261,7 @@ class _Slots:
     def _all_pairs(self) -> tuple[Ints, Ints, Ints]:
         """Return the pairs of a destination whose boxes are not a product of cuts.
 
-        Its boxes are compared with each other: nobody makes many by hand.
+        Its boxes are compared one by one: such layouts are made by hand, and have few boxes.
         """
         piece = _piece_of_slot(self.destination)
         if self.count * self.destination.piece_count > DENSE_EDGES:
@@ -279,7 +279,7 @@ class _Slots:
 
 
 def _scaled(gain: Ints) -> Ints:
-    """Return gains that fit 64 bits, the ratio of each to the largest kept to 50 bits."""
+    """Return gains that fit into 64 bits, each with its ratio to the largest kept to 50 bits."""
     if gain.dtype != object:
         return gain
     unit = max(1, int(gain.max(initial=0)) // _EXACT)
@@ -292,12 +292,12 @@ def _positions(length: Ints) -> tuple[Ints, Ints]:
 
 
 def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
-    """Return for each device the slot that a best matching gives it; -1 where it gives none.
+    """Return for each device its slot in a best matching; -1 if it has none.
 
     Layouts overlap in many small components, and in most of them a matching of edges that are each
     the best of their device is best: these come from one maximum matching, in near linear time.
-    Only components in which devices stand in each other's way are weighed, some hundred rows at a
-    time, because the time for a weighed matching grows with the square of its rows.
+    Only components in which devices compete for slots are matched by weight, some hundred rows at a
+    time, because the time for a weighted matching grows with the square of its rows.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
@@ -339,8 +339,8 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
 def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     """Return the devices, and their slots, of a matching of the greatest gain.
 
-    A matching need not cover all; the solver wants one that does. So the graph stands beside its
-    mirror image, and those without a partner are matched with their own images.
+    A matching need not cover all nodes, but the solver requires one that does. So the graph is
+    joined with its mirror image, and nodes without a partner are matched with their own images.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
@@ -350,7 +350,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     n, m = len(devices), len(slots)
     gain = gain // int(np.gcd.reduce(gain))
     most = int(gain.max())
-    if most * (n + 1) < _EXACT:  # of equally good ones, one that leaves more where they are
+    if most * (n + 1) < _EXACT:  # prefer matchings that leave devices where they are
         gain = gain * (n + 1) + (row == column)
         most = most * (n + 1) + 1
     # Rows are the n devices, then images of the m slots; columns the m slots, then images of the n
@@ -368,7 +368,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
 
 
 def _filled(chosen: Ints, group: Ints) -> None:
-    """Give the devices without a slot what is left, their own where it is free."""
+    """Give the devices without a slot the slots that are left, their own if it is free."""
     count = len(chosen)
     free = np.ones(count, bool)
     free[chosen[chosen >= 0]] = False

@@ -1,9 +1,9 @@
-"""Layouts as maps of digits: which digit of a device's number says which digit of a cell's place.
+"""Layouts as maps of digits, from digits of a device's number to digits of a cell's place.
 
-Number the devices from 0. Where all tensors are transposed views of those numbers, a number and the
+Number the devices from 0. If all tensors are transposed views of those numbers, a number and the
 place of a cell along a dim are both written with prime digits, the most significant first, and a
 layout says for each digit of each dim which digit of the device's number it is. Devices' digits
-that no dim uses count replicas. An axis tuple is digits one after another. Sums over devices are
+that no dim uses count replicas. An axis tuple is a sequence of digits. Sums over devices are
 then products over digits.
 """
 
@@ -33,8 +33,8 @@ class MixedRadix:
     Attributes:
         shape: the array's shape.
         sizes: the digits of a device's number, the most significant first.
-        dims: for each dim its digits, the most significant first, as places in ``sizes``; no place
-            is there twice.
+        dims: for each dim its digits, the most significant first, as places in ``sizes``; each
+            place occurs at most once.
 
     >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1), ()))
     >>> rows.grid, rows.replicas
@@ -64,11 +64,11 @@ class MixedRadix:
 
 
 def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
-    """Return the elements that enter devices which lack them, in time linear in the digits.
+    """Return the elements that enter devices that lack them, in time linear in the digits.
 
-    A device keeps what agrees with its number in both maps. Of the digits that both use, the number
-    must say the same at both places: each tie of two places that were not tied yet leaves one in
-    ``p`` devices. Each of those keeps the array divided by all digits that either uses.
+    A device keeps the elements that agree with its number in both maps. A digit of a dim that both
+    maps use ties two places of the number, which must then be equal: each new tie leaves one in
+    ``p`` devices. Each of those keeps the array divided by all digits that either map uses.
 
     >>> rows = MixedRadix((8, 8), (2, 2, 2), ((0, 1, 2), ()))
     >>> columns = MixedRadix((8, 8), (2, 2, 2), ((), (0, 1, 2)))
@@ -104,7 +104,7 @@ def closed_form_moved(source: MixedRadix, destination: MixedRadix) -> int:
 @final
 @dataclass(frozen=True)
 class _Stretch:
-    """A stretch of a device's number that says a stretch of the place along a dim.
+    """A stretch of a device's number that determines a stretch of the place along a dim.
 
     Attributes:
         stride: the number's place value of the stretch.
@@ -120,7 +120,7 @@ class _Stretch:
 
 
 def mixed_radix_of(layouts: Sequence[Layout]) -> list[MixedRadix] | None:
-    """Return layouts as maps of digits of one number, or None where they have no such form.
+    """Return layouts as maps of digits of one number, or None if they have no such form.
 
     Devices are numbered by the first layout's tensor, so that their ids do not matter.
 
@@ -214,9 +214,9 @@ def _stretches(numbers: Ints) -> list[_Stretch] | None:
 
 
 def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[int] | None:
-    """Return the place values at which digits begin, so fine that every map is one of digits.
+    """Return the place values at which digits begin, fine enough that every map is one of digits.
 
-    None where they contradict each other, as 6 = 2 x 3 and 6 = 3 x 2 do.
+    None if they contradict each other, as 6 = 2 x 3 and 6 = 3 x 2 do.
     """
     # A digit that begins inside of a stretch cuts it in two, of the number and of the dim: where
     # one layout has a stretch of 4 at place value 1 that cuts its dim into 4, and another has one
@@ -242,7 +242,7 @@ def _refined(stretches: list[list[_Stretch]], devices: int, rank: int) -> list[i
 
 
 def _cut_at_once(stretch: _Stretch, strides: set[int], parts: set[int]) -> bool:
-    """Cut the dim where a stretch of the number is cut, and the number where the dim is.
+    """Cut the dim where a stretch of the number is cut, and the number where the dim is cut.
 
     Returns:
         Whether the stretch can be cut there: its parts must be equal.

@@ -1,4 +1,4 @@
-"""Ways to reach many replicas: no device of the source sends one element twice.
+"""Routes to many replicas, on which no device of the source sends an element twice.
 
 A direct exchange sends every element once for each replica that lacks it, all from the devices that
 hold it at first. Striped, each replica gets its own part of the cell and the replicas then share;
@@ -37,7 +37,7 @@ def striped(
     split: bool = True,
     alive: Collection[int] | None = None,
 ) -> Route | None:
-    """Return the route that cuts each cell into a stripe for each replica, then gathers them.
+    """Return the route that sends each replica a stripe of its cell, and then gathers the stripes.
 
     From devices outside of the destination it moves no more than a direct exchange, and the source
     sends every element that is needed only once, however many replicas there are.
@@ -50,9 +50,9 @@ def striped(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes are not a product of cuts, where no device of
-        the source would send less than in a direct exchange, and where relays would have to send
-        more than a direct exchange has its busiest device send or receive.
+        The route, or None if cells have one holder, if boxes are not a product of cuts, if no
+        device of the source would send less than in a direct exchange, or if relays would send more
+        than the busiest device of a direct exchange sends or receives.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8, 8), (even_cuts(8, 8), (0, 8)), np.arange(8).reshape(8, 1, 1))
@@ -86,7 +86,7 @@ def chained(
 ) -> Route | None:
     """Return the route on which the number of replicas doubles from hop to hop.
 
-    The first replica of each cell is the one that holds most of it already. With ``R`` replicas no
+    The first replica of each cell is the one that already holds most of it. With ``R`` replicas no
     device sends to more than about ``log2 R`` others, in messages of whole cells, where stripes
     take ``R - 1`` short messages for each device.
 
@@ -98,7 +98,7 @@ def chained(
         alive: the ids of the devices that still have their part of the source; None for all.
 
     Returns:
-        None where cells have one holder, where boxes are not a product of cuts, and where the
+        The route, or None if cells have one holder, if boxes are not a product of cuts, or if the
         busiest device would not be less busy.
 
     >>> one = Layout((8,), ((0, 8),), np.array([[0]]))
@@ -135,9 +135,9 @@ def chained(
 
 
 def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
-    """Return the route on which every group of devices gets each element once, and then shares it.
+    """Return the route on which every group of devices gets each element once and then shares it.
 
-    Where links between groups are slow this is what attains the bound on what must enter a group:
+    With slow links between groups, it attains the bound on the elements that must enter a group:
     the devices of a group that hold one cell take equal parts of it, and gather inside the group.
 
     Args:
@@ -146,8 +146,8 @@ def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
         groups: the map from device ids to their groups, such as hosts.
 
     Returns:
-        None where no cell has several holders in a group, where cells differ in how many they have
-        in each, and where boxes are not a product of cuts.
+        The route, or None if no cell has several holders in a group, if cells differ in how many
+        they have in each, or if boxes are not a product of cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((8,), (even_cuts(8, 8),), np.arange(8).reshape(8, 1))
@@ -164,7 +164,7 @@ def shared(source: Layout, destination: Layout, groups: Units) -> Route | None:
     owner = np.take_along_axis(owner, order, axis=1)
     new = np.ones(owner.shape, bool)
     new[:, 1:] = owner[:, 1:] != owner[:, :-1]
-    runs = np.diff(np.flatnonzero(new), append=owner.size)  # rows begin with a new run
+    runs = np.diff(np.flatnonzero(new), append=owner.size)  # every row begins a new run
     inside = int(runs[0])
     if inside < 2 or (runs != inside).any() or owner.min() < 0:
         return None
@@ -198,7 +198,7 @@ def _replicated(layout: Layout) -> bool:
 
 
 def _room(direct: Hop) -> bool:
-    """Whether somebody sends more than its part of all that must move."""
+    """Whether some device sends more than its share of all elements that must move."""
     # Sorting takes less time than the hash table of np.unique.
     devices = np.sort(np.concatenate([direct.sent.units, direct.received.units]), kind="stable")
     count = 1 + int(np.count_nonzero(np.diff(devices)))
@@ -226,7 +226,7 @@ def _useful(
     direct: Hop,
     alive: Collection[int] | None,
 ) -> Route | None:
-    """Return a route, if it spares the devices of the source and overloads none."""
+    """Return a route if it relieves the devices of the source and overloads none."""
     if len(layouts) < 3 or any(a == b for a, b in pairwise(layouts)):
         return None
     living_ids = None if alive is None else tuple(sorted(alive))
@@ -254,8 +254,8 @@ def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
 def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
     """Return along which dim, and into how many, the cells of a layout are cut, step by step.
 
-    Dims are cut from the outermost on, so that parts are long runs in memory: first where the cut
-    is even, else where every part has an element, else where cells are longest.
+    Dims are cut from the outermost inwards, so that parts are long runs in memory: first where the
+    cut is even, then where every part has an element, then where cells are longest.
     """
     shortest = [min((b - a for a, b in pairwise(c) if b > a), default=0) for c in layout.cuts]
     times = [1] * layout.ndim

@@ -1,11 +1,11 @@
-"""Intermediate layouts: ways of two hops, found by search over grids of cells.
+"""Intermediate layouts: routes of two hops, found by a search over grids of cells.
 
 One hop between devices always moves the fewest bytes, so a layout in between pays only for fewer
-messages, for slow links between two sets of devices, or for senders that would wait for each other.
+messages, over slow links between two sets of devices, or if senders would wait for each other.
 A candidate is a grid whose number of cells along each dim is a prefix of the digits of the source's
 or the destination's; then every hop trades some digits and leaves the others where they are. How
-many messages a hop takes follows from the grids alone; what stays put follows from where the digits
-go (`plan/routes/mixed_radix`). Only the few best become layouts.
+many messages a hop takes follows from the grids alone; the elements that stay put follow from
+the places of the digits (`plan/routes/mixed_radix`). Only the few best become layouts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def candidates(
     split: bool = True,
     alive: Collection[int] | None = None,
 ) -> list[Route]:
-    """Return routes of two hops that may be better than one, the most promising of each kind first.
+    """Return routes of two hops that may be better than one hop, the best of each kind first.
 
     On one set of devices they take fewer messages ("two-phase"). Between two sets they lay the
     array out again on the devices of the source ("split replicas first", which moves nothing, and
@@ -54,11 +54,12 @@ def candidates(
         most: how many elements of the intermediate layout a device may hold; by default as many as
             it holds of the source or the destination, whichever is more.
         split: whether a box may be cut between two senders.
-        alive: the ids of the devices that still have their part of the source; None for all. Where
+        alive: the ids of the devices that still have their part of the source; None for all. If
             some do not, the source's devices are left as they are.
 
     Returns:
-        Nothing where there are no elements or the boxes of a layout are not a product of cuts.
+        The routes; none if there are no elements, or the boxes of a layout are not a product of
+        cuts.
 
     >>> from meshard.algebra.layout import even_cuts
     >>> rows = Layout((16, 16), (even_cuts(16, 16), (0, 16)), np.arange(16).reshape(16, 1, 1))
@@ -88,7 +89,7 @@ def candidates(
 
 
 def _none(layout: Layout) -> Route:
-    """Return a route that stands for a layout which is not an intermediate one."""
+    """Return a route that stands for a layout that is not an intermediate one."""
     return Route("", (layout, layout))
 
 
@@ -98,7 +99,7 @@ def _same_devices(a: Layout, b: Layout) -> bool:
     return bool((np.sort(a.tensor, axis=None) == np.sort(b.tensor, axis=None)).all())
 
 
-# kinds
+# kinds of routes
 
 
 def _two_phase(source: Layout, destination: Layout, most: int) -> list[Route]:
@@ -195,9 +196,9 @@ def _times(count: int) -> str:
 
 
 def _best(grids: Ints, wanted: NDArray[np.bool_], *figures: Ints) -> list[int]:
-    """Return some grids in ascending order of figures, each in one of them better than all before.
+    """Return some grids in ascending order of figures, each better than all before in one figure.
 
-    Of equals the one that cuts outer dims more comes first.
+    Of equal grids, the one that cuts outer dims more comes first.
     """
     order = np.lexsort((*_outermost_first(grids), *reversed(figures)))
     order = order[wanted[order]]
@@ -250,7 +251,7 @@ def _grids(
 
 
 def _ends(source: Layout, destination: Layout) -> Ints:
-    """Return for each dim the most cells of either; only they may be more than its elements."""
+    """Return for each dim the most cells of either, which alone may exceed its elements."""
     found: Ints = np.maximum(_one(source), _one(destination))[0]
     return found
 
@@ -266,12 +267,12 @@ def _messages(
 ) -> Ints:
     """Return about how many messages a device receives or sends, whichever is more.
 
-    Grids are ``[grid, dim]``, one of the two may be one grid for all. The holders of a cell divide
-    what is needed of it evenly, and so a part of it, where fewer need one than hold it.
+    Grids are ``[grid, dim]``; one of the two may be a single grid for all. The holders of a cell
+    divide the needed elements evenly, or a part of it, if fewer devices need one than hold it.
     """
-    # A device receives from every source cell that its own overlaps. Where a cell has more holders
-    # than devices need it, several of them send it a share each. And it sends to all that need of
-    # its cell, divided by the holders that do the same.
+    # A device receives from every source cell that its own overlaps. If a cell has more holders
+    # than devices that need it, several of them send a share each. And a device sends to all that
+    # need part of its cell, divided by the holders that do the same.
     cells = np.prod(_overlapping(source, destination), axis=1)
     needed = np.prod(_overlapping(destination, source), axis=1) * destination_copies
     found: Ints = np.maximum(
@@ -298,9 +299,9 @@ def _overlapping(one: Ints, other: Ints) -> NDArray[np.float64]:
 
 
 def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
-    """Return a layout of some grid on the devices of one side, that differs little from it.
+    """Return a layout of a grid on the devices of one side, which differs little from that side.
 
-    What cells of the grid and of the side have in common along each dim stays with its devices;
+    The common parts of the grid's and the side's cells along each dim stay with their devices;
     the remaining digits of the devices, replicas last, are dealt out to the remaining cells.
     """
     common = [math.gcd(n, m) for n, m in zip(side.grid, grid, strict=True)]
@@ -321,7 +322,7 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
 
 
 def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
-    """Return the cuts of a grid: one side's, else the other's, else finer than the side's own.
+    """Return the cuts of a grid: one side's, or the other's, or finer cuts than the side's own.
 
     Cells that are parts of the side's have cuts that refine its own.
     """
@@ -340,7 +341,7 @@ def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
 def _placed_by_digits(
     source: Layout, destination: Layout, grid: tuple[int, ...], both: list[MixedRadix]
 ) -> tuple[int, Layout] | None:
-    """Return what moves in both hops, and a layout of some grid, placed where less of it does.
+    """Return the elements that move in both hops, and a layout of a grid that moves fewer.
 
     None if the grid is not a prefix of the digits.
     """
@@ -373,7 +374,7 @@ def _digit_sizes(
 
 
 def _dealt(near: MixedRadix, far: MixedRadix, grid: tuple[int, ...]) -> MixedRadix | None:
-    """Return a map for a grid: digits stay where one layout has them, else where the other does.
+    """Return a map for a grid: digits stay where one layout has them, or where the other has them.
 
     Others go to the first digit of the devices that is free. None if the grid is not a prefix.
     """

@@ -1,9 +1,9 @@
-"""The drawing value: what a picture of a layout shows, before text or SVG gives it a form.
+"""Drawings as values: the content of a picture of a layout, without the form of text or SVG.
 
 A drawing is a sequence of *slabs*, each the last two dims of the array at one block of the dims
 before them. A slab is a grid of cells between cut points; every cell names its *area*: the part of
-the array that one set of devices holds. Mostly an area is a piece of the layout; where the boxes
-of an irregular layout overlap it stands for several.
+the array that one set of devices holds. An area is usually a piece of the layout; where the
+boxes of an irregular layout overlap, it stands for several.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Slab:
         rows: cut points of the last dim but one; ``(0, 1)`` below rank two.
         columns: cut points of the last dim; ``(0, 1)`` for a scalar.
         areas: for each row and column the number of the area; below zero in a gap.
-        gaps: the row and the column that stand for all that are left out; -1 where none are.
+        gaps: the row and the column that stand for those left out; -1 if there are none.
     """
 
     leading: Box
@@ -70,12 +70,12 @@ class Slab:
         return split_rectangles(self.areas, *self.sizes)
 
     def shortened(self, most_rows: int, most_columns: int, *, apart: bool) -> Slab:
-        """Return the slab with a gap in the place of rows and columns that find no room.
+        """Return the slab with a gap in place of rows and columns that do not fit.
 
         Args:
-            most_rows: how many rows there may be, the gap among them.
-            most_columns: likewise of columns.
-            apart: whether each cell of a gap is an area of its own; else a gap is one.
+            most_rows: how many rows there may be, including the gap.
+            most_columns: the same for columns.
+            apart: whether each cell of a gap is its own area; otherwise a gap is one area.
         """
         rows = kept(len(self.rows) - 1, most_rows)
         columns = kept(len(self.columns) - 1, most_columns)
@@ -104,7 +104,7 @@ class Drawing:
         layout: the layout.
         platform: the word before device ids.
         slabs: the slabs that are shown, in index order.
-        slab_counts: how many blocks each of the dims before the last two has.
+        slab_counts: the number of blocks of each dim before the last two.
         overlaps: the pieces of each area that stands for several.
         empty: ids of the devices whose piece has no element, ascending.
 
@@ -129,19 +129,19 @@ class Drawing:
         return tuple([int(i) for piece in self.pieces(area) for i in self.layout.holders(piece)])
 
     def label(self, area: int, level: int) -> str:
-        """Return what an area is called: with the platform (level 0), without (1), shortly (2)."""
+        """Return an area's label: with the platform (level 0), without it (1), or short (2)."""
         word = "" if level else self.platform
         return device_label(self.devices(area), word, most=1 if level > 1 else 6)
 
     def notes(
         self, *, elided: bool = False, numbers: bool = False, unlabelled: str = ""
     ) -> list[str]:
-        """Return what is said below a picture.
+        """Return the notes below a picture.
 
         Args:
             elided: whether areas are left out within slabs.
-            numbers: whether labels stand without the platform.
-            unlabelled: what is to be said of areas without a label.
+            numbers: whether labels are shown without the platform.
+            unlabelled: the note on areas without a label.
         """
         hidden, platform = self.slab_count - len(self.slabs), self.platform
         said = []
@@ -157,17 +157,17 @@ class Drawing:
 
     @property
     def slab_count(self) -> int:
-        """The number of slabs, those that are not shown included."""
+        """The number of slabs, including those that are not shown."""
         return math.prod(self.slab_counts)
 
     @property
     def slab_run(self) -> int:
-        """The number of slabs along the last dim that parts them: a row, where they make a grid."""
+        """The number of slabs along the last dim that divides them: a row of a grid."""
         return next((n for n in reversed(self.slab_counts) if n > 1), 1)
 
     @property
     def area_count(self) -> int:
-        """The number of areas, those without elements included."""
+        """The number of areas, including those without elements."""
         return self.layout.piece_count + len(self.overlaps)
 
 
@@ -203,7 +203,7 @@ def draw_layout(layout: Layout, *, platform: str = "CPU", max_slabs: int = 12) -
 def _without_elements(layout: Layout) -> Iterator[int]:
     """Yield the pieces that have no element."""
     if layout.regular and all(a < b for cuts in layout.cuts for a, b in pairwise(cuts)):
-        return iter(())  # of thousands of pieces none need be looked at
+        return iter(())  # thousands of pieces need not be visited
     return (i for i in range(layout.piece_count) if not layout.box(i).volume)
 
 
@@ -217,7 +217,7 @@ def _slab(shape: tuple[int, ...], leading: Box, cuts: Sequence[Cuts], areas: Are
 
 
 def _regular(layout: Layout) -> tuple[Spans, Look]:
-    """Return the blocks of the leading dims of a product form, and what finds a slab at one."""
+    """Return the blocks of a grid's leading dims, and a function that makes a block's slab."""
     taken = [[i for i, (a, b) in enumerate(pairwise(c)) if a < b] for c in layout.cuts]
     spans = [
         [(cuts[i], cuts[i + 1]) for i in dim] for cuts, dim in zip(layout.cuts, taken, strict=True)
@@ -229,7 +229,7 @@ def _regular(layout: Layout) -> tuple[Spans, Look]:
 
 
 def _irregular(layout: Layout, overlaps: dict[tuple[int, ...], int]) -> tuple[Spans, Look]:
-    """Do the same for a list of boxes; overlaps are numbered in ``overlaps`` as they are met."""
+    """Do the same for a list of boxes; overlaps are numbered in ``overlaps`` as they are found."""
     boxes = {i: box for i in range(layout.piece_count) if (box := layout.box(i)).volume}
     dims = range(len(layout.shape))
 
@@ -238,7 +238,7 @@ def _irregular(layout: Layout, overlaps: dict[tuple[int, ...], int]) -> tuple[Sp
         return tuple(sorted(ends))
 
     def look(_: tuple[int, ...], leading: Box) -> tuple[Sequence[Cuts], Areas]:
-        # Leading blocks are cut at all borders of boxes, so a box holds all of one or nothing.
+        # Leading blocks are cut at all borders of boxes, so a box contains all of one or nothing.
         inside = [
             i
             for i, box in boxes.items()
@@ -277,7 +277,7 @@ def _paint(
 @final
 @dataclass(frozen=True)
 class Rectangle:
-    """Neighbouring cells of one area, from which it can be drawn.
+    """Neighbouring cells of one area, which are drawn together.
 
     Attributes:
         area: the area's number.
@@ -298,21 +298,21 @@ class Rectangle:
         return min(high, wide) >= 0 < max(high, wide)
 
     def measure(self, heights: Sequence[int], widths: Sequence[int]) -> int:
-        """Return the elements inside, given those of each row and column."""
+        """Return the number of elements inside, given those of each row and column."""
         return sum(heights[slice(*self.rows)]) * sum(widths[slice(*self.columns)])
 
 
 def split_rectangles(
     areas: Sequence[Sequence[int]], heights: Sequence[int], widths: Sequence[int]
 ) -> tuple[Rectangle, ...]:
-    """Return rectangles that together hold each cell once, in the order of their first cells.
+    """Return rectangles that together contain each cell once, in the order of their first cells.
 
     Args:
         areas: for each row and column the number of its area.
         heights: the size of each row.
         widths: the size of each column.
 
-    Of the rectangles of one area that touch, the largest gets the label.
+    Among touching rectangles of one area, the largest gets the label.
 
     >>> for r in split_rectangles([[0, 0, 1], [0, 2, 2]], (3, 1), (1, 1, 1)):
     ...     print(r.area, r.rows, r.columns, r.labelled)
@@ -327,7 +327,7 @@ def split_rectangles(
         for j, area in enumerate(row):
             if area is None:
                 continue
-            # As far to the right as the area goes, and then as far down as all of that does.
+            # Extend to the right as far as the area goes, and then down as far as all of that goes.
             right = next((k for k in range(j, len(row)) if row[k] != area), len(row))
             alike = row[j:right]
             low = next((k for k in range(i, len(rest)) if rest[k][j:right] != alike), len(rest))
@@ -339,11 +339,11 @@ def split_rectangles(
 
 
 def _islands(rectangles: Iterable[Rectangle]) -> list[list[Rectangle]]:
-    """Return the rectangles in groups that hang together: of one area, and touching."""
+    """Return the rectangles in connected groups: of one area, and touching."""
     found: dict[int, list[list[Rectangle]]] = {}
     for one in rectangles:
         groups = found.setdefault(one.area, [])
-        # A rectangle that touches several groups makes one of them.
+        # A rectangle that touches several groups merges them into one.
         near = [g for g in groups if any(one.touches(other) for other in g)]
         apart = [g for g in groups if g not in near]
         found[one.area] = [*apart, [one, *(r for g in near for r in g)]]
@@ -351,7 +351,7 @@ def _islands(rectangles: Iterable[Rectangle]) -> list[list[Rectangle]]:
 
 
 def kept(count: int, most: int) -> tuple[int | None, ...]:
-    """Return which of ``count`` positions to show in ``most`` places; None is the gap.
+    """Return which of ``count`` positions to show in ``most`` places, with None for the gap.
 
     >>> kept(4, 4), kept(9, 4)
     ((0, 1, 2, 3), (0, 1, None, 8))

@@ -1,6 +1,6 @@
 """Drawings of layouts as SVG: for notebooks, HTML pages and files.
 
-The picture stands on a card of its own, so that it can be read on any page.
+The picture is drawn on a card, so that it can be read on any page.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def drawing_svg(
         layout: the layout.
         title: text above the picture, in one or more lines.
         platform: the word before device ids.
-        dim_names: what to call each dim; ``dim 0``, ``dim 1``, ... by default.
+        dim_names: the name of each dim; ``dim 0``, ``dim 1``, ... by default.
 
-    Within a slab the area of a block is proportional to its number of elements. From rank three on
-    there is a grid of slabs, one for each block of the leading dims.
+    Within a slab the area of a block is proportional to its number of elements. For rank three
+    and higher there is a grid of slabs, one for each block of the leading dims.
 
     >>> import numpy as np
     >>> drawing_svg(Layout((4,), ((0, 1, 4),), np.array([[0], [1]])))[:46]
@@ -72,7 +72,7 @@ def drawing_svg(
 def layout_picture(
     drawing: Drawing, title: str = "", dim_names: Sequence[str] = (), *, sheet: bool = False
 ) -> Markup:
-    """Return the picture of a drawing, whose page may have the style sheet already."""
+    """Return the picture of a drawing, for a page that may already have the style sheet."""
     shape = drawing.layout.shape
     names = [*dim_names, *(f"dim {dim}" for dim in range(len(dim_names), len(shape)))]
     lines = title.splitlines()
@@ -105,7 +105,7 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
 
     Args:
         shape: the shape.
-        sharding: the sharding; where it has a spec, its axes name the dims.
+        sharding: the sharding; if it has a spec, its axes name the dims.
         dtype: the name of the dtype.
 
     Raises:
@@ -132,7 +132,7 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
 @final
 @dataclass(frozen=True)
 class _Plot:
-    """What is shown of one slab in pixels, its upper left corner at the origin."""
+    """The geometry of one slab in pixels, with its upper left corner at the origin."""
 
     slab: Slab
     xs: tuple[float, ...]
@@ -146,7 +146,7 @@ class _Plot:
 
 
 def _size(drawing: Drawing) -> tuple[float, float]:
-    """Return the width and height of a slab: in the array's own ratio, within reason."""
+    """Return the width and height of a slab: in the array's ratio, within limits."""
     shape = drawing.layout.shape
     columns = max(len(slab.columns) for slab in drawing.slabs) - 1
     if len(shape) < 2:
@@ -156,7 +156,7 @@ def _size(drawing: Drawing) -> tuple[float, float]:
     width = full * min(ratio, 1.7)
     height = width / ratio
     if len(drawing.slabs) == 1:
-        # A block has room for its label, as long as there are not too many.
+        # A block has room for its label, unless there are too many.
         rows = len(drawing.slabs[0].rows) - 1
         width = max(width, min(LABEL * columns, WIDEST_SLAB))
         height = max(height, min(LABEL * rows, WIDEST_SLAB))
@@ -164,7 +164,7 @@ def _size(drawing: Drawing) -> tuple[float, float]:
 
 
 def _most(drawing: Drawing) -> int:
-    """Return how many blocks to show along each dim of a slab; of more, the middle is left out."""
+    """Return how many blocks to show along each dim of a slab; further ones are left out."""
     cells = sum(
         min(len(slab.rows) - 1, MOST_ALONG) * min(len(slab.columns) - 1, MOST_ALONG)
         for slab in drawing.slabs
@@ -174,7 +174,7 @@ def _most(drawing: Drawing) -> int:
 
 
 def _steps(sizes: Sequence[int], length: float) -> tuple[float, ...]:
-    """Return where the borders between rows or columns of these sizes are; 0 stands for a gap."""
+    """Return the borders between rows or columns of these sizes; a size of 0 means a gap."""
     scale = (length - GAP * (0 in sizes)) / sum(sizes)
     return tuple(accumulate((n * scale if n else GAP for n in sizes), initial=0.0))
 
@@ -182,7 +182,7 @@ def _steps(sizes: Sequence[int], length: float) -> tuple[float, ...]:
 def _slabs(
     drawing: Drawing, names: Sequence[str], top: float
 ) -> tuple[list[Markup], float, float, list[str]]:
-    """Return the slabs' elements, their width, where they end, and what is said below them."""
+    """Return the slabs' elements, their width, where they end, and the notes below them."""
     (width, height), most = _size(drawing), _most(drawing)
     plots = []
     for whole in drawing.slabs:
@@ -225,7 +225,7 @@ def _slabs(
 def _level(drawing: Drawing, plots: Sequence[_Plot]) -> tuple[int, int, list[bool]]:
     """Return how all blocks are labelled: the level, the longest label, and which have room.
 
-    It is the first level at which no label is left out that another one has room for.
+    It is the first level at which no label is left out that another level has room for.
     """
     spots = [
         (one.area, *plot.place(one)[2:])
@@ -242,7 +242,7 @@ def _level(drawing: Drawing, plots: Sequence[_Plot]) -> tuple[int, int, list[boo
 
 
 def _fit_label(width: float, height: float, letters: int) -> tuple[float, bool]:
-    """Return the size at which a label fits, and whether it stands upright."""
+    """Return the size at which a label fits, and whether it is upright."""
     flat = min(LARGEST, 0.8 * height, 0.9 * width / (LETTER * letters))
     upright = min(LARGEST, 0.8 * width, 0.9 * height / (LETTER * letters))
     return (upright, True) if flat < SMALLEST <= upright else (flat, False)
@@ -296,7 +296,7 @@ def _borders(plot: _Plot) -> Iterator[str]:
 
 
 def _tooltip(drawing: Drawing, area: int) -> str:
-    """Return what a block says when pointed at: its box, its size and its devices."""
+    """Return the tooltip of a block: its box, its size and its devices."""
     boxes = [drawing.layout.box(piece) for piece in drawing.pieces(area)]
     devices = device_label(drawing.devices(area), drawing.platform, most=32)
     if len(boxes) > 1:
@@ -324,14 +324,14 @@ def _rulers(plot: _Plot, names: Sequence[str], left: float) -> Iterator[Markup]:
 def _ticks(
     cuts: Sequence[int], steps: Sequence[float], *, down: bool
 ) -> Iterator[tuple[float, str, str]]:
-    """Yield the cut points that have room along a ruler: where, what, and how it is anchored."""
+    """Yield the cut points that fit along a ruler: position, text and anchor."""
     spots = [(at, str(cut)) for at, cut in zip(steps, cuts, strict=True)]
     end, final = spots[-1]
     free, final_room = -math.inf, end - (12 if down else DIGIT * len(final))
     for at, text in spots:
         half = 6 if down else DIGIT * len(text) / 2 + 3
         last = at == end
-        # The first and the last are always told; what would touch a neighbour is left out.
+        # The first and the last are always shown; a label that would touch another is left out.
         if at - half < free or (not last and at + half > final_room and at > 0):
             continue
         free = at + half

@@ -1,7 +1,7 @@
 """Elements of HTML and SVG, the style sheet of all drawings and pages, and the frame of a page.
 
-In: tags, values and texts. Out: well-formed XML that holds no script and needs nothing from
-elsewhere. What is shown follows the reader's system, light or dark.
+In: tags, values and texts. Out: well-formed, self-contained XML without scripts. The
+colours follow the reader's system, light or dark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIGHT, DARK = ({kind: both[i] for kind, both in COLORS.items()} for i in (0, 1))
 
 
 def _colors(of: dict[str, str]) -> str:
-    """Return the rules that give everything its colour."""
+    """Return the rules that set all colours."""
     fills = "".join(f".meshard-{kind}{{fill:{color}}}" for kind, color in of.items())
     return (
         f"{fills}.meshard-card,.meshard-outline{{stroke:{of['frame']}}}"
@@ -34,7 +34,7 @@ def _colors(of: dict[str, str]) -> str:
     )
 
 
-# Every class begins with the library's name: in a notebook a style sheet holds for the whole page.
+# Every class begins with the library's name: in a notebook a style sheet applies to all elements.
 SHEET = f"{_colors(LIGHT)}@media (prefers-color-scheme:dark){{{_colors(DARK)}}}"
 _PLACES = (
     f".meshard{{font:14px/1.45 {FONT}}}"
@@ -50,7 +50,7 @@ _PLACES = (
     ".meshard .tiles{display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
     ".meshard .chosen{font-weight:600}"
 )
-_UNTOLD = re.compile("[\x00-\x1f\ud800-\udfff]")  # what XML cannot hold
+_UNTOLD = re.compile("[\x00-\x1f\ud800-\udfff]")  # characters that XML cannot contain
 _SPECIAL = re.compile(f"[&<>\"']|{_UNTOLD.pattern}")
 
 
@@ -62,7 +62,7 @@ class Markup(str):
 
 
 def xml_text(text: str) -> Markup:
-    """Return text as XML can hold it: markup escaped, control characters replaced."""
+    """Return text as XML: markup escaped, control characters replaced."""
     if isinstance(text, Markup):
         return text
     return Markup(escape(_UNTOLD.sub("\ufffd", text)) if _SPECIAL.search(text) else text)
@@ -73,9 +73,9 @@ def element(tag: str, *inside: str, **attributes: str | float | None) -> Markup:
 
     Args:
         tag: its name.
-        inside: what is in it: `Markup`, or text to be escaped.
-        attributes: its attributes. ``_`` stands for ``-``, and for nothing at the end; numbers are
-            written with up to three decimals; None is left out.
+        inside: its content: `Markup`, or text to be escaped.
+        attributes: its attributes. ``_`` stands for ``-``, and is dropped at the end of a name;
+            numbers are written with up to three decimals; None is left out.
 
     >>> element("text", "a < b", x=1.5, class_="n", text_anchor="end", fill=None)
     '<text x="1.5" class="n" text-anchor="end">a &lt; b</text>'
@@ -105,7 +105,7 @@ def number_text(value: float) -> str:
 
 
 def wide(*inside: str) -> Markup:
-    """Return what may be wider than the page, and is scrolled by itself then."""
+    """Return an element that scrolls by itself if it is wider than the page."""
     return element("div", *inside, class_="wide")
 
 

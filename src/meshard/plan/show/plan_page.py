@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 MOST_DRAWN = 4  # choices whose layouts are drawn
-MOST_ROWS = 100  # of a table
+MOST_ROWS = 100  # rows of a table
 MOST_BANDS = 32  # devices on either side, up to which every band is drawn
-CELL, LEFT, TOP = 10.0, 76.0, 64.0  # of the heat map
+CELL, LEFT, TOP = 10.0, 76.0, 64.0  # rows and columns of the heat map
 BAND_WIDTH, ROW, BLOCK = 420.0, 26.0, 84.0
 
 
@@ -118,7 +118,7 @@ def _ids(span: tuple[int, int]) -> str:
 
 
 def _moving(flow: Flow) -> Iterator[tuple[int, int, float, str]]:
-    """Yield who sends to whom: row, column, bytes, and that in words."""
+    """Yield each pair of sender and receiver: row, column, bytes, and a text."""
     for i, j in np.argwhere(flow.amounts > 0).tolist():
         amount = float(flow.amounts[i, j])
         ends = f"{_ids(flow.senders[i])} to {_ids(flow.receivers[j])}"

@@ -1,4 +1,4 @@
-"""Tables of plans: what moves where, step by step, and why so and not otherwise."""
+"""Tables of plans: what moves where, step by step, and why each route was chosen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = 20  # characters that the words of a table of steps need beside its num
 
 
 def names_text(names: Sequence[str]) -> str:
-    """Return what to call arrays together: names that differ in numbers only are one.
+    """Return one text for the names of arrays; names that differ only in numbers are joined.
 
     >>> names_text(["layer.0.w", "layer.1.w", "layer.7.w", "head"])
     'layer.{0..7}.w, head'
@@ -66,7 +66,7 @@ def array_text(leaf: PlanLeaf) -> str:
 
 
 def layout_text(layout: Layout, *, devices: bool = True) -> str:
-    """Return a layout in few words: the shards along each dim, the replicas, the devices.
+    """Return a short text of a layout: the shards along each dim, the replicas, the devices.
 
     >>> layout_text(Layout((4, 6), ((0, 1, 4), (0, 6)), np.arange(4).reshape(2, 1, 2)))
     '2x1 uneven, 2 copies on 0-3'
@@ -86,7 +86,7 @@ def _devices_text(layout: Layout) -> str:
 
 
 def kind_of_hop(hop: Hop) -> str:
-    """Return what a hop is called: after the collective that it is, else ``"exchange"``.
+    """Return the name of a hop: that of the collective that it is, otherwise ``"exchange"``.
 
     >>> ids = np.arange(4)
     >>> rows = Layout((8,), ((0, 2, 4, 6, 8),), ids.reshape(4, 1))
@@ -116,7 +116,7 @@ def kind_of_hop(hop: Hop) -> str:
 
 
 def _keeps(hop: Hop) -> bool:
-    """Whether each unit's part of the source is also a part of what it gets."""
+    """Whether each unit's part of the source is also part of its destination."""
     return total(hop.stays[-1]) == total(hop.volumes[0][hop.before.held[1]])
 
 
@@ -129,7 +129,7 @@ class Step(NamedTuple):
     Attributes:
         choice: the number of the choice.
         hop: the number of the hop.
-        kind: what it is called.
+        kind: its name.
         bytes_moved: the bytes that enter devices.
         most_sent: the most that one device sends.
         most_received: the most that one device receives.
@@ -180,13 +180,13 @@ def plan_table(plan: PlanFigures) -> str:
 
 
 def headline(plan: PlanFigures) -> str:
-    """Return how much a plan is about."""
+    """Return the number of arrays of a plan and their size."""
     count = len(plan.leaves)
     return f"Plan: {count:,} array{'s' * (count != 1)}, {size_text(plan.nbytes)}"
 
 
 def _arrays(plan: PlanFigures) -> str:
-    """Return the table of what moves where; names that are too long for it stand below."""
+    """Return the table of what moves where; names that are too long are listed below it."""
     table = arrays_table(plan, _ROWS)
     if table.width <= WIDTH:
         return table.text()
@@ -201,8 +201,8 @@ def arrays_table(plan: PlanFigures, most: int, *, names: bool = True) -> Table:
 
     Args:
         plan: the plan.
-        most: how many rows it has at most.
-        names: whether it has the names of the arrays.
+        most: the most rows that it has.
+        names: whether it contains the names of the arrays.
     """
     first = plan.leaves[0]
     ends = [_devices_text(x) for x in (first.source, first.destination)]
@@ -288,7 +288,7 @@ def _ratio(amount: int, bound: int, condition: str = "") -> str:
 
 
 def totals_table(plan: PlanFigures) -> Table:
-    """Return the totals of a plan: what, how much, and a remark."""
+    """Return the totals of a plan: name, amount and a remark."""
     relayed = any(len(r.hops) > 1 for r in plan.routes)
     memory = "sources freed as they go" if plan.donate else "sources stay"
     if plan.max_bytes is not None:
@@ -309,7 +309,7 @@ def totals_table(plan: PlanFigures) -> Table:
 
 
 def reasons(plan: PlanFigures) -> Iterator[str]:
-    """Yield lines on why each route was taken, and what the others would have cost."""
+    """Yield lines that say why each route was taken, and what the others would have cost."""
     told: dict[tuple[object, ...], list[int]] = {}
     for number, choice in enumerate(plan.choices):
         names = tuple([(o.name, o.why) for o in choice.others])

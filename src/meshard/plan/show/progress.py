@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on the terminal; the function that is given moves it to a number of bytes."""
+    """Show a bar on the terminal; the yielded function moves it to a number of bytes."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     with Progress("resharding", BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bar:

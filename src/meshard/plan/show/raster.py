@@ -1,4 +1,4 @@
-"""A slab of a drawing in units of characters: how wide, how high, and where each label stands."""
+"""A slab of a drawing in units of characters: its width, its height, and its labels' places."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from meshard.plan.show.drawing import Drawing, Rectangle, Slab
 
 # With more rows of blocks than MOST_ROWS, only FEW_ROWS are drawn: a screen has about 50 lines.
 MOST_ROWS, FEW_ROWS = 24, 13
-# What stands for blocks left out, by whether their rows and their columns are.
+# The text for blocks left out, by whether their rows and their columns are left out.
 GAPS = {(True, False): "⋮", (False, True): "⋯", (True, True): "⋱"}
-# By the arms that meet in a point: up 1, down 2, left 4, right 8.
+# Characters by the arms that meet in a point: up 1, down 2, left 4, right 8.
 LINES = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
 # Texts from left to right, each on the background of an area, or on none (None).
@@ -28,10 +28,10 @@ class Style:
 
     Attributes:
         scale: 1 for about ten lines.
-        min_width: the least width of a block, its frame included, where there is room for it.
+        min_width: the least width of a block, including its frame, if there is room for it.
         max_width: the greatest width of the whole.
-        rulers: whether cut points stand along the edges.
-        filled: whether areas are filled with colour; else lines part them.
+        rulers: whether cut points are shown along the edges.
+        filled: whether areas are filled with colour; otherwise lines separate them.
     """
 
     scale: float = 1.0
@@ -48,12 +48,12 @@ class Attempt:
 
     Attributes:
         width: the greatest width of the slab, without its ruler.
-        level: of labels: with the platform (0), without it (1), as short as can be (2).
+        level: of labels: with the platform (0), without it (1), or as short as possible (2).
         floor: the least inner width of a block.
         margin: blanks around a label.
         alike: give the shortest label as much room as the longest.
-        most: the most columns of blocks; of more, the middle ones are left out.
-        forced: leave out the labels that find no room.
+        most: the most columns of blocks; if there are more, the middle ones are left out.
+        forced: leave out the labels that do not fit.
     """
 
     width: int
@@ -79,10 +79,10 @@ def attempts(width: int, min_width: int, columns: int) -> list[Attempt]:
 @final
 @dataclass(frozen=True)
 class Raster:
-    """One slab in units of characters; the borders stand at ``xs`` and ``ys``.
+    """One slab in units of characters; the borders are at ``xs`` and ``ys``.
 
     Attributes:
-        slab: the slab, as far as it is shown.
+        slab: the part of the slab that is shown.
         xs: the column of each vertical border.
         ys: the line of each horizontal border.
         labels: column, line and text of each label.
@@ -123,9 +123,9 @@ class Raster:
         return [[("".join(line), None)] for line in canvas]
 
     def filled(self) -> list[Line]:
-        """Return the lines of the picture with each area on a background, the upper frame gone.
+        """Return the lines of the picture with each area on a background, without the upper frame.
 
-        The last line is empty, so that a ruler finds as many lines as in `framed`.
+        The last line is empty, so that there are as many lines as in `framed` for a ruler.
         """
         canvas = [" " * (self.xs[-1] + 1)] * (self.ys[-1] + 1)
         for x, y, text in self.labels:
@@ -144,7 +144,7 @@ class Raster:
         return [*lines, []]
 
     def column_ruler(self) -> str:
-        """Return the cut points of the columns, each as near its border as there is room."""
+        """Return the cut points of the columns, each as near to its border as possible."""
         line, *inner, last = map(str, self.slab.columns)
         end = max(self.xs[-1] + 1 - len(last), len(line) + 1)
         for x, cut in zip(self.xs[1:-1], inner, strict=True):
@@ -157,12 +157,12 @@ class Raster:
 def _widths(
     sizes: Sequence[int], needs: Sequence[tuple[int, int, int]], natural: int, width: int
 ) -> list[int] | None:
-    """Return the inner width of each column, as proportional as may be; None if nothing fits.
+    """Return the inner width of each column, as proportional as possible; None if nothing fits.
 
     Args:
         sizes: the elements of each column.
-        needs: first column, column behind the last, and the inner width that these need together.
-        natural: the width of the whole that nothing hinders.
+        needs: first column, column after the last, and the inner width that these need together.
+        natural: the width of the whole if there is room for it.
         width: the greatest width of the whole.
 
     >>> _widths((1, 3), [(0, 1, 5), (1, 2, 5)], 40, 80), _widths((1, 3), [(0, 1, 5)], 40, 20)
@@ -191,7 +191,7 @@ def _widths(
 
 
 def _heights(sizes: Sequence[int], height: int, style: Style, rank: int) -> list[int]:
-    """Return the lines from border to border of each row, about proportional to its size."""
+    """Return the height of each row in lines, about proportional to its size."""
     least = 2 if not style.filled else 3 if len(sizes) <= 8 else 1
     if rank < 2:
         return [least]
@@ -199,7 +199,7 @@ def _heights(sizes: Sequence[int], height: int, style: Style, rank: int) -> list
 
 
 def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> Raster | None:
-    """Return a slab as characters, or None where its labels do not fit in."""
+    """Return a slab as characters, or None if its labels do not fit."""
     rank, count = len(drawing.layout.shape), len(slab.rows) - 1
     # Each cell of a gap is an area of its own, so that it joins no other.
     most_rows = count if count <= MOST_ROWS else FEW_ROWS
@@ -208,7 +208,7 @@ def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> R
     labels = _labels(drawing, shown, attempt)
     height = int((10 if rank < 3 else 6) * style.scale)
     if rank < 2:
-        # The narrowest block is as wide as it should be at least, and the others follow.
+        # The narrowest block gets its least width, and the others follow in proportion.
         least = min(n for n in across if n)
         natural = -(-int(style.min_width * style.scale) * sum(across) // least)
     else:
@@ -236,7 +236,7 @@ def rasterize(drawing: Drawing, slab: Slab, style: Style, attempt: Attempt) -> R
 
 
 def _labels(drawing: Drawing, shown: Slab, attempt: Attempt) -> list[tuple[Rectangle, str]]:
-    """Return each rectangle that gets a text, and the text: of a gap the dots that stand for it."""
+    """Return each rectangle with a text, and the text; that of a gap is dots."""
     return [
         (one, drawing.label(one.area, attempt.level))
         if one.area >= 0

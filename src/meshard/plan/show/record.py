@@ -1,6 +1,6 @@
 """Records of communication, and tables of them.
 
-In: what moved, over which axes, how many bytes, and which line of a program caused it. Out: text.
+In: the array, axes and bytes of a communication, and the line of a program. Out: text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Record:
     """One communication.
 
     Attributes:
-        what: the operation that causes it.
+        what: the operation that caused it.
         kind: ``"all-reduce"``, ``"all-gather"``, ``"permute"``, ...
         axes: the mesh axes that it goes along; none if several meshes take part.
         array: what moves, as in ``"float64[4,8]"``.
-        received: for each device id the bytes that it receives from other devices.
+        received: the bytes that each device, by its id, receives from other devices.
         line: file and line of the user's program.
     """
 
@@ -49,7 +49,7 @@ class Record:
 
 
 def labels(lines: Sequence[str]) -> dict[str, str]:
-    """Return how lines are called in a table: no more folders than keep the files apart."""
+    """Return the names of lines in a table, with as few folders as distinguish the files."""
     paths = {line: re.split(r"[/\\]", line.rpartition(":")[0]) for line in lines}
     files, length = {tuple(p) for p in paths.values()}, 1
     while len({p[-length:] for p in files}) < len(files):
@@ -61,7 +61,7 @@ def labels(lines: Sequence[str]) -> dict[str, str]:
 
 
 def records_table(records: Sequence[Record]) -> str:
-    """Return a table with one row for all communications of one line that are alike."""
+    """Return a table with one row for all similar communications of one line."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for r in records:
         alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
@@ -86,7 +86,7 @@ def records_table(records: Sequence[Record]) -> str:
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:
-    """Return for each line the bytes that it moved, the most first."""
+    """Return the bytes that each line moved, the most first."""
     found: dict[str, int] = {}
     for record in records:
         found[record.line] = found.get(record.line, 0) + record.total_bytes

@@ -1,7 +1,8 @@
-"""Tables as values: what stands in which column, printed as text or as HTML.
+"""Tables as values: rows of texts, printed as text or as HTML.
 
-In: a head, rows of texts, how they are aligned, and what is to be said below them. Out: text of a
-given width, in which long words are cut and numbers never are, or an element that has all of it.
+In: a head, rows of texts, their alignment, and notes. Out: text of a given width, in which long
+    words
+are cut but numbers never are, or an element that contains everything.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Table:
     """Rows of texts.
 
     Attributes:
-        head: what stands above the columns; nothing where rows speak for themselves.
+        head: the titles of the columns; empty for a table without titles.
         rows: the rows, each with a text for each column.
-        align: for each column ``<`` if it is words, ``>`` if it is numbers.
-        notes: what is said below, line by line.
-        marked: how many of the first rows stand out.
+        align: for each column ``<`` for words, ``>`` for numbers.
+        notes: the lines below the table.
+        marked: how many of the first rows are highlighted.
 
     >>> print(Table(("line", "total"), [("x.py:1", "8"), ("x.py:12", "16")], "<>").text())
     line     total
@@ -56,7 +57,7 @@ class Table:
         return sum(self.widths) + 2 * (len(self.align) - 1)
 
     def text(self, width: int | None = WIDTH) -> str:
-        """Return it in columns; long words are cut to fit a width, as far as that helps."""
+        """Return the table in columns; long words are cut to fit a width if possible."""
         widths = self.widths
         words = [i for i, side in enumerate(self.align) if side == "<"]
         while words and width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
@@ -75,7 +76,7 @@ class Table:
         return "\n".join([*lines, *self.notes])
 
     def html(self) -> Markup:
-        """Return it as an element, with nothing cut."""
+        """Return the table as an element, with nothing cut."""
         head = [element("thead", self._row("th", self.head))] if self.head else []
         rows = [self._row("td", row, i < self.marked) for i, row in enumerate(self.rows)]
         notes = [element("p", note) for note in self.notes if note]
@@ -83,7 +84,7 @@ class Table:
         return Markup("".join([table, *notes]))
 
     def _row(self, tag: str, cells: Sequence[str], marked: bool = False) -> Markup:
-        # HTML shows several blanks as one.
+        # HTML shows several spaces as one.
         inner = [
             element(tag, cell.replace("  ", _INDENT), class_="n" if side == ">" else None)
             for cell, side in zip(cells, self.align, strict=True)
@@ -92,7 +93,7 @@ class Table:
 
 
 def _cut(text: str, width: int, *, tail: bool) -> str:
-    """Return a text of at most ``width``; of a line's the end is what tells."""
+    """Return a text of at most ``width``; the name of a line is cut at its beginning."""
     if len(text) <= width:
         return text
     return f"…{text[len(text) - width + 1 :]}" if tail else f"{text[: width - 1]}…"

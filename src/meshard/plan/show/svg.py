@@ -1,7 +1,7 @@
 """Drawings as SVG: the frame of a picture, and the shapes in it.
 
 In: places, sizes, texts and colours, which are ``#rrggbb`` or the name of one in the style sheet.
-Out: elements. What is too small for a label says what it is as a tooltip.
+Out: elements. A shape that is too small for a label has a tooltip.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def picture(
     Args:
         width: its width.
         height: its height.
-        told: what it shows, for those who do not see it.
-        parts: what is in it.
-        sheet: whether it brings the style sheet; else the page around it has that.
+        told: a description, for readers who do not see it.
+        parts: its content.
+        sheet: whether it contains the style sheet; otherwise the page around it has it.
     """
     wide, high = f"{width:.0f}", f"{height:.0f}"
     return element(
@@ -46,7 +46,7 @@ def picture(
 
 @cache
 def _filled(color: str) -> Mapping[str, str]:
-    """Return how an element gets a colour, also where style sheets are not understood."""
+    """Return the attributes of a colour, which also work without style sheets."""
     if color not in LIGHT and color != "outline":
         return {"fill": color}
     found = {"class_": f"meshard-{color}", "fill": LIGHT.get(color, "none")}
@@ -73,13 +73,13 @@ def centred(
 
 
 def upright(x: float, y: float) -> str:
-    """Return the transformation by which a text at this place reads upwards."""
+    """Return the transformation that makes a text at this place read upwards."""
     return f"rotate(-90 {number_text(x)} {number_text(y)})"
 
 
 def rect(
     x: float, y: float, width: float, height: float, color: str, told: str = "", **more: Value
 ) -> Markup:
-    """Return a rectangle, which says what is ``told`` when pointed at."""
+    """Return a rectangle with ``told`` as its tooltip."""
     own = [element("title", told)] if told else []
     return element("rect", *own, **_filled(color), x=x, y=y, width=width, height=height, **more)

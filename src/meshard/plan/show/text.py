@@ -1,7 +1,7 @@
-"""Drawings of layouts as text: boxes with device names, in the terminal's colours where it has any.
+"""Drawings of layouts as text: boxes with device names, in colour if the terminal supports it.
 
-The picture keeps the look of `jax.debug.visualize_sharding` and goes on where that stops: any
-rank, uneven and irregular layouts, cut points along the edges, thousands of devices.
+The picture looks like that of `jax.debug.visualize_sharding` and supports more: any rank, uneven
+and irregular layouts, cut points along the edges, thousands of devices.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Color = str | Sequence[float]
 
 
 class Laid(Protocol):
-    """What `visualize_array_sharding` reads from an array."""
+    """The properties that `visualize_array_sharding` reads from an array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,11 +89,11 @@ def drawing_text(
         min_width: the least width of a box, its frame included, where there is room for it.
         max_width: the greatest width of the whole.
         rulers: whether the cut points stand along the edges.
-        ascii_only: whether frames are made of ``+``, ``-`` and ``|``.
+        ascii_only: whether frames consist of ``+``, ``-`` and ``|``.
 
-    Boxes are proportional to what they hold, as far as each leaves room for its label. From rank
-    three on there is one picture for each block of the leading dims. Where there are more boxes
-    than fit, those in the middle are left out, and a line below says what is missing.
+    The size of a box is proportional to its elements, if that leaves room for its label. For rank
+    three and higher there is one picture for each block of the leading dims. If there are more
+    boxes than fit, those in the middle are left out, and a line below says what is missing.
 
     >>> import numpy as np
     >>> print(drawing_text(Layout((8, 8), ((0, 2, 8), (0, 8)), np.arange(4).reshape(2, 1, 2))))
@@ -126,10 +126,10 @@ def _style(
     rulers: object,
     use_color: object = False,
 ) -> Style:
-    """Return how to draw, from the arguments of a function.
+    """Return the style of a picture, from the arguments of a function.
 
     Raises:
-        ArgumentError: if one means nothing, or is too large for a picture of characters.
+        ArgumentError: if an argument is invalid, or is too large for a picture of characters.
     """
     size = number_of(scale, what, "scale", open_below=True)
     if size > MOST_SCALE:
@@ -160,13 +160,13 @@ def visualize_sharding(
     Args:
         shape: the shape, of any rank.
         sharding: the sharding.
-        use_color: whether to fill blocks with colour where the terminal can; else lines frame
-            them. Each set of devices has its colour, as far as there are colours.
+        use_color: whether to fill blocks with colour if the terminal supports it; otherwise lines
+            frame them. Each set of devices has its own colour, as long as there are enough.
         scale: 1 for about ten lines; widths follow.
         min_width: the least width of a block, its frame included, where there is room for it.
         max_width: the greatest width of the whole; never wider than the terminal.
-        color_map: from a number in [0, 1] to ``"#rrggbb"`` or three floats, as matplotlib's.
-        header: whether to say first what is drawn, and which blocks are uneven.
+        color_map: maps a number in [0, 1] to ``"#rrggbb"`` or three floats, as in matplotlib.
+        header: whether to begin with a line on the array and its uneven blocks.
         rulers: whether the cut points stand along the edges.
 
     Raises:
@@ -235,7 +235,7 @@ def _print(
     style: Style,
     color_map: Callable[[float], Color] | None,
 ) -> None:
-    """Print a layout in the way of the terminal at hand."""
+    """Print a layout in the style that the terminal supports."""
     from rich.console import Console
     from rich.text import Text
 
@@ -279,7 +279,7 @@ def _colored(
 
 
 def _color(given: object) -> str:
-    """Return what a colour map gave as ``#rrggbb``."""
+    """Return the result of a colour map as ``#rrggbb``."""
     if isinstance(given, str) and re.fullmatch("#[0-9a-fA-F]{6}", given):
         return given
     channels: list[float] = []
@@ -294,7 +294,7 @@ def _color(given: object) -> str:
 
 
 def _compose(drawing: Drawing, style: Style) -> list[Line]:
-    """Return the picture of all slabs, and below it what it does not show."""
+    """Return the picture of all slabs, and notes on what it does not show."""
     if not drawing.slabs:
         lines = ["┌─────────────┐", "│ no elements │", "└─────────────┘"]
         return [*map(_line, lines), *map(_line, drawing.notes())]
@@ -314,7 +314,7 @@ def _line(text: str) -> Line:
 
 
 def _gutter(drawing: Drawing, style: Style) -> int:
-    """Return the width of the ruler at the left, which counts rows."""
+    """Return the width of the ruler at the left, which shows rows."""
     if len(drawing.layout.shape) < 2 or not style.rulers:
         return 0
     return 1 + max(len(str(cut)) for slab in drawing.slabs for cut in slab.rows)
@@ -327,7 +327,7 @@ def _fit(drawing: Drawing, style: Style) -> tuple[Attempt, list[Raster]]:
     columns = max(len(slab.columns) - 1 for slab in drawing.slabs)
     ways: list[Attempt] = []
     for attempt in attempts(width, style.min_width, columns):
-        # Side by side before one below the other, as long as every block is shown.
+        # Prefer slabs side by side, as long as every block is shown.
         beside = len(drawing.slabs) > 1 and attempt.most >= columns
         ways += [replace(attempt, width=half), attempt] if beside else [attempt]
     for attempt in ways:
@@ -357,7 +357,7 @@ def _with_rulers(drawing: Drawing, raster: Raster, style: Style) -> list[Line]:
 
 
 def _side_by_side(blocks: Sequence[list[Line]], width: int, run: int) -> list[Line]:
-    """Return blocks from left to right and from top to bottom, ``run`` to a row if these fit."""
+    """Return blocks from left to right and from top to bottom, ``run`` in a row if they fit."""
     widths = [max(map(_length, block)) for block in blocks]
     fits = sum(widths[:run]) + BETWEEN * (run - 1) <= width
     rows: list[list[list[Line]]] = []

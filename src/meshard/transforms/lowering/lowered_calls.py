@@ -259,7 +259,7 @@ def _in_place(whole: Layout, row: Layout) -> bool:
 
 
 def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool) -> Array:
-    """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
+    """Return one position of an array, without a copy where its blocks hold those of its rows."""
     if in_place:
         return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
     found: Array = ensure_layout(world, x[i], kind)
@@ -267,7 +267,7 @@ def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool)
 
 
 def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType:
-    """Return the type of that many arrays behind one another along a new first dim."""
+    """Return the type of that many arrays stacked along a new first dim."""
     sharding: Any = kind.sharding
     if isinstance(sharding, NamedSharding):
         uneven: Any = sharding.uneven
@@ -287,7 +287,7 @@ def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType
 def _stacked(
     world: RuntimeWorld, column: Sequence[Any], kind: ArrayType, whole: ArrayType
 ) -> Array:
-    """Return arrays of one type behind one another along a new first dim."""
+    """Return arrays of one type stacked along a new first dim."""
     if whole.layout.piece_count != kind.layout.piece_count:
         column = [placed(y, whole.sharding) for y in column]
         kind = world.type_of(kind.shape, kind.dtype, whole.sharding, True)

@@ -17,7 +17,7 @@ from meshard.transforms.program.calls import MakeCall
 
 
 def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    """Return the one result of what gives a list."""
+    """Return the only result of a function that gives a list."""
     return many(world, operands)[0]
 
 

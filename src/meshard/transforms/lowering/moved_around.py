@@ -26,7 +26,7 @@ _SAMPLES = 8
 
 
 def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
-    """Return what a function that looks at values may move, at most but for tiny arrays.
+    """Return what a function that looks at values may move at most, tiny arrays aside.
 
     A sample sort is one: its parts go where they belong, and settle between neighbours; before that
     some elements, and how many are in each part, are brought together.
@@ -54,7 +54,7 @@ def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
 def first_carry(
     world: RuntimeWorld, first: Sequence[AnyKind], turn: Sequence[AnyKind], before: int
 ) -> list[Moving]:
-    """Return what brings a loop's first carry to where it is laid out in every turn.
+    """Return what moves a loop's first carry to the layout that it has in every turn.
 
     Args:
         world: whose devices are used.

@@ -127,7 +127,7 @@ class MakeCall:
     Attributes:
         name: what listings call it.
         kind: its type, with the layout that it has if nobody prefers another.
-        make: from a type like it, with any layout, and the operands to the array.
+        make: from its type, with any layout, and the operands to the array.
         asked: whether its sharding was asked for.
         place: from the first operand's type to its own, where that follows it.
     """
