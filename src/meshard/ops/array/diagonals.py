@@ -67,19 +67,48 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
 
 @checked
 def tril(m: ArrayLike, k: int = 0) -> Array:
-    """Return the array with zeros above the diagonal ``k`` of its last two dims."""
+    """Return the array with zeros above a diagonal of its last two dims.
+
+    Args:
+        m: the array; a matrix, or a stack of them.
+        k: the diagonal; 0 is the main one, positive ones are above it.
+
+    Raises:
+        ShapeError: if there are fewer than two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tril(mnp.ones((2, 2), dtype=int)).tolist()
+    [[1, 0], [1, 1]]
+    """
     return _triangle(m, k, lower=True)
 
 
 @checked
 def triu(m: ArrayLike, k: int = 0) -> Array:
-    """Return the array with zeros below the diagonal ``k`` of its last two dims."""
+    """Return the array with zeros below a diagonal of its last two dims; takes what `tril` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.triu(mnp.ones((2, 2), dtype=int)).tolist()
+    [[1, 1], [0, 1]]
+    """
     return _triangle(m, k, lower=False)
 
 
 @checked
 def diag(v: ArrayLike, k: int = 0) -> Array:
-    """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
+    """Return a matrix with a given diagonal, or the diagonal of a given matrix.
+
+    Args:
+        v: an array of one dim, or a matrix.
+        k: the diagonal; 0 is the main one, positive ones are above it.
+
+    Raises:
+        ShapeError: if ``v`` has neither one nor two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.diag(mnp.asarray([1, 2])).tolist()
+    [[1, 0], [0, 2]]
+    """
     x = as_array(v)
     if is_traced(k):
         k = int(concrete(k, "diag", "It decides the result's size. Give a Python integer."))

@@ -392,8 +392,16 @@ def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
 def tile(A: ArrayLike, reps: Any) -> Array:
     """Return the array repeated as a whole along dims.
 
+    Args:
+        A: the array.
+        reps: how often along each dim, the last dim last; a number for the last dim alone.
+
     Raises:
         ArgumentError: if a number of repetitions is negative.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tile(mnp.asarray([1, 2]), 2).tolist()
+    [1, 2, 1, 2]
     """
     x = as_array(A)
     counts = _counts("tile", "reps", reps)

@@ -445,7 +445,15 @@ def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
 
 @checked
 def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return the position of the first maximum along a dim; without one, in the flat array.
+    """Return the position of the first maximum.
+
+    Args:
+        a: the array.
+        axis: the dim; None for the flat array.
+        keepdims: keep the dims, with size one.
+
+    Raises:
+        ShapeError: if there are no elements to choose from.
 
     >>> import meshard.numpy as mnp
     >>> int(mnp.argmax(mnp.asarray([3, 9, 9])))

@@ -184,6 +184,11 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
 
     The whole dim is sorted, which is one such order.
 
+    Args:
+        a: the array.
+        kth: the position, or several.
+        axis: the dim; None for the flat array.
+
     Raises:
         ArgumentError: if ``kth`` is not a position of the dim.
     """
@@ -203,6 +208,11 @@ def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) 
 @checked
 def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
+
+    Args:
+        operand: the array.
+        k: how many.
+        axis: the dim.
 
     Raises:
         ArgumentError: if the dim has fewer than ``k`` elements.
