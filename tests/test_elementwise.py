@@ -362,6 +362,7 @@ def test_astype():
 def test_astype_keeps_what_it_can():
     a = put(values("f4"), None, "i")
     assert mnp.astype(a, "float32", copy=False) is a
+    assert isinstance(mnp.astype(np.ones(2), "float64", copy=False), meshard.Array)
     assert a.astype("float32") is not a
     assert a.astype("bfloat16").sharding == a.sharding
     assert a.astype(float).dtype == np.float64

@@ -359,7 +359,14 @@ def arange(
     *,
     device: DeviceLike = None,
 ) -> Array:
-    """Make an array that counts from ``start`` (0 by default) to before ``stop``.
+    """Make an array that counts from ``start`` to before ``stop``.
+
+    Args:
+        start: the first number; given alone, it is ``stop``, and the first number is 0.
+        stop: the limit, which is not reached.
+        step: the distance between numbers; by default 1.
+        dtype: the dtype; by default the one that the numbers are promoted to.
+        device: a Sharding or Device for the result; each piece is made on its own device.
 
     Raises:
         ArgumentError: if the step is zero, or a limit is not a real, finite number.
@@ -596,7 +603,19 @@ def _by_position(
 def eye(
     N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
-    """Make a matrix with ones on the diagonal ``k``, zeros elsewhere."""
+    """Make a matrix with ones on one diagonal and zeros elsewhere.
+
+    Args:
+        N: the number of rows.
+        M: the number of columns; by default that of the rows.
+        k: the diagonal; 0 is the main one, positive ones are above it.
+        dtype: the dtype; by default the default float.
+        device: a Sharding or Device for the result; each piece is made on its own device.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.eye(2, 3, k=1, dtype=int).tolist()
+    [[0, 1, 0], [0, 0, 1]]
+    """
     return _by_position("eye", (N, M), dtype, device, operator.eq, k)
 
 

@@ -85,8 +85,13 @@ def concatenate(
 ) -> Array:
     """Return arrays joined along an existing dim.
 
+    Args:
+        arrays: the arrays, alike but for their size along the dim.
+        axis: the dim; None joins the flat arrays.
+        dtype: the result's dtype; by default the one that the arrays' dtypes are promoted to.
+
     Raises:
-        ShapeError: if there are none, or the other dims differ.
+        ShapeError: if there are no arrays, or their other dims differ.
 
     >>> import meshard.numpy as mnp
     >>> mnp.concatenate([mnp.zeros((1, 2)), mnp.ones((2, 2))]).shape
@@ -119,7 +124,22 @@ concat = concatenate
 
 @checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
-    """Return arrays of one shape joined along a new dim."""
+    """Return arrays of one shape joined along a new dim.
+
+    Args:
+        arrays: the arrays.
+        axis: where the new dim goes in the result.
+
+    Raises:
+        ShapeError: if there are no arrays, or their shapes differ.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> rows = [mnp.zeros(4, device=split), mnp.ones(4, device=split)]
+    >>> mnp.stack(rows).shape, mnp.stack(rows).sharding.spec
+    ((2, 4), P(None, 'i'))
+    """
     values = [as_array(a) for a in arrays]
     if not values:
         raise ShapeError("stack: needs at least one array.")
@@ -147,7 +167,12 @@ def vstack(arrays: Sequence[ArrayLike]) -> Array:
 
 @checked
 def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
-    """Return the parts along a dim, without it."""
+    """Return the parts along a dim, without it.
+
+    >>> import meshard.numpy as mnp
+    >>> [row.tolist() for row in mnp.unstack(mnp.asarray([[1, 2], [3, 4]]))]
+    [[1, 2], [3, 4]]
+    """
     value = as_array(x)
     (dim,) = normalised_axes(axis, value.ndim, "unstack")
     head = (slice(None),) * dim
@@ -156,10 +181,19 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
 
 @checked
 def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
-    """Return the parts of the array along a dim: a number of equal ones, or at cut points.
+    """Return the parts of the array along a dim.
+
+    Args:
+        a: the array.
+        indices_or_sections: the number of equal parts, or the positions where they are cut.
+        axis: the dim.
 
     Raises:
         ShapeError: if a number of sections does not divide the dim.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.tolist() for part in mnp.split(mnp.arange(5), [2])]
+    [[0, 1], [2, 3, 4]]
     """
     x = as_array(a)
     (dim,) = normalised_axes(axis, x.ndim, "split")
@@ -179,7 +213,12 @@ def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
 
 @checked
 def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
-    """Return the array with some dims reversed, all by default."""
+    """Return the array with some dims reversed, all by default.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.flip(mnp.asarray([[1, 2], [3, 4]]), axis=1).tolist()
+    [[2, 1], [4, 3]]
+    """
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
     return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x

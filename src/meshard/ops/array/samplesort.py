@@ -314,10 +314,10 @@ def _exchanged(
 
 def _wires(kind: ArrayType, middle: Layout, source: Source) -> tuple[Wire, Wire]:
     """Return what passes between devices to the parts, and then between neighbours."""
-    name, lies, itemsize = kind.str_short(), kind.sharding, kind.dtype.itemsize
+    name, own, itemsize = kind.str_short(), kind.sharding, kind.dtype.itemsize
     return (
-        move_wire(name, Move(lies, (lies,), middle, (source,), itemsize)),
-        move_wire(name, Move(lies, (lies,), kind.layout, (Source(middle),), itemsize)),
+        move_wire(name, Move(own, (own,), middle, (source,), itemsize)),
+        move_wire(name, Move(own, (own,), kind.layout, (Source(middle),), itemsize)),
     )
 
 

@@ -270,14 +270,21 @@ def ravel(a: ArrayLike, order: str = "C") -> Array:
 
 @checked
 def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
-    """Return the array with its dims permuted, reversed by default; no data moves.
+    """Return the array with its dims permuted; no data moves, and each dim stays split as it is.
+
+    Args:
+        a: the array.
+        axes: the array's dims in the order of the result; by default reversed.
 
     Raises:
         ArgumentError: if ``axes`` is not a permutation of the dims.
 
-    >>> import meshard.numpy as mnp
-    >>> mnp.transpose(mnp.ones((2, 3, 4)), (0, 2, 1)).shape
-    (2, 4, 3)
+    >>> import meshard, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> x = mnp.transpose(mnp.ones((2, 3, 4), device=split), (1, 0, 2))
+    >>> x.shape, x.sharding.spec
+    ((3, 2, 4), P(None, 'i'))
     """
     x = as_array(a)
     if axes is None:
@@ -333,7 +340,22 @@ def _in_order(dims: Any, ndim: int, what: str) -> list[int]:
 
 @checked
 def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
-    """Return the array with dims of size one inserted."""
+    """Return the array with dims of size one inserted.
+
+    Args:
+        a: the array.
+        axis: the places of the new dims in the result.
+
+    Raises:
+        ArgumentError: if the result has no such dim, or one is named twice.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> x = mnp.expand_dims(mnp.ones(4, device=split), 0)
+    >>> x.shape, x.sharding.spec
+    ((1, 4), P(None, 'i'))
+    """
     x = as_array(a)
     count = 1 if isinstance(axis, (int, np.integer)) else len(axis)
     at = normalised_axes(axis, x.ndim + count, "expand_dims")
@@ -364,8 +386,18 @@ def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
 def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
     """Return the array repeated along dims of size one to a shape; no memory is used.
 
+    Args:
+        a: the array.
+        shape: the result's shape; dims that the array does not have come first.
+
     Raises:
         ShapeError: if it does not broadcast to the shape.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> mnp.broadcast_to(mnp.ones(4, device=split), (3, 4)).sharding.spec
+    P(None, 'i')
     """
     x, wanted = as_array(a), shape_of(shape, "broadcast_to")
     tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()

@@ -117,7 +117,7 @@ def update_at(x: Any, index: Any, values: Any, how: str, options: dict[str, Any]
         concrete(
             mask.mask,
             f"x.at[mask].{how}",
-            "Which of several values goes where depends on the mask's. Write "
+            "Which element gets which value depends on the mask's values. Write "
             "meshard.numpy.where(mask, values, x), for values of x's shape.",
         )
     found = IndexParts(x, index, clamp=mode == "clip", checked=mode is None)

@@ -225,7 +225,21 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
 def dot(
     a: ArrayLike, b: ArrayLike, *, preferred_element_type: DtypeLike = None, precision: Any = None
 ) -> Array:
-    """Return the dot product: over the last dim of ``a`` and the last but one of ``b``."""
+    """Return the dot product: over the last dim of ``a`` and the second last of ``b``.
+
+    Args:
+        a: the first operand; a number multiplies.
+        b: the second operand; of one dim, it is summed over that.
+        preferred_element_type: the result's dtype.
+        precision: accepted as in JAX.
+
+    Raises:
+        ShapeError: if the dims differ that are summed over.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.dot(mnp.asarray([1.0, 2.0]), mnp.asarray([3.0, 4.0])))
+    11.0
+    """
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
         found = bind("multiply", x, y)
@@ -310,7 +324,15 @@ def _paired(
 
 
 def inner(a: ArrayLike, b: ArrayLike) -> Array:
-    """Return the product summed over both last dims."""
+    """Return the product summed over both last dims.
+
+    Raises:
+        ShapeError: if the last dims differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.inner(mnp.ones((2, 3)), mnp.ones((4, 3))).shape
+    (2, 4)
+    """
     x, y = as_array(a), as_array(b)
     if not x.ndim or not y.ndim:
         return bind("multiply", x, y)
@@ -327,7 +349,14 @@ def _check_last(what: str, x: Array, y: Array) -> None:
 
 
 def outer(a: ArrayLike, b: ArrayLike) -> Array:
-    """Return all products of elements of two arrays, as a matrix."""
+    """Return all products of elements of two arrays, as a matrix.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> mesh = meshard.make_mesh((2,), ("i",))
+    >>> split = meshard.NamedSharding(mesh, meshard.P("i"))
+    >>> mnp.outer(mnp.arange(4, device=split), mnp.arange(3)).sharding.spec
+    P('i',)
+    """
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     return bind("multiply", expand_dims(x, 1), expand_dims(y, 0))
 

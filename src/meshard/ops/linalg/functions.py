@@ -106,7 +106,7 @@ def matrix_rank(
 def matrix_power(a: ArrayLike, n: int) -> Array:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
-    Computed by products, so that split dims are multiplied in place.
+    Computed by products, so that split dims stay split.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.matrix_power(mnp.asarray([[1, 1], [0, 1]]), 3).tolist()

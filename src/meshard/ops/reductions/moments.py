@@ -72,10 +72,20 @@ def var(
     correction: float | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Return the variance over dims, all by default, with ``ddof`` taken off the divisor.
+    """Return the variance over dims, all by default.
 
-    ``correction`` is the Array API standard's name of ``ddof``; ``where`` says which elements take
-    part.
+    Args:
+        a: the array.
+        axis: the dims.
+        dtype: the result's dtype; by default the array's, for integers the default float.
+        ddof: what is subtracted from the divisor, the number of elements.
+        keepdims: keep the dims, with size one.
+        correction: the Array API standard's name of ``ddof``.
+        where: which elements take part, as bools that broadcast to the array.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.var(mnp.asarray([1, 2, 3]), ddof=1))
+    1.0
     """
     ddof = ddof if correction is None else correction
     x = as_array(a)

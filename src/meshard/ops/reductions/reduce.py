@@ -389,7 +389,7 @@ def min(
 
 @checked
 def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return maximum less minimum over dims."""
+    """Return the difference of maximum and minimum over dims."""
     x = _not_empty(a, axis, "ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
@@ -398,7 +398,18 @@ def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
 def any(
     a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Array:
-    """Return whether any element is true over dims, all by default; of those ``where`` says."""
+    """Return whether any element is true over dims, all by default.
+
+    Args:
+        a: the array.
+        axis: the dims.
+        keepdims: keep the dims, with size one.
+        where: which elements take part, as bools that broadcast to the array.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.any(mnp.asarray([[0, 1], [0, 0]]), axis=1).tolist()
+    [True, False]
+    """
     return _reduce("any", masked(as_array(a), where, 0, "any"), axis, keepdims)
 
 
@@ -406,7 +417,12 @@ def any(
 def all(
     a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Array:
-    """Return whether all elements are true over dims, all by default; of those ``where`` says."""
+    """Return whether all elements are true over dims, all by default; takes what `any` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.all(mnp.asarray([[1, 1], [0, 1]]), axis=1).tolist()
+    [True, False]
+    """
     return _reduce("all", masked(as_array(a), where, 1, "all"), axis, keepdims)
 
 

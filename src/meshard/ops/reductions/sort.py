@@ -123,8 +123,8 @@ def sort(
 ) -> Array:
     """Return the array sorted along a dim; NaN counts as the greatest.
 
-    Along a split dim of several, the axes move to another dim. A split array of one dim is sorted
-    in place: each device sorts its own block, the blocks are exchanged by value and merged,
+    Along a split dim of several, the axes move to another dim. Where the array has one dim, and
+    that is split, each device sorts its own block, the blocks are exchanged by value and merged,
     and the result is laid out like the array. Nothing is brought together on one device.
 
     Args:

@@ -30,8 +30,10 @@ from meshard.runtime.world import here
 
 T = TypeVar("T")
 K = TypeVar("K")
-H = TypeVar("H", bound=np.ndarray[Any, Any] | np.generic | complex)
-"""A value on the host; a tree of such becomes one of arrays, and others keep their type."""
+Host = np.ndarray[Any, Any] | np.generic | complex
+"""A value on the host: a tree of such becomes one of arrays; others keep their type."""
+
+H = TypeVar("H", bound=Host)
 
 
 @overload
@@ -44,7 +46,16 @@ def device_put(
 ) -> list[Array]: ...
 @overload
 def device_put(
-    x: tuple[H, ...],
+    x: tuple[Host, Host],
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> tuple[Array, Array]: ...
+@overload
+def device_put(
+    x: tuple[Host, ...],
     device: Any = None,
     *,
     src: Any = None,
