@@ -115,6 +115,7 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     Raises:
         DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of them.
 
+    >>> import numpy as np
     >>> typeof(np.ones((2, 3)))
     float64[2,3]
     """
