@@ -10,10 +10,10 @@ import numpy as np
 from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
 from meshard.ops.array.join import pad
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.row import Bounds, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

@@ -24,12 +24,12 @@ from meshard.ops.array.shape import (
     ravel,
     reshape,
 )
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import MoveOp, Params, register
+from meshard.ops.row import MoveOp, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host

@@ -19,11 +19,11 @@ from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
 from meshard.algebra.rule import OpRule
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import same_dtype
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.memo import memoized

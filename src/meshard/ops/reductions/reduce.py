@@ -13,12 +13,12 @@ import numpy as np
 
 from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import Axis, normalised_axes
-from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtype
-from meshard.ops.engine.promotion import BYTES
-from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, Partial, register
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype
+from meshard.ops.dtypes.promotion import BYTES
 from meshard.ops.reductions import short_argmax as narrow
+from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
