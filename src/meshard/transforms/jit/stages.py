@@ -35,7 +35,7 @@ from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import unplaced_type
 
 ResultWrapper = Callable[[Array], Any]
 """Makes of one result of a jitted function what its caller gets."""
@@ -77,7 +77,9 @@ class Entry:
         ):
             found = kind
             if wanted is not None:
-                array = kind if isinstance(kind, ArrayType) else anywhere(world, as_array(kind(0)))
+                array = (
+                    kind if isinstance(kind, ArrayType) else unplaced_type(world, as_array(kind(0)))
+                )
                 found = placed_kind(world, trace.what, told, array, wanted, True)
                 if found is not kind:
                     self._moves.append((number, wanted))
@@ -186,7 +188,7 @@ class _Stage:
     def _aval(self, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
             return kind
-        return anywhere(self._world, as_array(kind(0)))
+        return unplaced_type(self._world, as_array(kind(0)))
 
     @property
     def in_tree(self) -> Any:

@@ -33,7 +33,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.program.program import Kind, Program, Var
 from meshard.transforms.program.simplify import simplified
 from meshard.transforms.tracing.arguments import Arguments, Statics
-from meshard.transforms.tracing.tracing import Typed, anywhere, traced
+from meshard.transforms.tracing.tracing import Typed, traced, unplaced_type
 
 
 @final
@@ -147,7 +147,7 @@ def trace_of(
         if isinstance(kind, ArrayType):
             types.append((world.type_of(kind.shape, kind.dtype, home(world), False), None))
         else:
-            types.append((anywhere(world, as_array(kind(0))), kind))
+            types.append((unplaced_type(world, as_array(kind(0))), kind))
 
     def flat(*leaves: Any) -> tuple[list[Any], Any]:
         own, named = trees.unflatten(tree, leaves)
