@@ -29,8 +29,8 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
+from meshard.transforms.jit.agreements import account_of_program
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
-from meshard.transforms.jit.sharing import program
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
@@ -122,7 +122,7 @@ class Entry:
         donated = self._given_up(leaves) if self._donated else ()
         if world.agreement is not None:
             if self._shared is None:
-                self._shared = program(self.executable, self.trace.program)
+                self._shared = account_of_program(self.executable, self.trace.program)
             members, told = self._shared
             agreed(world, members, told, f"`{self.trace.what}`")
         found = self.executable.run(world, [*self.captured, *leaves])
