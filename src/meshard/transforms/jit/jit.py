@@ -228,7 +228,7 @@ class Jitted(Generic[P, R]):
         named: dict[str, Any] = kwargs
         statics = None
         if not self._plain:
-            rest, named, statics = self._arguments.parted(args, kwargs)
+            rest, named, statics = self._arguments.without_statics(args, kwargs)
         given: Any = (rest, named)
         leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
@@ -290,7 +290,7 @@ class Jitted(Generic[P, R]):
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Be part of the function at hand, which is being transformed."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
         if self._in is not None:
             rest = self._constrained(rest, self._in, "in_shardings")
         leaves, tree = trees.flatten((rest, named))
@@ -300,7 +300,7 @@ class Jitted(Generic[P, R]):
         if is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
-            every, names = self._arguments.joined(rest, named, statics)
+            every, names = self._arguments.with_statics(rest, named, statics)
             found = self._f(*every, **names)
         return found if self._out is None else self._constrained(found, self._out, "out_shardings")
 
@@ -313,7 +313,7 @@ class Jitted(Generic[P, R]):
 
         def flat(*values: Any) -> Any:
             own, named = trees.unflatten(tree, values)
-            every, names = arguments.joined(own, named, statics)
+            every, names = arguments.with_statics(own, named, statics)
             return results_of(what, self._f(*every, **names))
 
         told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
@@ -340,7 +340,7 @@ class Jitted(Generic[P, R]):
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
         world = here()
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
         leaves, tree = trees.flatten((rest, named))
         kinds: list[Any] = []
         for number, x in enumerate(leaves):
@@ -360,10 +360,10 @@ class Jitted(Generic[P, R]):
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the shapes and dtypes of the results, without computing them."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
 
         def f(*a: Any, **k: Any) -> Any:
-            every, names = self._arguments.joined(a, k, statics)
+            every, names = self._arguments.with_statics(a, k, statics)
             return self._f(*every, **names)
 
         return eval_shape_of(f, *rest, **named)

@@ -151,7 +151,7 @@ def trace_of(
 
     def flat(*leaves: Any) -> tuple[list[Any], Any]:
         own, named = trees.unflatten(tree, leaves)
-        every, names = arguments.joined(own, named, statics)
+        every, names = arguments.with_statics(own, named, statics)
         result = f(*every, **names)
         found, structure = results_of(what, result)
         return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
