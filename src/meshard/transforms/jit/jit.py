@@ -29,7 +29,7 @@ from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.arguments import Arguments
 from meshard.transforms.tracing.signature import (
@@ -250,7 +250,7 @@ class Jitted(Generic[P, R]):
             kinds = key[5:]
             entry = programs.entry(
                 signature,
-                lambda: Entry(
+                lambda: ProgramEntry(
                     world,
                     self._trace(world, rest, named, statics, tree, kinds),
                     kinds,

@@ -45,7 +45,7 @@ ChooseWrapper = Callable[[], ResultWrapper | None]
 
 
 @final
-class Entry:
+class ProgramEntry:
     """What a jitted function does for arguments of some types.
 
     Args:
@@ -264,13 +264,13 @@ class Traced(_Stage):
             IndivisibleError: if a dim does not divide into the shards that are asked for.
             IncompatibleDevicesError: if arguments are committed to different devices.
         """
-        entry = Entry(self._world, self._trace, self._kinds, self._choose_wrapper())
+        entry = ProgramEntry(self._world, self._trace, self._kinds, self._choose_wrapper())
         return Lowered(self._world, self._trace, self._kinds, entry)
 
 
 class _Placed(_Stage):
     def __init__(
-        self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind], entry: Entry
+        self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind], entry: ProgramEntry
     ) -> None:
         super().__init__(world, trace, kinds)
         self._entry = entry
