@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
 
 import numpy as np
@@ -35,6 +36,7 @@ from meshard.transforms.tracing.arguments import Arguments
 from meshard.transforms.tracing.signature import (
     ArrayHolder,
     Trace,
+    Traceable,
     accepted,
     results_of,
     said_sharding,
@@ -136,21 +138,35 @@ def jit(
     >>> step(mnp.zeros(2)).shape
     (2,)
     """
-    options = {
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-    }
+    options = JitOptions(
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        keep_unused=keep_unused,
+    )
     if f is None:
-        return functools.partial(Jitted, **options)
-    return Jitted(f, **options)
+        return functools.partial(Jitted, options=options)
+    return Jitted(f, options)
 
 
 pjit = jit
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JitOptions:
+    """What `jit` was told about a function, by the names of its parameters."""
+
+    in_shardings: Any = None
+    out_shardings: Any = None
+    static_argnums: Any = None
+    static_argnames: Any = None
+    donate_argnums: Any = None
+    donate_argnames: Any = None
+    keep_unused: bool = False
 
 
 @final
@@ -160,31 +176,30 @@ class Jitted(Generic[P, R]):
     def __init__(
         self,
         f: Callable[P, R],
-        *,
-        in_shardings: Any = None,
-        out_shardings: Any = None,
-        static_argnums: Any = None,
-        static_argnames: Any = None,
-        donate_argnums: Any = None,
-        donate_argnames: Any = None,
-        keep_unused: bool = False,
+        options: JitOptions = JitOptions(),
     ) -> None:
         if not callable(f):
             raise ArgumentError(refusal("jit", "f", "a function", f))
-        flag_of(keep_unused, "jit", "keep_unused")
+        flag_of(options.keep_unused, "jit", "keep_unused")
         functools.update_wrapper(self, f)
         self._f = f
         self._name = getattr(f, "__name__", None) or type(f).__name__
         what = f"jit of {self._name!r}"
         self._arguments = Arguments(
-            f, what, static_argnums, static_argnames, donate_argnums, donate_argnames
+            f,
+            what,
+            options.static_argnums,
+            options.static_argnames,
+            options.donate_argnums,
+            options.donate_argnames,
         )
         self._what = what
-        self._in = list(in_shardings) if isinstance(in_shardings, list) else in_shardings
-        if type(self._in) is list:
-            self._in = tuple(self._in)
-        self._out = out_shardings
-        self._keep_unused = keep_unused
+        given = options.in_shardings
+        self._in = tuple(given) if isinstance(given, list) else given
+        self._out = options.out_shardings
+        self._traceable = Traceable(
+            f, self._name, self._arguments, self._in, self._out, options.keep_unused
+        )
         self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
 
@@ -273,19 +288,7 @@ class Jitted(Generic[P, R]):
         known: Programs = world.programs.setdefault(self, Programs())
         return known.trace(
             key,
-            lambda: trace_of(
-                world,
-                self._f,
-                self._name,
-                self._arguments,
-                args,
-                kwargs,
-                statics,
-                kinds,
-                self._in,
-                self._out,
-                self._keep_unused,
-            ),
+            lambda: trace_of(world, self._traceable, args, kwargs, statics, kinds),
         )
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -118,30 +118,56 @@ def _brief(x: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Traceable:
+    """A function, and what `jit` was told about it.
+
+    Attributes:
+        f: the function.
+        name: its name.
+        arguments: which of its arguments are static, and which are given up.
+        in_shardings: a tree of shardings for its arguments; None if none are given.
+        out_shardings: the same for its results.
+        keep_unused: whether arguments that it does not read matter too.
+    """
+
+    f: Callable[..., Any]
+    name: str
+    arguments: Arguments
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+
+
 def trace_of(
     world: RuntimeWorld,
-    f: Callable[..., Any],
-    name: str,
-    arguments: Arguments,
+    function: Traceable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     statics: Statics | None,
     kinds: Sequence[Kind],
-    in_shardings: Any,
-    out_shardings: Any,
-    keep_unused: bool,
 ) -> Trace:
     """Trace a function for arguments of some types.
+
+    Args:
+        world: whose devices are used.
+        function: the function.
+        args: its arguments by position, without static ones.
+        kwargs: its arguments by name, without static ones.
+        statics: the static arguments.
+        kinds: the types of the other arguments' leaves.
 
     Raises:
         ArgumentError: if a result is not an array or a number, or keywords meet ``in_shardings``.
         TreeError: if a tree of shardings is not a prefix.
         ShardingError: if a spec is bare where no mesh is set.
     """
+    name, arguments = function.name, function.arguments
     what = f"jit of {name!r}"
     tree: Any = trees.structure((args, kwargs))
     told = tuple([arguments.told(path, statics) for path in tree.paths()])
-    wanted = _wanted_inputs(what, in_shardings, args, kwargs, len(kinds))
+    wanted = _wanted_inputs(what, function.in_shardings, args, kwargs, len(kinds))
     types: list[Typed] = []
     for kind in kinds:
         if isinstance(kind, ArrayType):
@@ -152,9 +178,9 @@ def trace_of(
     def flat(*leaves: Any) -> tuple[list[Any], Any]:
         own, named = trees.unflatten(tree, leaves)
         every, names = arguments.with_statics(own, named, statics)
-        result = f(*every, **names)
+        result = function.f(*every, **names)
         found, structure = results_of(what, result)
-        return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
+        return found, (structure, _wanted(what, "out_shardings", function.out_shardings, result))
 
     origins = [f"the argument {t}" for t in told]
     program, captured, (out_tree, out) = traced(name, flat, types, origins)
@@ -170,7 +196,7 @@ def trace_of(
         wanted,
         out,
         arguments.donated(args, kwargs, statics),
-        frozenset(range(len(kinds))) if keep_unused else read_arguments(program),
+        frozenset(range(len(kinds))) if function.keep_unused else read_arguments(program),
     )
 
 
