@@ -213,7 +213,11 @@ def test_refusals() -> None:
             ArgumentError,
             r"fft: axis must be an integer, got \(0, 1\)",
         ),
-        (lambda: fft.hfft(x, norm="no"), ArgumentError, "hfft: norm is 'backward', .* not 'no'"),
+        (
+            lambda: fft.hfft(x, norm="no"),
+            ArgumentError,
+            "hfft: norm must be 'backward', .* not 'no'",
+        ),
         (lambda: fft.rfft(z), DtypeError, "rfft: takes real samples, got complex128. Use fft, or"),
         (lambda: fft.ihfft(z), DtypeError, "ihfft: takes real samples, got complex128. Use ifft"),
         (lambda: fft.rfft2(z), DtypeError, "rfft2: takes real samples, got complex128. Use fft2"),
@@ -234,7 +238,11 @@ def test_refusals() -> None:
         (lambda: fft.fft2(x, axes=(0,)), ArgumentError, r"fft2: takes two axes, got \(0,\); fftn"),
         (lambda: fft.fftfreq(0), ArgumentError, "fftfreq: the number of samples .* not 0"),
         (lambda: fft.fftfreq(4, 0), ArgumentError, "fftfreq: d, the distance .* not 0"),
-        (lambda: fft.rfftfreq(4, dtype=int), DtypeError, "rfftfreq: frequencies are .* not int64"),
+        (
+            lambda: fft.rfftfreq(4, dtype=int),
+            DtypeError,
+            "rfftfreq: the dtype of frequencies must be .* not int64",
+        ),
         (lambda: fft.fftshift(x, 3), ArgumentError, "fftshift: axis 3 is out of bounds"),
     ]
     for call, error, message in cases:

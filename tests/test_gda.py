@@ -635,7 +635,7 @@ def test_axes_that_cannot_lay_out_the_shape_are_refused(use):
     ):
         use((4, 2), on, [("x", "y")])
     with pytest.raises(
-        SpecError, match=r"each entry is None, an axis name or a tuple .* is 3 of type"
+        SpecError, match=r"each entry must be None, an axis name or a tuple .* is 3 of type"
     ):
         use((8, 2), on, [3])
     for axes in ("x", None, 3):

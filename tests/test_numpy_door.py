@@ -577,12 +577,12 @@ def test_refusals() -> None:
         (
             lambda: mnp.choose(x.astype(int), [x, x]),
             ArgumentError,
-            "choose: a number lies outside the 2 choices, 0 to 1",
+            "choose: a number is outside the 2 choices, 0 to 1",
         ),
         (
             lambda: mnp.choose(x.astype(int), [x], mode="skip"),
             ArgumentError,
-            "choose: mode is 'raise', 'wrap' or 'clip', not 'skip'",
+            "choose: mode must be 'raise', 'wrap' or 'clip', not 'skip'",
         ),
         (lambda: mnp.interp(x, x, x[1:]), ShapeError, r"interp: points .* \(8,\) and .* \(7,\)"),
         (
@@ -609,7 +609,7 @@ def test_refusals() -> None:
         (
             lambda: mnp.isdtype(np.dtype("f4"), "float"),
             ArgumentError,
-            "isdtype: kind 'float' is not known; it is a dtype or one of 'bool'",
+            "isdtype: kind 'float' is not known; it must be a dtype or one of 'bool'",
         ),
         (
             lambda: mnp.__array_namespace_info__().dtypes(kind="float"),

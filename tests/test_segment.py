@@ -179,7 +179,7 @@ def test_xla_leaves_to_numpy_what_it_cannot_do():
 
 
 def test_other_compilers_are_refused():
-    told = "jit_compiler is 'numpy', or one of 'xla'"
+    told = "jit_compiler must be 'numpy', or one of 'xla'"
     with pytest.raises(meshard.errors.ArgumentError, match=told):
         meshard.config.update("jit_compiler", "gcc")
 

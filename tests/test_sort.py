@@ -196,7 +196,9 @@ def test_top_k() -> None:
         order = np.flip(np.argsort(rows), -1)[..., :4]
         same(whole(places), order)
         same(whole(found), np.take_along_axis(rows, order, -1))
-    with pytest.raises(ArgumentError, match=r"top_k: k=61 of dim 0, whose size is 60"):
+    with pytest.raises(
+        ArgumentError, match=r"top_k: k must be from 0 to the size of dim 0, 60, got 61"
+    ):
         sort.top_k(put(value, "i"), 61)
 
 
@@ -236,20 +238,24 @@ def test_refusals() -> None:
         mnp.sort(x, 2)
     with pytest.raises(ShapeError, match=r"argsort: an array without dims .* axis=None"):
         mnp.argsort(mnp.asarray(3))
-    with pytest.raises(ShapeError, match=r"searchsorted: .* one dim; this one's shape is \(4, 2\)"):
+    with pytest.raises(ShapeError, match=r"searchsorted: .* one dim, but its shape is \(4, 2\)"):
         mnp.searchsorted(x, 3)
-    with pytest.raises(ArgumentError, match="searchsorted: side is 'left' or 'right', not 'up'"):
+    with pytest.raises(
+        ArgumentError, match="searchsorted: side must be 'left' or 'right', not 'up'"
+    ):
         mnp.searchsorted(x[:, 0], 3, "up")
     with pytest.raises(ArgumentError, match=r"partition: kth 4 is out of bounds for dim 0 .* 4"):
         mnp.partition(x, 4, 0)
-    with pytest.raises(ArgumentError, match="digitize: the bins are edges that rise or fall"):
+    with pytest.raises(ArgumentError, match="digitize: the bins must be edges that rise or fall"):
         mnp.digitize(x, np.array([1, 3, 2]))
     with pytest.raises(
         ArgumentError,
         match=r"unique: axis must be None, got 0 of type int\. Distinct slices along a dim are not",
     ):
         mnp.unique(x, axis=0)
-    with pytest.raises(ShapeError, match=r"extract: a condition of shape \(3,\) .* \(4, 2\)"):
+    with pytest.raises(
+        ShapeError, match=r"extract: the condition of shape \(3,\) .* \(4, 2\) must have"
+    ):
         mnp.extract(np.ones(3, bool), x)
     with pytest.raises(ShapeError, match=r"compress: a condition of shape \(5,\) for dim 0"):
         mnp.compress(np.ones(5, bool), x, axis=0)
@@ -381,13 +387,15 @@ def test_refusals_of_statistics() -> None:
         mnp.quantile(x, [0.5, 1.5])
     with pytest.raises(ArgumentError, match=r"percentile: q must be from 0 to 100; got 101"):
         mnp.percentile(x, 101)
-    with pytest.raises(ArgumentError, match=r"quantile: method is one of linear, .* not 'weibull'"):
+    with pytest.raises(
+        ArgumentError, match=r"quantile: method must be one of linear, .* not 'weibull'"
+    ):
         mnp.quantile(x, 0.5, method="weibull")
     with pytest.raises(ShapeError, match=r"median: dims \(1,\) of the shape \(4, 0\) are empty"):
         mnp.median(x[:, :0], axis=1)
     with pytest.raises(DtypeError, match="median: complex numbers have no order"):
         mnp.median(x * 1j)
-    with pytest.raises(ArgumentError, match="histogram: bins='auto' names a way to choose"):
+    with pytest.raises(ArgumentError, match="histogram: bins='auto' names a rule for choosing"):
         mnp.histogram(x, "auto")
     with pytest.raises(ArgumentError, match=r"histogram: bins=0 and range=None do not define bins"):
         mnp.histogram(x, 0)
@@ -401,7 +409,7 @@ def test_refusals_of_statistics() -> None:
         ShapeError, match=r"bincount: takes an array of one dim, got shape \(4, 2\)"
     ):
         mnp.bincount(x.astype(int))
-    with pytest.raises(ShapeError, match=r"cov: variables have one or two dims, .* \(2, 2, 2\)"):
+    with pytest.raises(ShapeError, match=r"cov: takes an array of one or two dims, .* \(2, 2, 2\)"):
         mnp.cov(np.zeros((2, 2, 2)))
 
 

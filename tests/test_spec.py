@@ -94,13 +94,15 @@ def test_there_is_one_unconstrained():
 
 @pytest.mark.parametrize("entry", [1, 2.5, {"x"}, b"x"])
 def test_an_entry_of_another_kind_is_refused(entry):
-    with pytest.raises(SpecError, match="each entry is None, an axis name or a tuple") as refused:
+    with pytest.raises(
+        SpecError, match="each entry must be None, an axis name or a tuple"
+    ) as refused:
         P("x", entry)
     assert f"{entry!r} of type {type(entry).__name__}" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [1, None, ("x",), P.UNCONSTRAINED])
 def test_a_tuple_entry_holds_names_only(name):
-    with pytest.raises(SpecError, match="a tuple entry holds axis names, but") as refused:
+    with pytest.raises(SpecError, match="a tuple entry must hold axis names, but") as refused:
         P(("y", name))
     assert f"holds {name!r}" in str(refused.value)

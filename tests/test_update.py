@@ -324,7 +324,7 @@ def test_positions_outside_may_be_dropped_filled_or_moved_inside(number, dtype, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "wrap"}, "mode is None, 'clip', 'drop', 'fill' .* not 'wrap'"),
+        ({"mode": "wrap"}, "mode must be None, 'clip', 'drop', 'fill' .* not 'wrap'"),
         ({"wrap_negative_indices": False}, "wrap_negative_indices=False is not supported"),
     ],
 )

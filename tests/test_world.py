@@ -133,7 +133,7 @@ def test_processes_are_counted_before_there_is_a_world(fresh):
 
 
 def test_without_a_runtime_there_is_no_world(fresh):
-    with pytest.raises(ConfigError, match="no runtime has been imported"):
+    with pytest.raises(ConfigError, match="no runtime that can make devices has been imported"):
         current()
 
 

@@ -56,9 +56,9 @@ def box_of(index: Sequence[slice], shape: tuple[int, ...], device: Device, whose
 
 
 class Sharding(ABC):
-    """How a whole array lies on devices.
+    """How a whole array is laid out on devices.
 
-    To write one of your own, give `device_set` and `devices_indices_map`; all else follows.
+    To write your own, define `device_set` and `devices_indices_map`; the rest follows from them.
 
     Attributes:
         mesh: the mesh. Only a `NamedSharding` has one; other shardings do not have the attribute.
@@ -87,7 +87,7 @@ class Sharding(ABC):
         """Return the same sharding in another kind of memory.
 
         Raises:
-            ArgumentError: if the sharding cannot say a kind, or the device has none such.
+            ArgumentError: if the sharding cannot name a kind, or the device does not have this one.
         """
         if checked_memory_kind(kind) == self.memory_kind:
             return self

@@ -58,8 +58,8 @@ def described(value: object, *, typed: bool = False) -> str:
     """Return a short text for a value that was given.
 
     Args:
-        value: the value; of an array its shape and dtype are told, of another its repr and type.
-        typed: whether the type is told even where the repr shows it, as that of ``'3'`` does.
+        value: the value; an array is described by its shape and dtype, others by repr and type.
+        typed: whether to give the type even where the repr shows it, as that of ``'3'`` does.
     """
     array = array_text(value)
     if array is not None:

@@ -53,7 +53,7 @@ NoAttribute.__name__ = NoAttribute.__qualname__ = "AttributeError"
 def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
     """Return the names that are spelled almost like another, the nearest first.
 
-    Of names that are equally near, those that begin alike come first.
+    Among names that are equally near, those that begin alike come first.
     """
     listed = [n for n in names if not n.startswith("_")]
     folded = {n.lower(): n for n in reversed(listed)}

@@ -47,7 +47,7 @@ class Box(NamedTuple):
         return tuple([slice(a, b) for a, b in zip(self.starts, self.stops, strict=True)])
 
     def intersect(self, other: Box) -> Box:
-        """Return the common region; a box without elements where there is none."""
+        """Return the common region, which may be a box without elements."""
         starts = tuple(map(max, self.starts, other.starts))
         stops = tuple(
             max(a, b) for a, b in zip(starts, map(min, self.stops, other.stops), strict=True)

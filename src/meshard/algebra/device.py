@@ -80,7 +80,7 @@ def device_ids_of(given: object, what: str, name: str) -> list[int]:
     """Return the ids of devices that are given as devices or as ids, ascending and once each.
 
     Raises:
-        ArgumentError: if it is not a list of such.
+        ArgumentError: if it is not such a list.
 
     >>> device_ids_of([3, Device(1), 3], "f", "alive")
     [1, 3]

@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 def _stay(at: int, step: int, low: int, high: int, most: int) -> int:
-    """Return how many of ``at, at + step, ...`` lie in [low, high), as ``at`` does, up to most."""
+    """Return how many of ``at, at + step, ...`` are in [low, high), as ``at`` is, up to most."""
     if step == 0:
         return most
     return min(most, (high - 1 - at if step > 0 else at - low) // abs(step) + 1)
@@ -66,6 +66,8 @@ def _split(start: int, source: int, strides: list[tuple[int, int]]) -> Iterator[
         step, times = strides[k]
         k += 1
         if times == 1 and k < count:
+            # A single difference may lead to the next segment instead of making one of two
+            # elements: then the whole run of differences that follows is one segment.
             following, repeats = strides[k]
             if repeats > 1 or (k + 1 == count and abs(following) < abs(step)):
                 yield Segment(start, 1, source, 1)
@@ -89,6 +91,8 @@ def _canonical(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
     while i < count:
         first, length, source, step = pieces[i]
         end, last = first + length, source + step * (length - 1)
+        # Pieces that touch are joined into one stretch of differences, and cut anew from these:
+        # so the result does not depend on where they were cut.
         strides = [(step, length - 1)] if length > 1 else []
         i += 1
         while i < count and pieces[i][0] == end:
@@ -105,13 +109,13 @@ def _canonical(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
 
 
 def _checked(size: int, source_size: int, segments: Iterable[Piece]) -> list[Piece]:
-    """Return ``segments`` sorted, as plain ints and without empty ones; refuse what is no map."""
+    """Return ``segments`` sorted, as plain ints, without empty ones; refuse what is not a map."""
     pieces: list[Piece] = []
     for given in segments:
         try:
             start, length, source, step = map(operator.index, given)
         except (TypeError, ValueError):
-            raise ShapeError(f"DimMap: a segment is four integers, not {given!r}.") from None
+            raise ShapeError(f"DimMap: a segment must be four integers, not {given!r}.") from None
         end, last = start + length, source + step * (length - 1)
         low, high = min(source, last), max(source, last)
         if length and not (0 <= start < end <= size and 0 <= low <= high < source_size):
@@ -309,6 +313,9 @@ class DimMap:
         pieces: list[Piece] = []
         below = inner.segments
         for start, length, source, step in self.segments:
+            # Element k of this segment reads position `at` of the inner map's result. Either a run
+            # of them stays inside one segment of the inner map, or `at` is a fill of it, and k
+            # jumps to the first element that reads the next segment in the direction of the step.
             k = 0
             while k < length:
                 at = source + step * k
@@ -322,7 +329,7 @@ class DimMap:
                     k += -((at - below[i + 1].start) // step)
                 elif step < 0 and i >= 0:
                     k += -((first + span - 1 - at) // -step)
-                else:
+                else:  # all others read fills, too
                     break
         return self._of(self.size, inner.source_size, *pieces)
 
@@ -363,6 +370,7 @@ class DimMap:
             raise ShapeError(f"DimMap: cuts {given} do not span the source 0:{self.source_size}.")
         out: list[Run] = []
         for first, length, source, step in self._clip(start, stop):
+            # As many elements as read one shard make a run; the next element is in another one.
             k = 0
             while k < length:
                 at = source + step * k
@@ -391,6 +399,8 @@ class DimMap:
             return tuple([self.size * i // shards for i in range(shards + 1)])
         out = [0]
         end = runs[0].destination
+        # `out` holds the cuts before shard len(out) - 1. A run of a later shard closes all shards
+        # before it, in the middle of the fills since the last run.
         for at, length, piece, _, _ in runs:
             if piece < len(out) - 1:
                 return None

@@ -8,8 +8,8 @@ from typing import NoReturn
 class Frozen:
     """A value whose attributes cannot be set: ``__init__`` writes them into ``vars(self)``.
 
-    Meshes and shardings are shared by all arrays that lie as they say, and are keys of caches: one
-    that changed would say of every array that it lies elsewhere than it does.
+    Meshes and shardings are shared by all arrays that they lay out, and are keys of caches. If one
+    changed, it would be wrong about where every one of these arrays is.
     """
 
     def __setattr__(self, name: str, value: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Layouts: how one array of a given shape lies on devices.
+"""Layouts: how one array of a given shape is laid out on devices.
 
 In the product form a layout is, for each dim, the tuple of cut points, and a *device tensor*
 ``T[shard of dim 0, ..., shard of the last dim, replica]`` of device ids. Device order is data in
@@ -58,7 +58,7 @@ def ceil_cuts(size: int, shards: int) -> Cuts:
 
 @final
 class Layout:
-    """How an array of ``shape`` lies on devices.
+    """How an array of ``shape`` is laid out on devices.
 
     Args:
         shape: the array's shape.

@@ -310,7 +310,7 @@ def make_mesh(
         axis_types: accepted as in JAX; only Auto has an effect.
         devices: the devices to use, in this order. By default all devices of all processes, those
             of one process together and the processes of one host together, so that neighbours
-            along the last axes lie on one host.
+            along the last axes are on one host.
 
     Raises:
         ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.

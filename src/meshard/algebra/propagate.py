@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
-from meshard.algebra.layout import Cuts, balanced_cuts, even_cuts
+from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.rule import BoundRule, Dim, Term
 
 
@@ -32,7 +32,7 @@ class Split:
 
 
 Placement = tuple[Split, ...]
-"""How an array lies on a mesh: one `Split` per dim."""
+"""How an array is laid out on a mesh: one `Split` per dim."""
 
 
 @final
@@ -64,10 +64,10 @@ def propagate(
 
     Args:
         rule: the rule, applied to the operands' shapes.
-        operands: each operand's placement on the mesh; None where it has no say.
+        operands: each operand's placement on the mesh; None for one that decides nothing.
         axis_sizes: the size of each mesh axis.
         weights: each operand's bytes; on a conflict the heavier one stays where it is.
-        wanted: for each result how it had better lie; what the operands leave open follows it.
+        wanted: for each result its preferred placement, which decides what the operands leave open.
 
     >>> from meshard.algebra.rule import OpRule
     >>> rule = OpRule.parse("i k, k j -> i j").bind([(4, 6), (6, 8)])
@@ -89,22 +89,13 @@ def propagate(
     for axes, number in displaced:
         choice.rehome(axes, number)
     choice.legalise()
-    kept = _kept(rule)
+    kept = rule.kept
     return Propagation(
         choice.chosen,
         tuple(tuple(map(choice.of_dim, term)) for term in rule.inputs),
         tuple(tuple(map(choice.of_dim, term)) for term in rule.outputs),
         tuple(f for f in rule.sizes if f in choice.chosen and f not in kept),
     )
-
-
-def _kept(rule: BoundRule) -> set[str]:
-    """Return the factors that a result has."""
-    return {f for term in rule.outputs for dim in term for f in dim}
-
-
-def _cut(size: int, shards: int) -> Cuts:
-    return even_cuts(size, shards) if size % shards == 0 else balanced_cuts(size, shards)
 
 
 def _coarser(cuts: Cuts | None, minor: int) -> Cuts | None:
@@ -164,9 +155,9 @@ class _Choice:
             fit = self._fitting(axes, size)
             if takes_all or not fit:
                 own = _coarser(cuts, minor) if takes_all else None
-                return [*found, (factor, Split(axes, own or _cut(size, shards)))]
+                return [*found, (factor, Split(axes, own or balanced_cuts(size, shards)))]
             taken = self._count(axes[:fit])
-            found.append((factor, Split(axes[:fit], _cut(size, taken))))
+            found.append((factor, Split(axes[:fit], balanced_cuts(size, taken))))
             if taken != size:
                 return found
             axes = axes[fit:]
@@ -192,12 +183,12 @@ class _Choice:
         shards = self._count(axes)
         if shards <= self._count(have) or axes[: len(have)] != have:
             return
-        own = part.cuts if axes == part.axes else _cut(self._sizes[factor], shards)
+        own = part.cuts if axes == part.axes else balanced_cuts(self._sizes[factor], shards)
         if before is None or set(before.cuts) <= set(own):
             self.chosen[factor] = Split(axes, own)
 
     def follow(self, wanted: Sequence[Placement | None]) -> None:
-        """Split what the operands leave open as the results had better be."""
+        """Split what the operands leave open as the results' preferred placements say."""
         for term, wish in zip(self._rule.outputs, wanted, strict=False):
             for factor, part in self.proposals(term, wish):
                 if factor not in self._rule.whole and self._sizes[factor] != 1:
@@ -211,14 +202,13 @@ class _Choice:
         used = {a for split in self.chosen.values() for a in split.axes}
         if used & set(axes):
             return
-        kept = _kept(self._rule)
-        whole = Split((), (0, 0))
+        kept, whole = self._rule.kept, Split((), (0, 0))
         homes: list[tuple[bool, bool, int, str, Split]] = []
         for factor in (f for dim in self._rule.inputs[number] for f in dim):
             size, both = self._sizes[factor], self.chosen.get(factor, whole).axes + axes
             shards = self._count(both)
             if factor not in self._rule.whole and factor in kept and size >= shards:
-                split = Split(both, _cut(size, shards))
+                split = Split(both, balanced_cuts(size, shards))
                 homes.append((factor not in self.chosen, size % shards == 0, size, factor, split))
         if homes:
             *_, best, split = max(homes, key=lambda home: home[:3])
@@ -232,8 +222,8 @@ class _Choice:
         faster factor may be split only where all slower ones are split into single positions.
         """
         lost: set[str] = set()
-        # One factor may stand in several merged dims, so that a change for one dim can make another
-        # wrong. A factor that has lost its axes gets none again, so that this ends.
+        # One factor may be part of several merged dims, so that a change for one dim can make
+        # another wrong. A factor that has lost its axes gets none again, so that this ends.
         while sum(self._legalise_dim(dim, lost) for dim in self._merged_dims):
             pass
 
@@ -251,7 +241,7 @@ class _Choice:
             both = (self.chosen[head].axes if head in self.chosen else ()) + axes
             size, shards = self._sizes[head], self._count(both)
             if head not in self._rule.whole and head not in lost and shards <= size:
-                self.chosen[head] = Split(both, _cut(size, shards))
+                self.chosen[head] = Split(both, balanced_cuts(size, shards))
         return changed
 
     def _single(self, factor: str) -> bool:

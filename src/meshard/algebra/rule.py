@@ -2,7 +2,7 @@
 
 A rule such as ``"i k, k j -> i j"`` names, for every dim of every operand and result, the
 *factors* it is made of. From the rule and the operands' shardings everything else is derived: which
-operand must move, how the result lies, and over which axes a contracted factor is reduced.
+operand must move, how the result is laid out, and over which axes a contracted factor is reduced.
 
 Notation: operands are separated by commas, dims by spaces. A dim is a factor's name; ``1``, a dim
 of size one; ``(a b)``, a dim that merges factors, the first the slowest; ``!k``, a factor that must
@@ -178,6 +178,11 @@ class BoundRule:
     outputs: tuple[Term, ...]
     sizes: Mapping[str, int]
     whole: frozenset[str]
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The factors that a result has; the others are contracted."""
+        return frozenset([f for term in self.outputs for dim in term for f in dim])
 
     def output_shape(self, number: int) -> tuple[int, ...]:
         """Return the shape of one result."""

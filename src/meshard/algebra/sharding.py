@@ -1,4 +1,4 @@
-"""Shardings: how a whole array lies on devices, before its shape is known."""
+"""Shardings: how a whole array is laid out on devices, before its shape is known."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ def _entry(given: object) -> Entry:
         for name in given:
             if not isinstance(name, str):
                 raise SpecError(
-                    f"PartitionSpec: a tuple entry holds axis names, but {shown(given)} holds "
+                    f"PartitionSpec: a tuple entry must hold axis names, but {shown(given)} holds "
                     f"{shown(name)}."
                 )
         names = tuple(given)
         return names if len(names) > 1 else (names[0] if names else None)
     raise SpecError(
-        f"PartitionSpec: each entry is None, an axis name or a tuple of axis names, "
+        f"PartitionSpec: each entry must be None, an axis name or a tuple of axis names, "
         f"but one is {shown(given)} of type {type(given).__name__}."
     )
 

@@ -49,7 +49,7 @@ class World:
 
     @property
     def devices_by_host(self) -> tuple[Device, ...]:
-        """All devices, those of one host together; the same as `devices` where processes are so."""
+        """All devices, grouped by host; the same as `devices` if the processes are."""
         return tuple(sorted(self.devices, key=lambda d: self.hosts[d.process_index]))
 
 
@@ -93,7 +93,7 @@ def current() -> World:
         return world
     if _process.world is None:
         if _process.factory is None:
-            raise ConfigError("meshard: no runtime has been imported that could make devices.")
+            raise ConfigError("meshard: no runtime that can make devices has been imported.")
         # Two threads may come here first together; there must be one world.
         with _process.making:
             if _process.world is None:

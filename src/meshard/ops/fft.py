@@ -2,7 +2,7 @@
 
 A transform needs its dim whole on a device: where the dim is split, its axes move to other dims
 that are long enough, as a pencil transpose does, and where there are none every device gets the
-whole dim. Transforms of several dims go dim by dim, first those that lie whole already, so that no
+whole dim. Transforms of several dims go dim by dim, first those that are whole already, so that no
 device holds more than its share. Integers are taken as the default float, floats shorter than 32
 bits as float32.
 """
@@ -75,7 +75,7 @@ def _norm(name: str, norm: str | None) -> str:
     found = "backward" if norm is None else norm
     if found not in _SWAPPED:
         raise ArgumentError(
-            f"{name}: norm is 'backward', 'ortho', 'forward' or None, not {norm!r}."
+            f"{name}: norm must be 'backward', 'ortho', 'forward' or None, not {norm!r}."
         )
     return found
 
@@ -100,7 +100,7 @@ def _length(name: str, n: Any) -> int:
     """Return a number of samples.
 
     Raises:
-        ArgumentError: if it is not a whole number from 1 on.
+        ArgumentError: if it is not a positive integer.
     """
     if not hasattr(n, "__index__") or n.__index__() < 1:
         raise ArgumentError(f"{name}: the number of samples must be a positive integer, not {n!r}.")
@@ -123,7 +123,7 @@ def _one(name: str, a: Any, how: str, n: Any, axis: Any, norm: str) -> Any:
     x = _samples(name, a, how == "rfft")
     if not hasattr(axis, "__index__"):
         raise ArgumentError(
-            f"{name}: axis must be one integer, not {axis!r}; fftn and its kin take several axes."
+            f"{name}: axis must be one integer, not {axis!r}; fftn and the like take several axes."
         )
     (dim,) = normalised_axes(axis, x.ndim, name)
     return _along(name, x, how, None if n is None else _length(name, n), dim, norm)
@@ -133,10 +133,10 @@ def _dims(name: str, ndim: int, s: Any, axes: Any) -> list[tuple[int, int | None
     """Return the dims to transform in the order given, each with its number of samples.
 
     Raises:
-        ArgumentError: if a dim does not exist or stands twice, or the lengths do not fit.
+        ArgumentError: if a dim does not exist or is named twice, or the lengths do not fit.
     """
     if s is not None and np.ndim(s) == 0:
-        raise ArgumentError(f"{name}: s has one number of samples per dim, it is not {s!r}.")
+        raise ArgumentError(f"{name}: s must give one number of samples per dim, got {s!r}.")
     lengths = None if s is None else list(s)
     if axes is not None:
         given = [axes] if np.ndim(axes) == 0 else list(axes)
@@ -172,8 +172,8 @@ def _each(
 def _many(name: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
     """Transform several dims, each dim by itself, for a function such as ``fftn`` or ``irfft2``.
 
-    Of a real transform the last dim named goes first, and of its inverse last; for the others the
-    order is free, and those that are whole on each device go first.
+    A real transform takes the last dim named first, and its inverse takes it last. The order of the
+    others is free, and those that are whole on each device go first.
     """
     how, two = name[:-1], name[-1] == "2"
     x = _samples(name, a, how == "rfft")
@@ -217,7 +217,7 @@ def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = N
         A complex array; complex64 of float32 and shorter floats.
 
     Raises:
-        ArgumentError: if ``n``, ``axis`` or ``norm`` is none of these.
+        ArgumentError: if ``n``, ``axis`` or ``norm`` is not one of these.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.fft(mnp.asarray([1.0, 0.0, 0.0])).real.tolist()
@@ -239,7 +239,7 @@ def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = 
 
 @checked
 def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
-    """Return the half of the transform of real samples that says it all: ``n // 2 + 1`` numbers.
+    """Return the first half of the transform of real samples, ``n // 2 + 1`` numbers.
 
     Takes the arguments of `fft`.
 
@@ -272,7 +272,7 @@ def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
 
 @checked
 def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
-    """Return the transform, real numbers, of samples of which one half mirrors the other.
+    """Return the real transform of samples whose second half mirrors the first.
 
     Args:
         a: the half of the samples; the other half is its conjugate.
@@ -315,8 +315,8 @@ def fftn(
 ) -> Array:
     """Return the discrete Fourier transform along several dims.
 
-    Each dim is made whole by itself, its axes moving to other dims, so that the result of split
-    dims lies otherwise than the samples; those that lie whole go first, and move nothing.
+    Each dim is made whole by itself, and its axes move to other dims, so that the result of split
+    dims is laid out differently from the samples. Dims that are whole go first, and move nothing.
 
     Args:
         a: the samples, real or complex.
@@ -325,7 +325,7 @@ def fftn(
         norm: as for `fft`.
 
     Raises:
-        ArgumentError: if an axis does not exist or stands twice, or ``s`` does not fit the axes.
+        ArgumentError: if an axis does not exist or is named twice, or ``s`` does not fit the axes.
 
     >>> import meshard.numpy as mnp
     >>> mnp.fft.fftn(mnp.ones((2, 2))).real.tolist()
@@ -431,7 +431,7 @@ def _grid(name: str, n: Any, d: Any, dtype: Any) -> tuple[int, float, Dtype]:
     count = _length(name, n)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if not is_float(wanted) and wanted.kind != "c":
-        raise DtypeError(f"{name}: frequencies are floats, not {wanted.name}.")
+        raise DtypeError(f"{name}: the dtype of frequencies must be a float, not {wanted.name}.")
     distance = as_host(d, name)
     if distance.ndim or distance.dtype.kind not in "iuf" or not distance:
         raise ArgumentError(
@@ -448,10 +448,10 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DtypeLike = None, device: DeviceLi
         n: the number of samples.
         d: the distance between samples; frequencies are cycles per its unit.
         dtype: the dtype, by default the default float.
-        device: a Sharding or Device to lie on.
+        device: a Sharding or Device for the result.
 
     Raises:
-        ArgumentError: if ``n`` is not a whole number from 1 on, or ``d`` not a number but zero.
+        ArgumentError: if ``n`` is not a positive integer, or ``d`` not a number other than zero.
         DtypeError: if the dtype is not a float.
 
     >>> import meshard.numpy as mnp

@@ -1,4 +1,4 @@
-"""`with_sharding_constraint`: a value is laid out as it is told, here and now."""
+"""`with_sharding_constraint`: a value is laid out as a sharding says."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _INFER = _Infer()
 
 @final
 class _Leaf:
-    """Stands for an array where only the tree's structure is told."""
+    """Stands for an array where only the tree's structure is shown."""
 
     def __repr__(self) -> str:
         return "*"
@@ -189,7 +189,7 @@ def _axes(given: Any, name: str) -> frozenset[str]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What `shard_map` was told, but the body.
+    """What `shard_map` was told, except for the body.
 
     Attributes:
         mesh: the mesh; None for the one that is set.
@@ -576,7 +576,7 @@ def _whole_if_none(spec: Any) -> Any:
 
 
 def _own_spec(x: Any, scope: Scope) -> PartitionSpec:
-    """Return the spec that an array has, as far as it is one of the axes at hand."""
+    """Return the spec that an array has, as far as it is over the axes at hand."""
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or sharding.mesh != scope.mesh:
         return PartitionSpec()

@@ -1,6 +1,6 @@
 """Creation: arrays from values, constants and counting, on any sharding.
 
-With ``device=`` a sharding, each piece is made where it lies; nothing whole is made first.
+With ``device=`` a sharding, each piece is made on its own device; nothing whole is made first.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def array(
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
         ndmin: the least number of dims; dims of size one are put in front.
-        device: a Sharding or Device to lie on; None for the default device, uncommitted.
+        device: a Sharding or Device for the result; None for the default device, uncommitted.
 
     Raises:
-        DtypeError: if the elements are no numbers.
-        ArgumentError: if ``copy`` is False and the value is not an array that lies so already.
+        DtypeError: if the elements are not numbers.
+        ArgumentError: if ``copy`` is False and the value is not such an array already.
 
     >>> import meshard.numpy as mnp
     >>> mnp.array([[1, 2], [3, 4]]).shape
@@ -122,7 +122,7 @@ def array(
     else:
         host = as_host(value, "array", wanted)
         check_same_values(host, [host], [place], "array")
-        if place is not None:  # from here each piece goes where it lies
+        if place is not None:  # from here each piece goes to its own device
             return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
         result = as_array(host)
     if result.ndim < ndmin:
@@ -172,7 +172,7 @@ def full(
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
-        device: a Sharding or Device to lie on.
+        device: a Sharding or Device for the result.
 
     >>> import meshard.numpy as mnp
     >>> mnp.full((2,), 7).tolist()
@@ -238,7 +238,7 @@ def _constant_of(name: str, number: float) -> Constant:
     Args:
         shape: the global shape.
         dtype: the dtype.
-        device: a Sharding or Device to lie on; each piece is made where it lies.
+        device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
     >>> mnp.{name}((2, 3)).shape
@@ -268,9 +268,9 @@ def full_like(
         a: the other array.
         fill_value: the value, or values that broadcast to the shape.
         dtype: another dtype.
-        shape: another shape. The result lies on the same devices, split alike if it has as many
-            dims and they divide so, else whole on each device.
-        device: a Sharding or Device to lie on instead.
+        shape: another shape. The result is on the same devices, split alike if it has as many
+            dims and they can be divided so; otherwise it is whole on each device.
+        device: a Sharding or Device for the result instead.
     """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
@@ -288,15 +288,16 @@ def full_like(
 
 
 def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
-    """Make an array of one value that lies like another."""
+    """Make an array of one value that is laid out like another."""
     place = x.sharding if shape == x.shape else _place_like(x, shape)
     return _full(shape, value, place, "full_like", x.committed)
 
 
 def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
-    """Return where an array of another shape lies: on the same devices, and split alike if it can.
+    """Return a sharding for another shape: on the same devices, and split alike if it can be.
 
-    It can if it has as many dims, and these divide as the sharding says. Else it is whole on each.
+    It can be if it has as many dims, and these divide as the sharding says. Otherwise each device
+    holds the whole.
     """
     own: Sharding = x.sharding
     if isinstance(own, SingleDeviceSharding):
@@ -416,7 +417,7 @@ def _limits(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
 
 
 def _float_steps(first: Any, last: Any, by: Any) -> int:
-    """Return how many numbers `arange` counts where one of its own is a float."""
+    """Return how many numbers `arange` counts where one of its numbers is a float."""
     steps = float((last - first) / by)
     if steps == 0 and last != first:  # there is a way, too short for a float
         return int(math.copysign(1, steps) > 0)
@@ -497,12 +498,12 @@ def linspace(
         num: how many.
         endpoint: whether ``stop`` is one of them.
         retstep: whether to return the distance between them, too.
-        dtype: the dtype; numbers are rounded down to whole ones.
-        axis: where the new dim stands, if ``start`` or ``stop`` is an array.
-        device: a Sharding or Device to lie on; each piece is made where it lies.
+        dtype: the dtype; for integers, the numbers are rounded down.
+        axis: where the new dim goes, if ``start`` or ``stop`` is an array.
+        device: a Sharding or Device for the result; each piece is made on its own device.
 
     Raises:
-        ArgumentError: if ``num`` is not a whole number from 0 on.
+        ArgumentError: if ``num`` is not a non-negative integer.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linspace(0, 1, 5).tolist()
@@ -543,7 +544,7 @@ def linspace(
 
 
 def _whole(values: Any, dtype: Any) -> Any:
-    """Return values in a dtype, rounded down where it is one of whole numbers."""
+    """Return values in a dtype, rounded down where it is one of integers."""
     if dtype is None:
         return values
     wanted = as_dtype(dtype)
@@ -576,7 +577,7 @@ def _by_position(
     test: Callable[[Any, Any], Any],
     k: Any,
 ) -> Any:
-    """Return a matrix of which each element is what a test of j - i and ``k`` says."""
+    """Return a matrix whose elements are the results of a test of j - i and ``k``."""
     shape = shape_of((sizes[0], sizes[0] if sizes[1] is None else sizes[1]), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
     if is_traced(k):
@@ -617,7 +618,7 @@ def tri(
 def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
     """Return the coordinates of a grid, one array per axis of it."""
     if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing is 'xy' or 'ij', not {indexing!r}.")
+        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
     arrays = [as_array(x).reshape(-1) for x in xi]
     count = len(arrays)
     order = list(range(count))

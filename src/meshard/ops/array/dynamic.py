@@ -92,7 +92,7 @@ def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> lis
     if len(places) != len(shape):
         raise ShapeError(
             f"{what}: {len(places)} start indices for an array of shape {shape}, which has "
-            f"{len(shape)} dims; each dim has one."
+            f"{len(shape)} dims; give one per dim."
         )
     wraps = _wraps(what, negative, len(shape))
     return [_start_of(what, d, *given) for d, given in enumerate(zip(places, wraps, strict=True))]
@@ -135,8 +135,8 @@ def _wraps(what: str, negative: Any, ndim: int) -> tuple[bool, ...]:
 def _check_sizes(what: str, sizes: Sequence[int], shape: tuple[int, ...], name: str) -> None:
     if len(sizes) != len(shape) or any(not 0 <= m <= n for m, n in zip(sizes, shape, strict=False)):
         raise ShapeError(
-            f"{what}: {name} {tuple(sizes)} for an array of shape {shape}; it has one size for "
-            "each dim, from 0 to the dim's."
+            f"{what}: {name} {tuple(sizes)} for an array of shape {shape}; it must have one "
+            "size for each dim, from 0 to the dim's."
         )
 
 
@@ -163,7 +163,7 @@ def dynamic_slice(
 
     Raises:
         ShapeError: if a size is greater than the dim's, or there is not one for each dim.
-        DtypeError: if a place is no integer.
+        DtypeError: if a place is not an integer.
         IndexingError: if a Python integer is negative, and that is not allowed.
 
     >>> import meshard.numpy as mnp
@@ -195,8 +195,8 @@ def dynamic_update_slice(
 ) -> Array:
     """Return a copy of an array with another laid over it at a place that may be computed.
 
-    The copy lies like the array; blocks that the update does not touch stay what they are. An
-    update that would leave the array is moved inside.
+    The copy is laid out like the array; blocks that the update does not touch stay what they are.
+    An update that would leave the array is moved inside.
 
     Args:
         operand: the array.

@@ -51,7 +51,7 @@ def _finish(function: F, name: str, text: str, example: str) -> F:
 
     Raises:
         ShapeError: if the shapes do not broadcast.
-        DtypeError: if an operand is no array or has a dtype that this cannot take.
+        DtypeError: if an operand is not an array, or has a dtype that this cannot take.
 
     >>> import meshard.numpy as mnp
     >>> {example}
@@ -149,10 +149,10 @@ arccosh = _unary("arccosh", np.arccosh, "Return the inverse hyperbolic cosines."
 arctanh = _unary(
     "arctanh", lambda x, **k: np.arctanh(x, **k), "Return the inverse hyperbolic tangents."
 )
-floor = _unary("floor", np.floor, "Return the greatest whole numbers not above.")
-ceil = _unary("ceil", np.ceil, "Return the least whole numbers not below.")
+floor = _unary("floor", np.floor, "Return the greatest integers not above.")
+ceil = _unary("ceil", np.ceil, "Return the least integers not below.")
 trunc = _unary("trunc", np.trunc, "Return the elements without their fractions.")
-rint = _unary("rint", np.rint, "Return the nearest whole numbers, halves to even.")
+rint = _unary("rint", np.rint, "Return the nearest integers, halves to even.")
 deg2rad = _unary("deg2rad", np.deg2rad, "Return degrees as radians.")
 rad2deg = _unary("rad2deg", np.rad2deg, "Return radians as degrees.")
 isnan = _unary("isnan", np.isnan, "Return where the elements are not a number.")
@@ -305,7 +305,7 @@ def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
 def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
 
-    Python integers may lie beyond the numbers of an integer dtype, on the side where they limit
+    Python integers may be beyond the numbers of an integer dtype, on the side where they limit
     nothing.
 
     Raises:

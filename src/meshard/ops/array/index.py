@@ -117,10 +117,10 @@ class IndexParts:
     def gathered_shape(
         self, shape: tuple[int, ...], common: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]]:
-        """Return where the dims of the arrays stand among the others, and the result's shape.
+        """Return where the dims of the arrays come among the others, and the result's shape.
 
-        ``shape`` is that of the sliced array. Arrays that stand side by side are replaced by their
-        common dims; where something stands between them these come first.
+        ``shape`` is that of the sliced array. Arrays that are side by side are replaced by their
+        common dims; where something is between them these come first.
         """
         marks = [d in self.arrays for d in self.shape]
         first, last = marks.index(True), len(marks) - marks[::-1].index(True)
@@ -143,7 +143,7 @@ def _entry(entry: Any) -> Any:
     if is_traced(entry):
         return entry
     if isinstance(entry, str):
-        raise IndexingError(f"An array is not indexed by a string; got {entry!r}.")
+        raise IndexingError(f"An array cannot be indexed by a string; got {entry!r}.")
     if isinstance(entry, (bool, np.bool_)):
         return np.asarray(entry)
     if isinstance(entry, (list, tuple, range)):
@@ -215,7 +215,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
     used = sum(map(_width, entries))
     dots = [i for i, e in enumerate(entries) if e is Ellipsis]
     if len(dots) > 1:
-        raise IndexingError("An index has at most one ellipsis ('...').")
+        raise IndexingError("An index can have at most one ellipsis ('...').")
     if used > x.ndim:
         raise IndexingError(f"Too many indices: the array has {x.ndim} dims, the index has {used}.")
     place = dots[0] if dots else len(entries)
@@ -259,7 +259,7 @@ def _span(entry: slice) -> Span:
                 "meshard.lax.dynamic_slice_in_dim(x, start, size), whose size is fixed.",
             ).item()
         if part is not None and not hasattr(part, "__index__"):
-            raise IndexingError(f"A slice is made of integers; got {entry!r}.")
+            raise IndexingError(f"A slice must be made of integers; got {entry!r}.")
         parts.append(None if part is None else part.__index__())
     if parts[2] == 0:
         raise IndexingError("The step of a slice cannot be zero.")
@@ -271,8 +271,8 @@ def _number(entry: Any, size: int, dim: int) -> int:
         at: int = entry.__index__()
     except (AttributeError, TypeError) as error:
         raise IndexingError(
-            f"An index is made of integers, slices, '...', None and arrays of integers or bools; "
-            f"got {entry!r} of type {type(entry).__name__}."
+            "An index must be made of integers, slices, '...', None and arrays of integers or "
+            f"bools; got {entry!r} of type {type(entry).__name__}."
         ) from error
     _check_bounds(at, at, size, dim)
     return at % size
@@ -299,7 +299,7 @@ register(Op("positions_within", "... -> ...", _within, dtypes=_int_law))
 
 
 def _unchecked(entry: Any) -> Any:
-    """Return a number as an array of positions, which need not lie inside."""
+    """Return a number as an array of positions, which need not be inside."""
     return as_array(np.asarray(entry)) if isinstance(entry, (int, np.integer)) else entry
 
 
@@ -311,7 +311,7 @@ def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool
     them; so are others that are not to be ``checked``.
     """
     if entry.dtype.kind not in "iu":
-        raise IndexingError(f"An index array holds integers or bools, not {entry.dtype}.")
+        raise IndexingError(f"An index array must hold integers or bools, not {entry.dtype}.")
     if checked and not size and entry.size:
         raise IndexingError(f"An index into dim {dim}, which is empty: no position is in it.")
     if is_traced(entry) or not checked:
@@ -463,5 +463,5 @@ def whole_numbers(indices: Any, what: str) -> Any:
         indices = stacked([as_array(i) for i in indices])
     places = indices if is_array(indices) else as_host(indices, what)
     if places.dtype.kind not in "iu":
-        raise IndexingError(f"{what}: positions are integers, not {places.dtype}.")
+        raise IndexingError(f"{what}: positions must be integers, not {places.dtype}.")
     return places

@@ -88,7 +88,7 @@ def isdtype(dtype: DtypeLike, kind: Any) -> bool:
     if not isinstance(kind, str) or kind not in _KINDS:
         if isinstance(kind, str):
             raise ArgumentError(
-                f"isdtype: kind {kind!r} is not known; it is a dtype or one of "
+                f"isdtype: kind {kind!r} is not known; it must be a dtype or one of "
                 f"{', '.join(map(repr, _KINDS))}."
             )
         with _refusing("isdtype", "kind", kind):
@@ -157,7 +157,7 @@ class NamespaceInfo:
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> Any:
-        """Return the device of new arrays that nobody placed."""
+        """Return the device of new arrays that are not placed."""
         return home(here()).device
 
     def devices(self) -> list[Any]:
@@ -184,7 +184,7 @@ class NamespaceInfo:
         unknown = [k for k in kinds if k not in _KINDS]
         if unknown:
             raise ArgumentError(
-                f"dtypes: kind {unknown[0]!r} is not known; it is one of "
+                f"dtypes: kind {unknown[0]!r} is not known; it must be one of "
                 f"{', '.join(map(repr, _KINDS))}, or a tuple of them."
             )
         return {name: np.dtype(name) for k in kinds for name in _KINDS[k]}

@@ -194,10 +194,10 @@ def roll(
     Args:
         a: the array.
         shift: by how many positions; a number, or one for each of ``axis``.
-        axis: the dim or dims, of which one may stand several times; None for the flat array.
+        axis: the dim or dims, of which one may be named several times; None for the flat array.
 
     Raises:
-        ArgumentError: if a dim does not exist, or as many shifts as dims are not given.
+        ArgumentError: if a dim does not exist, or the numbers of shifts and of dims differ.
     """
     x = as_array(a)
     if axis is None:
@@ -257,7 +257,7 @@ def pad(
         mode: ``"constant"``, ``"empty"`` (zeros), ``"edge"``, ``"wrap"``, ``"reflect"`` or
             ``"symmetric"``.
         constant_values: the value of the added elements in mode ``"constant"``; like
-            ``pad_width`` a number, a pair or a pair per dim, of which later dims go over earlier.
+            ``pad_width`` a number, a pair or a pair per dim; in corners, the later dim decides.
 
     Raises:
         ArgumentError: if the widths do not fit the dims, or the mode is unknown.
@@ -390,7 +390,7 @@ def repeat(
         repeats: how often; a number, or one for each position of the dim.
         axis: the dim.
         total_repeat_length: the size of the result's dim, which must be known if the numbers are
-            traced: what is more is left out, what is missing is the last element again.
+            traced: elements beyond it are left out, missing ones repeat the last element.
 
     Raises:
         ArgumentError: if a number is negative, or their number is not that of the positions.

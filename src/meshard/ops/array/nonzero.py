@@ -105,7 +105,7 @@ def nonzero(
     Args:
         a: the array.
         size: how many positions to return, which also traced values have: those after it are left
-            out, and ``fill_value`` stands where there are no more.
+            out, and the rest is filled with ``fill_value``.
         fill_value: a number, or one for each dim; 0 by default.
 
     Raises:

@@ -175,7 +175,7 @@ def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> t
     """Return the positions along each dim of positions in the flat array.
 
     Raises:
-        IndexingError: if a position lies outside the shape; a traced one is moved inside.
+        IndexingError: if a position is outside the shape; a traced one is moved inside.
     """
     flat = as_array(indices)
     volume = math.prod(shape)
@@ -203,11 +203,11 @@ def from_dlpack(x: Any, /, *, device: DeviceLike = None, copy: bool | None = Non
 
     Args:
         x: an object with ``__dlpack__`` and ``__dlpack_device__``.
-        device: a Sharding or Device to lie on; None for the default device.
+        device: a Sharding or Device for the result; None for the default device.
         copy: accepted as in the standard; what is not an `Array` is copied.
 
     Raises:
-        ArgumentError: if the object has no such methods, or does not lie on the host.
+        ArgumentError: if the object has no such methods, or is not in the host's memory.
 
     >>> import numpy, meshard.numpy as mnp
     >>> mnp.from_dlpack(numpy.arange(3)).tolist()
@@ -289,7 +289,7 @@ def array_split(
     if isinstance(indices_or_sections, (int, np.integer)):
         n = int(indices_or_sections)
         if n < 1:
-            raise ArgumentError(f"array_split: the number of sections is at least 1, not {n}.")
+            raise ArgumentError(f"array_split: the number of sections must be at least 1, not {n}.")
         each, more = divmod(length, n)
         cuts = [i * each + min(i, more) for i in range(n + 1)]
     else:

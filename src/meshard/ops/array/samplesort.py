@@ -3,9 +3,9 @@
 Each cell sorts its own block. From samples, which are few, splitters are chosen that cut the sorted
 whole into nearly equal parts; each cell counts its elements before each splitter, and the counts
 say what goes where. Each device receives its part as sorted runs, merges them, and gives what is
-too much to its neighbours, so that the result lies like the operand. An element crosses between
-devices about once. Elements that compare equal are told apart by their place, so that the sort is
-stable and equal elements spread over the parts like others.
+too much to its neighbours, so that the result is laid out like the operand. An element crosses
+between devices about once. Elements that compare equal are distinguished by their place, so that
+the sort is stable and equal elements spread over the parts like others.
 
 Whatever depends on values (samples and counts) is the same on every process, and so is the plan.
 """
@@ -85,7 +85,7 @@ def known(x: Any) -> Block:
 
     Raises:
         NotAddressableError: on a process that has no device of the mesh.
-        ConcretizationError: if it is traced and stands for no one value.
+        ConcretizationError: if it is traced and does not stand for one value.
     """
     array = as_array(x)
     if is_traced(array):
@@ -100,7 +100,7 @@ def known(x: Any) -> Block:
 
 
 def regular(x: Array) -> Array:
-    """Return the array on a mesh or one device: as it lies, unless boxes say how it lies."""
+    """Return the array on a mesh or one device; only an array laid out by boxes is moved."""
     if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
         return x
     found: Array = bind("astype", x, dtype=x.dtype)
@@ -149,8 +149,8 @@ def _count(
 ) -> Block:
     """Count the run's elements before each splitter, in the cell's row of a matrix of zeros.
 
-    Of elements that are equal to a splitter, those of earlier cells come before it, and in its own
-    cell those at earlier positions.
+    Elements equal to a splitter come before it if they are in an earlier cell, or in its own cell
+    at an earlier position.
     """
     cell, count = row
     found = np.zeros((count, len(values)), np.int64)
@@ -231,7 +231,7 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
         descending: whether the greatest comes first; equal elements keep their order.
 
     Returns:
-        The sorted array, and the other one in the same order; both lie like ``x``.
+        The sorted array, and the other one in the same order; both are laid out like ``x``.
     """
     given = (x,) if other is None else (x, other)
     found: list[Array] = at_run_time("sort", _sort_split, *given, descending=descending)

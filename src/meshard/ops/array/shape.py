@@ -183,7 +183,7 @@ def reshape(
     if order == "F":
         return transpose(reshape(transpose(x), tuple(reversed(_filled(x, wanted)))))
     if order != "C":
-        raise ArgumentError(f"reshape: order is 'C' or 'F', not {order!r}.")
+        raise ArgumentError(f"reshape: order must be 'C' or 'F', not {order!r}.")
     new = _filled(x, wanted)
     if new == x.shape:
         return x
@@ -210,7 +210,7 @@ def _flat_if_better(x: Array, new: tuple[int, ...]) -> Any:
 
 @memoized(most=1 << 12)
 def _flat_cuts(world: RuntimeWorld, kind: ArrayType, new: tuple[int, ...]) -> Cuts | None:
-    """Return where to cut the flat array; None where the dims can be regrouped as they lie."""
+    """Return where to cut the flat array; None where the dims can be regrouped in place."""
     frame = OperandMesh("reshape", [kind])
     placement = frame.placement(kind)
     if placement is None:

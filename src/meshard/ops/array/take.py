@@ -23,7 +23,7 @@ from meshard.runtime.types import KEY, ArrayLike, Block
 
 
 def gap(dtype: Any, fill_value: Any) -> Any:
-    """Return what stands where a position is out of bounds.
+    """Return what is put where a position is out of bounds.
 
     That is NaN, the least signed or the greatest unsigned integer, or True.
     """
@@ -42,7 +42,7 @@ def _farthest(dtype: Any) -> int:
 
 
 def _with_gaps(found: Any, places: Any, size: int, shape: tuple[int, ...], fill: Any) -> Any:
-    """Put a value where positions lie outside."""
+    """Put a value where positions are outside."""
     outside = bind("logical_or", bind("less", places, 0), bind("greater_equal", places, size))
     return bind("where", reshape(outside, shape), gap(found.dtype, fill), found)
 
@@ -63,8 +63,8 @@ def take(
         indices: integers of any shape.
         axis: the dim.
         mode: None refuses positions out of bounds; ``"clip"`` and ``"wrap"`` bring them inside,
-            ``"fill"`` gives ``fill_value`` for them. Of traced positions nobody can say where they
-            lie before they do: with None they are filled, as in JAX.
+            ``"fill"`` gives ``fill_value`` for them. Traced positions cannot be checked in time:
+            with None they are filled, as in JAX.
         fill_value: by default NaN; for integers the least one, or the greatest unsigned one.
 
     Raises:
@@ -80,7 +80,9 @@ def take(
     (dim,) = normalised_axes(axis, x.ndim, "take")
     size = x.shape[dim]
     if mode not in (None, "raise", "clip", "wrap", "fill"):
-        raise ArgumentError(f"take: mode is None, 'raise', 'clip', 'wrap' or 'fill', not {mode!r}.")
+        raise ArgumentError(
+            f"take: mode must be None, 'raise', 'clip', 'wrap' or 'fill', not {mode!r}."
+        )
     places = whole_numbers(indices, "take")
     if mode in ("clip", "wrap"):
         places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
@@ -88,7 +90,7 @@ def take(
         raise IndexingError(f"take: dim {dim} has no elements, but {places.size} were requested.")
     if mode == "raise" and is_traced(places):
         way_out = (
-            "With mode='raise' it looks whether the positions lie inside. Give mode='clip', "
+            "mode='raise' checks that the positions are in bounds. Give mode='clip', "
             "'wrap' or 'fill'."
         )
         places = concrete(places, "take", way_out)
@@ -180,7 +182,7 @@ def take_along_axis(
         )
     size = x.shape[dim]
     if mode not in (None, "clip", "fill"):
-        raise ArgumentError(f"take_along_axis: mode is None, 'clip' or 'fill', not {mode!r}.")
+        raise ArgumentError(f"take_along_axis: mode must be None, 'clip' or 'fill', not {mode!r}.")
     if mode is None and not is_traced(places):
         return bind("take_along_axis", x, positions(places, size, dim), dim=dim)
     places = bind("positions_within", as_array(places), size=size, clamp=mode == "clip")

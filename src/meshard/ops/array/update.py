@@ -1,4 +1,4 @@
-"""Updated copies: ``x.at[index].set(value)`` and its kin.
+"""Updated copies: ``x.at[index].set(value)`` and the like.
 
 A basic index lays the new values over the array piece by piece; pieces that it does not touch stay
 the blocks they are. An index with arrays changes, in each piece, the positions that it holds.
@@ -209,7 +209,7 @@ def _traced_mask(x: Any, index: Any) -> _Mask | None:
         return None
     mask, before, behind = entries[place], entries[:place], entries[place + 1 :]
     if not all(e is Ellipsis or _takes_all(e) for e in (*before, *behind)):
-        way_out = "A mask stands beside other indices. Combine all into one of the array's shape."
+        way_out = "It must be the only index. Combine all indices into one of the array's shape."
         concrete(mask, "x.at[mask, ...]", way_out)
         return None
     # Behind an ellipsis, dims are counted from the end.
@@ -228,7 +228,7 @@ def _takes_all(entry: Any) -> bool:
 
 
 def _check_dtype(how: str, dtype: Dtype) -> None:
-    """Refuse what gives another dtype than the array's, or nothing at all."""
+    """Refuse what gives a dtype other than the array's, or is not possible."""
     try:
         given = _COMBINE[how](np.ones(1, dtype), np.ones(1, dtype)).dtype
     except TypeError:
@@ -301,7 +301,8 @@ def _check_options(options: dict[str, Any]) -> str | None:
         return None
     if mode not in ("clip", "drop", "fill"):
         raise ArgumentError(
-            f"x.at[...]: mode is None, 'clip', 'drop', 'fill' or 'promise_in_bounds', not {mode!r}."
+            "x.at[...]: mode must be None, 'clip', 'drop', 'fill' or 'promise_in_bounds', not "
+            f"{mode!r}."
         )
     return "clip" if mode == "clip" else "drop"
 
@@ -317,7 +318,7 @@ def _overlay_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tup
 
 
 def _overlay_onto(shapes: Sequence[tuple[int, ...]], params: Params) -> list[Onto]:
-    """Return where the values lie: along each dim the lowest position, and the step."""
+    """Return where the values go: along each dim the lowest position, and the step."""
     ranges = [range(n)[slice(*s)] for n, s in zip(shapes[0], params["slices"], strict=True)]
     return [None, tuple((min(r[0], r[-1]) if r else 0, abs(r.step)) for r in ranges)]
 

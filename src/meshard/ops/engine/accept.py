@@ -1,7 +1,7 @@
 """What operands are accepted: arrays, values inside transformations, and Python's numbers.
 
-In: whatever a caller handed to an operation. Out: numbers as they are, and all else as the arrays
-or values of the interpreter at hand.
+In: whatever a caller handed to an operation. Out: numbers unchanged, and everything else as arrays
+or as values of the current interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WEAK = (bool, int, float, complex)
 
 
 def accept(name: str, operands: Sequence[Any], lift: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return operands as an interpreter takes them: numbers, and values of its own.
+    """Return operands in the form that an interpreter takes: numbers, and its own values.
 
     At least one of them is a value: where all are numbers the first becomes one.
 

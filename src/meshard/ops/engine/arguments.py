@@ -107,7 +107,7 @@ def _dtype(value: Any, what: str, name: str) -> Any:
     found = _any_dtype(value, what, name)
     if found == KEY:
         raise DtypeError(
-            f"{what}: {name} must be a dtype of numbers; that of random keys takes no arithmetic."
+            f"{what}: {name} must be a dtype of numbers; random keys do not support arithmetic."
         )
     return found
 

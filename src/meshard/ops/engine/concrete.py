@@ -1,4 +1,4 @@
-"""Values of traced operands: asked for where there is no way without, and refused with advice."""
+"""Values of traced operands: asked for where they are indispensable, and refused with advice."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from meshard.runtime.moving.place import as_array
 
 
 def is_traced(*values: Any) -> bool:
-    """Whether any of some operands is a value inside a transformation."""
+    """Whether any operand is a value inside a transformation."""
     return any(isinstance(v, Traced) for v in values)
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Run operations on arrays at once, also inside a transformation: for looks at values."""
+    """Run operations on arrays at once, also inside a transformation, to look at their values."""
     return interpreting(EAGER)
 
 
@@ -29,7 +29,7 @@ def is_array(value: Any) -> bool:
 
 
 def has_devices(*values: Any) -> bool:
-    """Whether the devices of any of some operands have a say: it is committed, or traced."""
+    """Whether any operand decides about devices: it is committed, or traced."""
     return any(v.committed if type(v) is Array else isinstance(v, Traced) for v in values)
 
 
@@ -42,7 +42,7 @@ def concrete(value: Any, what: str, way_out: str) -> Any:
         way_out: why it does, and what to write instead, as sentences.
 
     Raises:
-        ConcretizationError: if it is traced and stands for no one value.
+        ConcretizationError: if it is traced and does not stand for one value.
     """
     if not isinstance(value, Traced):
         return as_array(value)

@@ -128,10 +128,8 @@ def lasting_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
 
 def _nothing_reduced(rule: BoundRule) -> BoundRule:
     """Demand that contracted factors are whole, for a row that cannot combine partial results."""
-    kept = {f for term in rule.outputs for dim in term for f in dim}
-    return BoundRule(
-        rule.inputs, rule.outputs, rule.sizes, rule.whole | (frozenset(rule.sizes) - kept)
-    )
+    whole = rule.whole | (rule.sizes.keys() - rule.kept)
+    return BoundRule(rule.inputs, rule.outputs, rule.sizes, whole)
 
 
 def propagated(
@@ -162,7 +160,7 @@ def _propagated(
 ) -> Propagation:
     arrays = [t if isinstance(t, ArrayType) else None for t in types]
     weights = [0 if t is None else t.nbytes for t in arrays]
-    if leading is not None:
+    if leading is not None:  # heavier than all others together
         weights[leading] = sum(weights) + 1
     wanted = [mesh.preferred(s, rule.output_shape(i)) for i, s in enumerate(preferred)]
     placements = [mesh.placement(t) for t in arrays]
@@ -332,6 +330,8 @@ class _Kernel:
         itemsizes = [0 if t is None else t.dtype.itemsize for t in self.arrays]
         itemsizes.append(outputs[0].dtype.itemsize)
         for place in self._places():
+            # Runs that agree in all factors but the contracted ones give parts of one piece. The
+            # contracted ones come last, so that `of_piece` lists these runs in mesh order.
             shapes = [place.shape(term) for term in (*rule.inputs, rule.outputs[0])]
             own = self.params
             if self.op.local is not None:
@@ -373,6 +373,7 @@ class _Kernel:
     def _piece(self, term: Sequence[Dim], place: _Place) -> int:
         """Return the number of the piece that a cell reads or gives."""
         factors = self.found.factors
+        # The cells of the factors that split the operand, in C order: the pieces of its layout.
         piece = 0
         for factor in (f for dim in term for f in dim if f in factors):
             piece = piece * factors[factor].shards + place.at[factor]
@@ -453,7 +454,11 @@ def _same(a: Placement, b: Placement) -> bool:
 
 
 def _scatter(found: Propagation, preferred: Placement) -> tuple[int, Split] | None:
-    """Return the one dim that a placement divides further by the contracted axes, and how."""
+    """Return the one dim that a placement divides further by the contracted axes, and how.
+
+    Each device then keeps the part of the sum that it has combined itself (a reduce-scatter), but
+    only if the preferred cuts are those that `plan_reduction` would share the work at.
+    """
     axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
     if not axes:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshard.algebra.dimmap import DimMap
-from meshard.algebra.layout import balanced_cuts, even_cuts
+from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Split
 from meshard.ops.engine.decision import MoveDecision
 from meshard.ops.engine.operand_mesh import OperandMesh
@@ -91,8 +91,5 @@ def _moved_split(split: Split, dim_map: DimMap, alone: bool) -> Split:
         return split
     cuts = dim_map.image_cuts(split.cuts) if alone else None
     if cuts is None:
-        n = split.shards
-        cuts = (
-            even_cuts(dim_map.size, n) if dim_map.size % n == 0 else balanced_cuts(dim_map.size, n)
-        )
+        cuts = balanced_cuts(dim_map.size, split.shards)
     return Split(split.axes, cuts)

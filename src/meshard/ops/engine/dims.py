@@ -14,7 +14,7 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
     """Return dims as a sorted tuple of numbers from 0; None means all.
 
     Raises:
-        ArgumentError: if a dim does not exist or stands twice, or ``axis`` is of another kind.
+        ArgumentError: if a dim does not exist or is named twice, or ``axis`` is of another kind.
     """
     if axis is None:
         return tuple(range(ndim))

@@ -91,7 +91,7 @@ def weak_dtypes(operands: Sequence[Operand]) -> tuple[Dtype | None, ...]:
 
 
 def order_matters(op: Op, operands: Sequence[Operand]) -> bool:
-    """Whether the last bits of a row's results depend on how its operands lie in memory.
+    """Whether the last bits of a row's results depend on how its operands are laid out in memory.
 
     Sums of floats are grouped by memory order, and NumPy has other functions of float16 for
     contiguous memory than for strides. Operands are made contiguous then, since whether a block
@@ -116,7 +116,7 @@ def promoted(what: str, *dtypes: Dtype) -> Dtype:
             dict.fromkeys(dtype_name(d) if hasattr(d, "kind") else repr(d) for d in dtypes)
         )
         raise DtypeError(
-            f"{what}: there is no dtype that {kinds} have in common. Convert one with astype."
+            f"{what}: {kinds} have no common dtype. Convert one with astype."
         ) from None
 
 
@@ -148,7 +148,7 @@ def result_dtypes(
         advice = ""
         if _has_keys(operands):
             advice = (
-                " Typed random keys take no arithmetic; their words are in "
+                " Typed random keys do not support arithmetic; their words are in "
                 "meshard.random.key_data(key)."
             )
         raise DtypeError(

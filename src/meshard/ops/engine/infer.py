@@ -26,7 +26,7 @@ _BY_KIND: dict[str, type[Any]] = {"i": int, "f": float, "c": complex}
 
 
 class AbstractArray(Traced):
-    """An array of which only the type is known.
+    """An array whose type is known, but not its values.
 
     Attributes:
         weak: the type of Python number that it stands for, if it does.
@@ -46,7 +46,7 @@ class AbstractArray(Traced):
         )
 
     def _placed(self, sharding: Sharding, what: str) -> Any:
-        sharding.layout(self.shape)  # refuses what cannot lie so
+        sharding.layout(self.shape)  # refuses what cannot be laid out so
         return AbstractArray(here().type_of(self.shape, self.dtype, sharding, True))
 
     def __repr__(self) -> str:

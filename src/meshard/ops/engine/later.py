@@ -1,8 +1,8 @@
-"""Functions that a trace writes down whole, to be gone through when more is known.
+"""Functions that a trace records whole, to be worked out when more is known.
 
-In: a function of arrays. Out: its result, or a value of the trace at hand that stands for it. What
-looks at how operands are laid out is gone through when the program is lowered; what looks at
-values, or makes large arrays of nothing, when it runs.
+In: a function of arrays. Out: its result, or a value of the current trace that stands for it. A
+function that depends on how operands are laid out is worked out when the program is lowered; one
+that depends on values, or makes large arrays from nothing, when it runs.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.layout import balanced_cuts, ceil_cuts, even_cuts
+from meshard.algebra.layout import balanced_cuts, ceil_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement, Split
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
@@ -24,7 +24,7 @@ from meshard.runtime.world import here
 
 
 def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
-    """Return the simplest sharding with this placement: even if it is, else by a named rule."""
+    """Return the simplest sharding with this placement: even if it is, or by a named rule."""
     entries: list[tuple[str, ...]] = [s.axes for s in placement]
     while entries and not entries[-1]:
         entries.pop()
@@ -51,6 +51,8 @@ class OperandMesh:
     def __init__(self, op: str, operands: Sequence[ArrayType | None]) -> None:
         types = [(i, t) for i, t in enumerate(operands) if t is not None]
         _check_devices(op, [(i, t) for i, t in types if t.committed])
+        # Committed operands come first, since their devices are the user's choice, and then those
+        # on the most devices.
         ranked = sorted(
             types,
             key=lambda it: (
@@ -75,7 +77,7 @@ class OperandMesh:
         self.device_set = frozenset(self.mesh.flat_devices)
 
     def placement(self, kind: ArrayType | None) -> Placement | None:
-        """Return an operand's placement on this mesh; None where it has no say."""
+        """Return an operand's placement on this mesh; None for one that decides nothing."""
         if kind is None:
             return None
         sharding = kind.sharding
@@ -102,9 +104,7 @@ class OperandMesh:
         longest = max(range(kind.ndim), key=lambda d: kind.shape[d])
         n = self.mesh.size
         return tuple(
-            Split(("device",), even_cuts(s, n) if s % n == 0 else balanced_cuts(s, n))
-            if dim == longest
-            else Split((), (0, s))
+            Split(("device",), balanced_cuts(s, n)) if dim == longest else Split((), (0, s))
             for dim, s in enumerate(kind.shape)
         )
 
@@ -120,8 +120,8 @@ def replicated_beside(op: str, value: Block, *operands: Any) -> Array:
 
     Args:
         op: the function, for messages.
-        value: the value, the same on every process and known to nobody else.
-        operands: the operands; whatever is not an array has no say.
+        value: the value, the same on every process, which no one else holds.
+        operands: the operands; those that are not arrays are ignored.
 
     Raises:
         IncompatibleDevicesError: if operands are committed to different sets of devices.

@@ -79,8 +79,8 @@ def _with_short_integers(
 ) -> Dtype:
     """Return the dtype for integers shorter than a byte beside NumPy's dtypes and numbers.
 
-    Bools and Python's integers change nothing. Beside all else they count as a byte, a signed one
-    if any of the integers is signed.
+    Bools and Python's integers do not change the dtype. With anything else, the short integers
+    count as a byte, a signed one if any integer is signed.
     """
     meeting = _meeting(narrow)
     if all(d.kind == "b" for d in own) and all(type(n) in (bool, int) for n in numbers):
@@ -138,5 +138,5 @@ def common_dtype(what: str, dtypes: Sequence[Dtype | type]) -> Dtype:
     except TypeError:
         kinds = ", ".join(dtype_name(d) if isinstance(d, np.dtype) else d.__name__ for d in dtypes)
         raise DtypeError(
-            f"{what}: the dtypes {kinds} have none in common. Convert an operand with astype."
+            f"{what}: the dtypes {kinds} have no common dtype. Convert an operand with astype."
         ) from None

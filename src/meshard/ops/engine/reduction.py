@@ -1,10 +1,10 @@
 """Reductions across processes: partial results become whole ones.
 
 Partial results are seen as one array with a leading dim over the reduced cells. Its cells are
-brought together (all of them everywhere when small, else each device gets its share of the
-result), combined in mesh order, and the shares then placed as the result lies. Each element is
-combined once or by the same steps everywhere, so that all devices hold the same bits, whatever the
-number of processes.
+brought together (all of them everywhere when small; otherwise each device gets its share of the
+result) and combined in mesh order; the shares then go where the result is. Each element is combined
+once or by the same steps everywhere, so that all devices hold the same bits, whatever the number of
+processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reduction:
     Attributes:
         cells: the number of partial results of each element.
         gather: brings partial results together; the pieces have a leading dim of ``cells``.
-        place: from the combined shares to the result's pieces; None if they are those already.
+        place: from the combined shares to the result's pieces; None if the shares are these pieces.
         dtypes: the dtypes of the partial results.
         pieces: the pieces of the partial layout.
         small: whether every piece of the result gets whole partial results, to be combined there.

@@ -111,7 +111,7 @@ class MoveOp:
         maps: from the operands' shapes and the parameters to each operand's maps, of which the
             result's dim sizes are the maps' sizes.
         whole: the dims of the result that are not to be split.
-        follow: whether the result always lies like the first operand.
+        follow: whether the result is always laid out like the first operand.
         onto: for each operand where its maps' results are laid in the result, as in `Source`; None
             where the maps say it all.
         flat: whether the result is the operand's elements in C order, one map for all of them, cut

@@ -1,8 +1,8 @@
 """Chains: operations one after another on a few rows at a time, in pieces that stay in the cache.
 
 In: operations in order, on rows of blocks. Out: the blocks that are wanted. Each step runs on a few
-rows before the next one does, so that what lies between two steps never leaves the cache, and has
-no block of its own. A step may be elementwise, or reduce the dims behind the first.
+rows before the next one does, so that the values between two steps never leave the cache, and have
+no block of their own. A step may be elementwise, or reduce the dims behind the first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Chain:
 
     Attributes:
         steps: what to do, in order.
-        cut: for each input whether a piece reads its own rows of it; else it reads the whole.
+        cut: for each input whether a piece reads only its own rows of it, not the whole.
         temporaries: what they are.
         results: what they are.
         rows: the number of rows.
@@ -136,7 +136,7 @@ class _Temporaries:
         self._free: dict[Spot, list[int]] = {}
 
     def take(self, spot: Spot) -> int:
-        """Return the place of a free temporary, of a new one if none is."""
+        """Return the place of a free temporary, or of a new one."""
         free = self._free.get(spot)
         if free:
             return free.pop()
@@ -175,7 +175,7 @@ def run_chains(
     cells: Sequence[tuple[Chain, Sequence[Any]]],
     given: Mapping[tuple[int, int], Block] | None = None,
 ) -> list[list[Block]]:
-    """Run for each cell a chain of its own and return its results.
+    """Run one chain for each cell and return the results.
 
     Args:
         world: whose memory and workers are used.

@@ -31,8 +31,8 @@ def _compiler(given: object) -> str:
     known = sorted({e.name for e in entry_points(group="meshard.compilers")})
     if not isinstance(given, str) or given not in known:
         raise ValueError(
-            f"jit_compiler is 'numpy', or one of {', '.join(map(repr, known))}, which then runs "
-            f"what jit fuses on large blocks; got {given!r}."
+            f"jit_compiler must be 'numpy', or one of {', '.join(map(repr, known))}, which then "
+            f"runs what jit fuses on large blocks; got {given!r}."
         )
     if given == "xla" and find_spec("jax") is None:
         raise ConfigError(

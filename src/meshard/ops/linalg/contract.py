@@ -105,7 +105,7 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
 def _steady(x: Block, thin: bool) -> Block:
     """Return a block whose memory order does not show in the last bits of a product.
 
-    Products of matrices are summed in one order, however these lie, as long as BLAS can read them;
+    BLAS sums products of matrices in one order, whatever their memory order, if it can read them;
     those with vectors in another for each order. Whether a block is a view or was received depends
     on the number of processes, and must not show.
     """
@@ -146,7 +146,7 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
     """Return the product of two arrays by a rule, for the function named ``what``.
 
     Raises:
-        DtypeError: if the dtypes have none in common, and ``dtype`` is not given.
+        DtypeError: if there is no common dtype, and ``dtype`` is not given.
         IncompatibleDevicesError: if the arrays are committed to different devices.
     """
     if dtype is None and x.dtype != y.dtype:

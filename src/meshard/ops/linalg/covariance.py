@@ -32,7 +32,7 @@ def cov(
     Args:
         m: one variable, or a variable per row.
         y: further variables.
-        rowvar: whether rows are variables; else columns are.
+        rowvar: whether rows are the variables, not columns.
         bias: whether to divide by the number of observations instead of one less.
         ddof: what is taken off the divisor, instead of what ``bias`` says.
 
@@ -57,7 +57,7 @@ def cov(
 def _variables(value: Any, rowvar: bool) -> Any:
     x = as_array(value)
     if x.ndim > 2:
-        raise ShapeError(f"cov: variables have one or two dims, got shape {x.shape}.")
+        raise ShapeError(f"cov: takes an array of one or two dims, got shape {x.shape}.")
     floats = x.astype(default_float()) if is_whole(x.dtype) else x
     rows = atleast_2d(floats)
     return rows if rowvar or x.ndim == 1 else matrix_transpose(rows)

@@ -271,7 +271,7 @@ def solve(a: ArrayLike, b: ArrayLike) -> Array:
     if not y.ndim or y.shape[0 if alone else -2] != x.shape[-1]:
         raise ShapeError(
             f"solve: the right side of shape {y.shape} does not fit matrices of shape {x.shape}; "
-            f"it has {x.shape[-1]} rows."
+            f"it must have {x.shape[-1]} rows."
         )
     y = y.astype(default_float()) if is_whole(y.dtype) else y
     common = common_dtype("solve", (x.dtype, y.dtype))
@@ -323,7 +323,7 @@ def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     ((3, 2), (2, 2))
     """
     if mode not in ("reduced", "complete", "r"):
-        raise ArgumentError(f"qr: mode is 'reduced', 'complete' or 'r', not {mode!r}.")
+        raise ArgumentError(f"qr: mode must be 'reduced', 'complete' or 'r', not {mode!r}.")
     x = matrices("qr", a)
     if mode == "r":
         return _run("qr_r", "qr", _UNSETTLED, x, mode=mode)[0]
@@ -345,7 +345,7 @@ def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> An
     Args:
         a: matrices, ``(..., m, n)``.
         full_matrices: whether ``U`` and ``Vh`` are square.
-        compute_uv: whether to return them; else the singular values alone.
+        compute_uv: whether to return them, and not only the singular values.
 
     Raises:
         LinAlgError: if it does not converge.
@@ -367,7 +367,7 @@ def svdvals(x: ArrayLike, /) -> Array:
 
 def _triangle(name: str, UPLO: str) -> str:
     if UPLO not in ("L", "U", "l", "u"):
-        raise ArgumentError(f"{name}: UPLO is 'L' or 'U', not {UPLO!r}.")
+        raise ArgumentError(f"{name}: UPLO must be 'L' or 'U', not {UPLO!r}.")
     return UPLO.upper()
 
 

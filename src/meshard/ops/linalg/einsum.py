@@ -55,7 +55,7 @@ def einsum(
 
     Args:
         subscripts: as in ``numpy.einsum``: ``"ij,jk->ik"``, with ``...`` and implicit output; or
-            operands and lists of numbers by turns.
+            alternating operands and lists of numbers.
         operands: the arrays.
         optimize: how opt_einsum looks for an order of more than two operands.
         preferred_element_type: the result's dtype.
@@ -198,8 +198,8 @@ def _pair(first: Lettered, second: Lettered, keep: set[str], dtype: Dtype) -> Le
 def _needed(own: Lettered, other: Lettered, keep: set[str], dtype: Dtype) -> Lettered:
     """Return an operand without what the product with another one does not need.
 
-    A dim of size one that meets a longer one counts once. A letter of this operand alone that
-    nobody wants later is summed before the product, which is smaller then.
+    A dim of size one that meets a longer one counts once. A letter that only this operand has, and
+    that is not wanted later, is summed before the product, which makes the product smaller.
     """
     longer = {f for f, n in zip(other[0], other[1].shape, strict=True) if n != 1}
     met = {f for f, n in zip(own[0], own[1].shape, strict=True) if n == 1 and f in longer}

@@ -1,6 +1,6 @@
 """Linear algebra: ``meshard.numpy.linalg``.
 
-Products, norms and traces are computed where the elements lie. A decomposition needs each matrix
+Products, norms and traces are computed where the elements are. A decomposition needs each matrix
 whole on a device: where its dims are split, their axes move to leading dims that are long enough,
 and where there are none every device gets the whole matrix. Leading dims stay split. Integers are
 taken as the default float, floats shorter than 32 bits are computed in float32.
@@ -90,7 +90,7 @@ def matrix_rank(
     1
     """
     if tol is not None and rtol is not None:
-        raise ArgumentError("matrix_rank: tol and rtol are both given; give one.")
+        raise ArgumentError("matrix_rank: both tol and rtol were given; give one of them.")
     x = matrices("matrix_rank", A)
     if not x.size:
         return zeros(x.shape[:-2], np.int64)
@@ -106,7 +106,7 @@ def matrix_rank(
 def matrix_power(a: ArrayLike, n: int) -> Array:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
-    Computed by products, so that split dims are multiplied where they lie.
+    Computed by products, so that split dims are multiplied in place.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.matrix_power(mnp.asarray([[1, 1], [0, 1]]), 3).tolist()

@@ -1,4 +1,4 @@
-"""Diagonals, traces, cross products and norms: computed where the elements lie."""
+"""Diagonals, traces, cross products and norms: computed where the elements are."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
         dims = normalised_axes(axis, value.ndim, "cross")
         if value.shape[dims[0]] != 3:
             raise ShapeError(
-                f"cross: vectors have three elements; dim {dims[0]} of the shape {value.shape} "
-                f"has {value.shape[dims[0]]}."
+                f"cross: vectors must have three elements, but dim {dims[0]} of the shape "
+                f"{value.shape} has {value.shape[dims[0]]}."
             )
     found = bind("cross", moveaxis(x, axis, -1), moveaxis(y, axis, -1))
     return moveaxis(found, -1, axis)
@@ -210,7 +210,7 @@ def matrix_norm(
         found = pick(totals, axis=(-2, -1), keepdims=keepdims)
     else:
         raise ArgumentError(
-            f"matrix_norm: ord is 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}."
+            f"matrix_norm: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}."
         )
     return found.astype(_law(x), copy=False)
 
@@ -250,8 +250,8 @@ def norm(
         )
     if len(dims) != 2:
         raise ArgumentError(
-            f"norm: a vector has one dim and a matrix two; axis={axis!r} of an array of shape "
-            f"{value.shape} names {len(dims)}."
+            f"norm: takes one dim for vectors or two for matrices, but axis={axis!r} of an array "
+            f"of shape {value.shape} names {len(dims)}."
         )
     found = matrix_norm(moveaxis(value, dims, (-2, -1)), ord=ord)
     return expand_dims(found, tuple(sorted(dims))) if keepdims else found

@@ -182,7 +182,7 @@ def iscomplex(x: ArrayLike) -> Array:
 
 
 def _ordered(name: str, x: Any) -> Any:
-    """Return an array of which there are greater and lesser elements."""
+    """Return an array whose elements have an order."""
     found = as_array(x)
     if found.dtype.kind == "c":
         raise DtypeError(f"{name}: complex numbers have no sign; the dtype is {found.dtype}.")
@@ -226,8 +226,8 @@ def select(
     """
     if len(condlist) != len(choicelist) or not condlist:
         raise ArgumentError(
-            f"select: {len(condlist)} conditions and {len(choicelist)} choices; each condition "
-            "has one choice, and there is at least one."
+            f"select: {len(condlist)} conditions and {len(choicelist)} choices; give one "
+            "choice per condition, and at least one."
         )
     found: Any = default
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
@@ -255,18 +255,18 @@ def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> A
     elif mode == "wrap":
         number = bind("remainder", number.astype(np.int64), count)
     elif mode != "raise":
-        raise ArgumentError(f"choose: mode is 'raise', 'wrap' or 'clip', not {mode!r}.")
+        raise ArgumentError(f"choose: mode must be 'raise', 'wrap' or 'clip', not {mode!r}.")
     elif is_traced(number):
         number = concrete(
             number,
             "choose",
-            "With mode='raise' it looks whether the numbers name choices. Give mode='clip' or "
+            "mode='raise' checks that each number names a choice. Give mode='clip' or "
             "mode='wrap', which bring them inside.",
         )
         return choose(number, choices, mode)
     elif not bool(all_(bind("logical_and", number >= 0, number < count))):
         raise ArgumentError(
-            f"choose: a number lies outside the {count} choices, 0 to {count - 1}; mode='clip' "
+            f"choose: a number is outside the {count} choices, 0 to {count - 1}; mode='clip' "
             "or 'wrap' brings it inside."
         )
     arrays = broadcast_arrays(*[as_array(c) for c in choices])
@@ -330,7 +330,7 @@ def interp(
     if places.ndim != 1 or places.shape != values.shape or not places.size:
         raise ShapeError(
             f"interp: points with places of shape {places.shape} and values of shape "
-            f"{values.shape}; both have one dim of the same size, at least one."
+            f"{values.shape}; both must have one dim, of the same size and not empty."
         )
     at = as_array(x)
     ends = [None if v is None else float(v) for v in (left, right)]

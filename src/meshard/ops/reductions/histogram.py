@@ -67,7 +67,7 @@ def histogram_bin_edges(
     """Return the edges of bins that cover an array: a number of equal ones, or those given.
 
     Raises:
-        ArgumentError: if ``bins`` is no number above zero and no rising edges.
+        ArgumentError: if ``bins`` is neither a positive integer nor rising edges.
 
     >>> import meshard.numpy as mnp
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
@@ -123,8 +123,8 @@ def _host_bins(name: str, bins: Any) -> Any:
     """Return bins that are not traced as a number or as NumPy's array of edges."""
     if isinstance(bins, str):
         raise ArgumentError(
-            f"{name}: bins={bins!r} names a way to choose the bins, which is not supported; give "
-            "a number of bins, or their edges."
+            f"{name}: bins={bins!r} names a rule for choosing the bins, which is not supported; "
+            "give a number of bins, or their edges."
         )
     if isinstance(bins, (int, np.integer)):
         return bins
@@ -174,8 +174,8 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
     found = as_array(weights)
     if found.shape != x.shape:
         raise ShapeError(
-            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; each "
-            "element has one."
+            f"{name}: weights of shape {found.shape} for an array of shape {x.shape}; "
+            "each element must have one."
         )
     return found
 
@@ -184,18 +184,18 @@ def _weights(name: str, x: Any, weights: Any) -> Any:
 def bincount(
     x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
 ) -> Array:
-    """Return how often each whole number from 0 on stands in an array.
+    """Return how often each non-negative integer occurs in an array.
 
     Args:
-        x: numbers from 0 on, of one dim.
+        x: non-negative integers, of one dim.
         weights: what each element counts.
-        minlength: the least length of the result, which else ends with the greatest number; of no
-            effect beside ``length``.
+        minlength: the least length of the result, which otherwise ends with the greatest number;
+            it has no effect beside ``length``.
         length: the result's length, if it is known, as it must be of traced numbers; numbers from
             there on are not counted, and negative traced ones count as zero.
 
     Raises:
-        DtypeError: if the elements are no integers.
+        DtypeError: if the elements are not integers.
         ArgumentError: if one is negative.
         ShapeError: if there is not one dim, or the weights have another shape.
 

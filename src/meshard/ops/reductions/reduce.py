@@ -36,7 +36,7 @@ def reduction_rule(operands: Sequence[Operand], params: Params) -> str:
 
 
 def sum_dtype(dtype: Dtype) -> Dtype:
-    """Return the dtype of sums where none is asked for: that of short integers is longer."""
+    """Return the dtype of sums if none is given: for short integers it is longer."""
     if not is_whole(dtype):
         return dtype
     found: Dtype = np.add.reduce(np.ones(1, BYTES.get(dtype, dtype))).dtype
@@ -334,7 +334,7 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
         if where is not None:
             raise ArgumentError(
                 f"{what}: where= may leave out all elements, and the {what} of no elements is "
-                "undefined; give initial=, the value to start from."
+                "undefined; give initial=, a value to start from."
             )
         return _reduce(what, _not_empty(a, axis, what), axis, keepdims)
     x = masked(as_array(a), where, initial, what)

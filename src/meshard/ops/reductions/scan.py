@@ -89,7 +89,7 @@ register(Op("scan_shift", _shift_rule, _shift, dtypes=_shift_law, local=_shift_c
 
 
 def _scanned(name: str, a: Any, axis: int | None, how: str, dtype: Dtype | None) -> Any:
-    """Scan along a dim, or the flat array without one; the result lies like the operand."""
+    """Scan along a dim, or the flat array without one; the result is laid out like the operand."""
     x = as_array(a)
     if axis is None:
         x, axis = ravel(x), 0
@@ -132,8 +132,8 @@ def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Ar
     """Return the running sums along a dim, or in the flat array.
 
     Along a split dim each device sums its own block; of each block only the total moves. The
-    result lies like the array, and its bits depend on the mesh, not on the number of processes.
-    Floats shorter than 32 bits are accumulated in float32.
+    result is laid out like the array, and its bits depend on the mesh, not on the number of
+    processes. Floats shorter than 32 bits are accumulated in float32.
 
     Args:
         a: the array.
@@ -211,7 +211,7 @@ def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, include_initial
         if value.ndim != 1:
             raise ArgumentError(
                 f"{name}: axis may be left out for arrays of one dim only; this one has "
-                f"{value.ndim}, its shape is {value.shape}. Say axis=, or flatten it."
+                f"{value.ndim}, its shape is {value.shape}. Give axis=, or flatten it."
             )
         axis = 0
     found = _scanned(name, value, axis, how, _summed(value, dtype))
@@ -298,7 +298,7 @@ def diff(
     """
     x = as_array(a)
     if n < 0:
-        raise ArgumentError(f"diff: n is the number of times to take differences, not {n}.")
+        raise ArgumentError(f"diff: n must be a non-negative integer, not {n}.")
     (dim,) = normalised_axes(axis, x.ndim, "diff")
     if not n:
         return x
@@ -358,7 +358,7 @@ def trapezoid(
         if points.shape not in ((values.shape[dim],), values.shape):
             raise ShapeError(
                 f"trapezoid: points of shape {points.shape} for values of shape {values.shape}; "
-                f"they have one dim of {values.shape[dim]}, or the values' shape."
+                f"they must have one dim of {values.shape[dim]}, or the values' shape."
             )
         alone = points.ndim == 1
         width = diff(points, axis=0 if alone else dim)

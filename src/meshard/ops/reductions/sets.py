@@ -1,6 +1,6 @@
 """Sets: the distinct elements of arrays, and what is in both, either or one.
 
-All stands on the spread sort: equal elements become neighbours, and only marks cross devices.
+All of these use the spread sort: equal elements become neighbours, and only marks cross devices.
 The results' shapes depend on the values; each piece stays where the sort has brought it.
 """
 
@@ -114,7 +114,7 @@ def _first_of(
 ) -> tuple[Any, Any, Any, Any]:
     """Return a known number of the elements that a mask marks, with their places and one more.
 
-    Where there are no more, ``fill_value`` stands for them, by default the first, or 0 if there is
+    Where there are no more, ``fill_value`` replaces them, by default the first, or 0 if there is
     none.
     """
     places = first_true(first, size + 1)
@@ -176,19 +176,19 @@ def unique(
 ) -> Any:
     """Return the distinct elements of the flat array, sorted.
 
-    The array is sorted where it lies; of a split array the result is split, too, each device
-    keeping what the sort has brought there. The shape depends on the values, unless ``size`` says
-    it.
+    A split array is sorted without being brought together, and the result is split, too: each
+    device keeps what the sort has brought there. The shape depends on the values, unless ``size``
+    gives it.
 
     Args:
         ar: the array.
-        return_index: also return where each value first stands in the flat array.
+        return_index: also return where each value first occurs in the flat array.
         return_inverse: also return, in the array's shape, each element's place among the values.
-        return_counts: also return how often each value stands there.
+        return_counts: also return how often each value occurs there.
         axis: None; distinct slices along a dim are not supported.
         equal_nan: whether all NaN count as one value.
         size: how many values to return, which also traced arrays have: the least ones. Where there
-            are no more, ``fill_value`` stands, counted zero times.
+            are no more, ``fill_value`` fills the rest, counted zero times.
         fill_value: by default the least value.
         sorted: accepted as in NumPy; the result is sorted.
 
@@ -211,7 +211,7 @@ def unique_values(
 ) -> Array:
     """Return the distinct elements of the flat array; each NaN is distinct.
 
-    ``size`` and ``fill_value`` mean what they do to `unique`, here and in its kin.
+    ``size`` and ``fill_value`` mean what they do to `unique`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
@@ -224,7 +224,7 @@ def unique_values(
 def unique_counts(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
-    """Return the distinct elements of the flat array, and how often each stands there."""
+    """Return the distinct elements of the flat array, and how often each occurs there."""
     found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
@@ -242,7 +242,7 @@ def unique_inverse(
 def unique_all(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueAllResult:
-    """Return the distinct elements, where each first stands, each element's place, and counts.
+    """Return the distinct elements, where each first occurs, each element's place, and counts.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
@@ -308,7 +308,7 @@ def _both(what: str, ar1: Any, ar2: Any) -> tuple[Any, Any]:
 
 
 def _distinct(x: Any, y: Any, *, among: bool) -> tuple[Any, Any]:
-    """Return an array sorted, and where an element stands first and is among others, or is not."""
+    """Return an array sorted, and where an element first occurs and is among others, or is not."""
     (values,) = sort_split(x)
     first = _firsts(values, equal_nan=True)
     return values, bind("logical_and", first, isin(values, y, invert=not among))
@@ -331,7 +331,7 @@ def union1d(
         ar1: the first array.
         ar2: the second array.
         size: how many to return, which also traced arrays have, as in `unique`.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     >>> import meshard.numpy as mnp
     >>> mnp.union1d(mnp.asarray([3, 1]), mnp.asarray([2, 3])).tolist()
@@ -368,7 +368,7 @@ def setdiff1d(
 ) -> Array:
     """Return the distinct elements of the first array that are not in the second, sorted.
 
-    Takes what `union1d` takes; where there are no more, zero stands by default, as in JAX.
+    Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
     """
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
     if size is not None:
@@ -418,7 +418,7 @@ def flatnonzero(
     Args:
         a: the array.
         size: how many positions to return, which also traced values have, as in `nonzero`.
-        fill_value: what stands where there are no more; 0 by default.
+        fill_value: what fills the rest where there are no more; 0 by default.
 
     >>> import meshard.numpy as mnp
     >>> mnp.flatnonzero(mnp.asarray([0, 7, 0, 8])).tolist()
@@ -440,7 +440,7 @@ def argwhere(
     Args:
         a: the array.
         size: how many rows to return, which also traced values have, as in `nonzero`.
-        fill_value: what stands where there are no more; 0 by default.
+        fill_value: what fills the rest where there are no more; 0 by default.
     """
     x = as_array(a)
     if not x.ndim:
@@ -458,7 +458,7 @@ def extract(
         condition: the condition.
         arr: the array.
         size: how many elements to return, which also traced values have.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     Raises:
         ShapeError: if the sizes differ.
@@ -466,8 +466,8 @@ def extract(
     mask, x = as_array(condition), as_array(arr)
     if mask.size != x.size:
         raise ShapeError(
-            f"extract: a condition of shape {mask.shape} for an array of shape {x.shape}; they "
-            f"have {mask.size} and {x.size} elements."
+            f"extract: the condition of shape {mask.shape} and the array of shape {x.shape} must "
+            f"have the same size, but have {mask.size} and {x.size} elements."
         )
     return _selected("extract", ravel(mask), ravel(x), 0, size, fill_value)
 
@@ -502,7 +502,7 @@ def compress(
         a: the array.
         axis: the dim; None for the flat array.
         size: how many slices to return, which also traced values have.
-        fill_value: what stands where there are no more.
+        fill_value: what fills the rest where there are no more.
 
     Raises:
         ShapeError: if the condition has not one dim, or is too long.
@@ -514,6 +514,6 @@ def compress(
     if mask.ndim != 1 or mask.size > x.shape[dim]:
         raise ShapeError(
             f"compress: a condition of shape {mask.shape} for dim {dim} of an array of shape "
-            f"{x.shape}; it has one dim, at most as long."
+            f"{x.shape}; it must have one dim that is not longer."
         )
     return _selected("compress", mask, x, dim, size, fill_value)

@@ -124,8 +124,8 @@ def sort(
     """Return the array sorted along a dim; NaN counts as the greatest.
 
     Along a split dim of several, the axes move to another dim. A split array of one dim is sorted
-    where it lies: each device sorts its own block, the blocks are exchanged by value and merged,
-    and the result lies like the array. Nothing is brought together on one device.
+    in place: each device sorts its own block, the blocks are exchanged by value and merged,
+    and the result is laid out like the array. Nothing is brought together on one device.
 
     Args:
         a: the array.
@@ -185,7 +185,7 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
     The whole dim is sorted, which is one such order.
 
     Raises:
-        ArgumentError: if ``kth`` is no position of the dim.
+        ArgumentError: if ``kth`` is not a position of the dim.
     """
     x, dim = _operand("partition", a, axis)
     _checked_kth("partition", x, kth, dim)
@@ -214,7 +214,7 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     x, dim = _operand("top_k", operand, axis)
     if not 0 <= k <= x.shape[dim]:
         raise ArgumentError(
-            f"top_k: k={k} of dim {dim}, whose size is {x.shape[dim]}; it is at most the size."
+            f"top_k: k must be from 0 to the size of dim {dim}, {x.shape[dim]}, got {k}."
         )
     head = (*(slice(None),) * dim, slice(0, k))
     if x.ndim == 1:
@@ -276,10 +276,10 @@ def searchsorted(
     x, values = as_array(a), as_array(v)
     if x.ndim != 1:
         raise ShapeError(
-            f"searchsorted: the array to search has one dim; this one's shape is {x.shape}."
+            f"searchsorted: the array to search must have one dim, but its shape is {x.shape}."
         )
     if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side is 'left' or 'right', not {side!r}.")
+        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', not {side!r}.")
     if sorter is not None:
         order = as_array(sorter)
         if order.shape != x.shape:
@@ -301,7 +301,7 @@ def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Array:
         right: whether a bin holds its right edge instead of its left one.
 
     Raises:
-        ArgumentError: if the edges neither rise nor fall; of traced ones nobody can say.
+        ArgumentError: if the edges neither rise nor fall; traced edges cannot be checked.
 
     >>> import meshard.numpy as mnp
     >>> mnp.digitize(mnp.asarray([0.2, 6.4, 3.0]), mnp.asarray([0.0, 1.0, 2.5, 4.0])).tolist()
@@ -316,5 +316,7 @@ def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Array:
     if bool(bind("less_equal", edges[:-1], edges[1:]).all()):
         return searchsorted(edges, value, side)
     if not bool(bind("greater_equal", edges[:-1], edges[1:]).all()):
-        raise ArgumentError("digitize: the bins are edges that rise or fall; these do neither.")
+        raise ArgumentError(
+            "digitize: the bins must be edges that rise or fall, but these do neither."
+        )
     return edges.shape[0] - searchsorted(flip(edges), value, side)

@@ -138,7 +138,7 @@ def _parts_of(q: Any, most: int) -> Any:
 
 def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
     if method not in _METHODS:
-        raise ArgumentError(f"{name}: method is one of {', '.join(_METHODS)}, not {method!r}.")
+        raise ArgumentError(f"{name}: method must be one of {', '.join(_METHODS)}, not {method!r}.")
     if is_traced(q):
         return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():
@@ -152,13 +152,13 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
     if not q.ndim:
         return results[0]
     if not results:
-        raise ArgumentError(f"{name}: q holds no number.")
+        raise ArgumentError(f"{name}: q is empty.")
     joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
     return reshape(joined, (*q.shape, *results[0].shape))
 
 
 def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
-    """Return quantiles at traced places, of which nobody can say whether they lie inside."""
+    """Return quantiles at traced places, which cannot be checked to be inside."""
     ordered, law, dims = _ordered(name, a, axis)
     last = ordered.shape[-1] - 1
     places = bind("multiply", reshape(q, (-1,)), last)
@@ -201,7 +201,7 @@ def _between(ordered: Array, q: float, method: str) -> Any:
 
 
 def _interpolate(below: Block, above: Block, part: Any) -> Any:
-    """Return what lies between two elements; beside an infinite one that is infinite, too."""
+    """Return a value between two elements; next to an infinite one it is infinite, too."""
     with np.errstate(invalid="ignore", over="ignore"):
         step = above - below
         found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
@@ -253,7 +253,7 @@ def nanprod(
 
 @checked
 def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the maximum over dims of what is not NaN; NaN where nothing else is."""
+    """Return the maximum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
@@ -261,7 +261,7 @@ def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
 
 @checked
 def nanmin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the minimum over dims of what is not NaN; NaN where nothing else is."""
+    """Return the minimum over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
@@ -275,7 +275,7 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
 def nanmean(
     a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
 ) -> Array:
-    """Return the mean over dims of what is not NaN; NaN where nothing else is."""
+    """Return the mean over dims, NaN left out; NaN where all elements are NaN."""
     x, gaps = _nan(a)
     if gaps is None:
         return mean(x, axis, dtype, keepdims)
@@ -291,7 +291,7 @@ def nanmean(
 
 
 def _quotient(total: Any, count: Any) -> Any:
-    """Divide sums by counts; nothing by zero is NaN."""
+    """Divide sums by counts; zero by zero is NaN."""
     safe = bind("maximum", count, 1).astype(total.dtype)
     return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
 

@@ -3,7 +3,7 @@
 In: an operation, and values of the body. Out: grids. What an operation does to one cell is decided
 as if it ran on one device, and kept per scope; then its kernel runs for each cell that is wanted:
 held by this process, and active where the code is under a condition. Where some axes of the mesh
-stay automatic a cell is an Array on those, and the operation is bound once more for each cell.
+stay automatic, a cell is an Array on those, and the operation is bound once more for each cell.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Body(Interpreter):
         outer: the body around it, whose values it may use.
         mask: the devices that run the code at hand; None while that is all.
         typed: whether nothing is run at all, and only types are wanted.
-        recorder: who writes the operations down; None if nobody does.
-        notes: where collectives are told of that are only typed; None if nobody asks.
+        recorder: writes the operations down; None if nothing does.
+        notes: takes what typed collectives would move; None if nobody asks.
     """
 
     def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
@@ -244,7 +244,7 @@ def _axes_of_results(scope: Scope, grids: Sequence[GridKind]) -> tuple[Extent, f
 def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """Decide an operation on types alone, some of which are those of Python numbers.
 
-    Only where a loop is typed are there such, and no cell is computed there.
+    There are such types only where a loop is typed, and no cell is computed there.
     """
     grids = [k for k in kinds if isinstance(k, GridKind)]
     types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
@@ -314,7 +314,7 @@ def _general(
     whole: KernelDecision,
     kinds: tuple[GridKind, ...],
 ) -> Runner:
-    """Return what runs the kernel for the cells that are wanted, whichever they are."""
+    """Return what runs the kernel for whichever cells are wanted."""
     extent = kinds[0].extent
     count, cells, weak = scope.count(extent), whole.cells.runs, decision.dtypes.weak
     world, kernel, casts = scope.world, decision.row.kernel, decision.dtypes.casts
@@ -370,7 +370,7 @@ def _deferred(
     values: Sequence[Any],
     numbers: tuple[int, ...] | None,
 ) -> Grid:
-    """Return the result of an operation that runs when it is looked at."""
+    """Return the result of an operation, which runs when somebody looks at it."""
     args: list[Any] = []
     for x, m, weak in zip(values, onto, decision.dtypes.weak, strict=True):
         if m is None:

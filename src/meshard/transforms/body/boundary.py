@@ -338,7 +338,7 @@ def _inner_sharding(scope: Scope, kind: GridKind) -> NamedSharding | None:
 def _joined_cuts(
     shape: Sequence[int], counts: Sequence[int], cuts: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...] | None, ...] | None:
-    """Return the cuts of cells behind one another, that many along each dim; None if all even."""
+    """Return the cuts of that many cells one after another along each dim; None if all are even."""
     found: list[tuple[int, ...] | None] = []
     for n, count, own in zip(shape, counts, cuts, strict=True):
         total = n * count

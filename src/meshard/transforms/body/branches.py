@@ -111,7 +111,7 @@ def widened(x: Grid, varies: frozenset[str]) -> Grid:
 def merged(
     body: Body, branches: Sequence[Grid], chosen: Any, by: GridKind, axes: Sequence[str]
 ) -> Grid:
-    """Return one value of several, each cell that of the branch that was chosen for it.
+    """Merge several values: each cell is taken from the branch that was chosen for it.
 
     Args:
         body: the body.

@@ -58,26 +58,26 @@ def evened(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
     )
 
 
-def settled(sharding: Sharding, kind: ArrayType) -> Sharding:
+def settled(sharding: Sharding, type_: ArrayType) -> Sharding:
     """Return a sharding for an array of a type whose unconstrained dims stay as they are.
 
     They stay split over the axes of the same mesh that no other dim is to be split over.
     """
     if not isinstance(sharding, NamedSharding) or not sharding.spec.unconstrained:
         return sharding
-    mesh, shape, now = sharding.mesh, kind.shape, kind.sharding
+    mesh, shape, now = sharding.mesh, type_.shape, type_.sharding
     plain = _without_open_dims(sharding)
-    cuts, axes = plain.dim_cuts(shape), plain.spec.axes(kind.ndim)
+    cuts, axes = plain.dim_cuts(shape), plain.spec.axes(type_.ndim)
     if not isinstance(now, NamedSharding) or now.mesh != mesh:
         return plain
     taken = {a for dim in axes for a in dim}
     splits = [Split(a, c) for a, c in zip(axes, cuts, strict=True)]
     for dim in sharding.spec.unconstrained:
-        own = now.spec.axes(kind.ndim)[dim]
+        own = now.spec.axes(type_.ndim)[dim]
         left = tuple([a for a in own if a not in taken])
         shards, size = _count(sharding, left), shape[dim]
         if left == own:
-            splits[dim] = Split(left, kind.layout.cuts[dim])
+            splits[dim] = Split(left, type_.layout.cuts[dim])
         elif left:
             cut = balanced_cuts if size % shards else even_cuts
             splits[dim] = Split(left, cut(size, shards))

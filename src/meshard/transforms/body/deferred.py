@@ -1,9 +1,9 @@
 """Elementwise operations on large cells, put off until somebody looks at what they give.
 
-Inside a body nothing can be seen of a value but through another operation, so that a run of
-elementwise operations may be computed in one go, piece by piece (`ops/fused/chain`). A value that
-the program still holds when a chain runs is stored along with the one that was asked for; one
-that is gone by then, as the parts of a formula are, never takes memory.
+Inside a body a value can only be seen through another operation, so several elementwise operations
+in a row may be computed together, piece by piece (`ops/fused/chain`). A value that the program
+still holds when a chain runs is stored along with the one that was asked for; one that is gone by
+then, like the parts of a formula, never takes memory.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _in_order(root: Pending) -> list[Pending]:
 
 
 def _inputs(nodes: Sequence[Pending]) -> dict[int, Any]:
-    """Return what pending operations read and have no part in: scalars and cells, by identity."""
+    """Return what pending operations read from outside: scalars and cells, by identity."""
     known: dict[int, Any] = {}
     for node in nodes:
         for x in node.args:

@@ -217,7 +217,7 @@ class Running(Protocol):
     Attributes:
         scope: the axes that the body runs along.
         mask: the devices that run the code at hand; None while that is all.
-        recorder: who writes the operations down; None if nobody does.
+        recorder: writes the operations down; None if nothing does.
     """
 
     scope: Scope

@@ -284,12 +284,12 @@ class FoldExchange:
 
 
 def _of_groups(active: frozenset[int], each: int) -> frozenset[int]:
-    """Return the pieces of some groups, of which each has as many, one after the other."""
+    """Return the pieces of some groups, all of one size, one after another."""
     return frozenset(g * each + i for g in active for i in range(each))
 
 
 def _masked(part: Part, source: frozenset[int], destination: frozenset[int]) -> Part:
-    """Return what is left of a part where only some pieces take part, on both ends alike."""
+    """Return the part for some of the pieces only, the same on both ends."""
     recipes = tuple([r if i in destination else None for i, r in enumerate(part.recipes)])
     sends = [
         Message(m.peer, tuple([c for c in m.copies if c.origin in source])) for m in part.sends
@@ -325,7 +325,7 @@ class _Recut:
     Attributes:
         view: the shape of a cell as a piece of the source.
         source: the size of each dim, and the axes that cut it into single positions.
-        destination: likewise, afterwards.
+        destination: the same, afterwards.
         maps: for each dim of the destination where it reads from; None where nothing moves in it.
         turned: for small cells the dims that one is seen as, and their order, as in `Exchange`.
     """

@@ -1,7 +1,7 @@
 """The collective whose parts have sizes of their own: ``ragged_all_to_all``.
 
 In: for each device rows to send, an array to receive into, and four small lists that say which rows
-go where. The lists are brought together first. From them each process derives the same copies and
+go where. The lists are gathered first. From them each process derives the same copies and
 messages, a `Part`, so that nothing but the rows that are wanted elsewhere is moved.
 """
 
@@ -148,7 +148,7 @@ def _copy(run: _Rows, cell: int, shape: tuple[int, ...]) -> Copy:
 def _runs(
     tables: Tables, cells: Sequence[int], rows: tuple[int, int], told: str
 ) -> dict[int, list[_Rows]]:
-    """Return what the rows of each cell of one group are.
+    """Return where the rows of each cell of one group come from.
 
     Args:
         tables: the lists of each cell.
@@ -469,7 +469,7 @@ def ragged_all_to_all(
     axis_name: AxisName,
     axis_index_groups: Groups = None,
 ) -> Array:
-    """Send rows of an array to the devices along mesh axes, to each as many as it is to have.
+    """Send rows of an array to the devices along mesh axes, a number of its own to each.
 
     The four lists have one length, a multiple ``n * k`` of the axis size ``n``; entries ``d * k``
     to ``(d + 1) * k`` are about the device at position ``d``.
@@ -492,7 +492,7 @@ def ragged_all_to_all(
     Raises:
         AxisNameError: if an axis is not bound.
         DtypeError: if a list does not hold integers, or the arrays differ in dtype.
-        ShapeError: if shapes do not go together, or rows are outside of an array.
+        ShapeError: if shapes do not fit together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
     >>> import meshard, numpy as np

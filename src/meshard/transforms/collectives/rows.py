@@ -74,7 +74,7 @@ class Receipts:
     def of(self, active: Active) -> Mapping[int, int]:
         """Return the bytes that each device receives where only some groups take part.
 
-        Of groups that none of this process's devices is in, none counts as taking part.
+        Groups in which this process has no device count as not taking part.
         """
         return {
             device: count

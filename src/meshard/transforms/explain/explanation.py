@@ -74,7 +74,7 @@ class ExplainedStep:
         number: its place in the program, from 1 on.
         name: the operation, or several joined by ``+``.
         line: where in the program it is written, as ``file:line``.
-        depth: how many loops, branches and bodies it stands in.
+        depth: how many loops, branches and bodies it is in.
         part: the part of the innermost of these that it belongs to, as in ``"body"``.
         turns: how often it runs; None if values decide.
         counted: how often it counts in totals. Where values decide, a loop's step counts once, and

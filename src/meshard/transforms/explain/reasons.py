@@ -1,4 +1,4 @@
-"""Why something moves: which dims of which operand are laid out otherwise, and what asks for it.
+"""Why something moves: which dims of which operand get another layout, and what asks for it.
 
 In: an `Item` of a program and what it moves. Out: `Notice`s, sentences with the dim, the axis, the
 reason, and what to do. Reasons are read off the operation's rule and the operands' shardings.

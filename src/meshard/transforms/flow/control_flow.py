@@ -1,7 +1,7 @@
 """Control flow by the names of ``jax.lax``: conditions and loops.
 
 Outside of `shard_map` these are Python's own loops and conditions around operations that run at
-once. Inside, a condition may differ between devices: then the code runs for those it concerns, and
+once. Inside, a condition may differ between devices: the code then runs for those it concerns, and
 a loop goes on as long as any of this process's devices has a turn left.
 """
 

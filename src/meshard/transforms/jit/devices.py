@@ -1,7 +1,7 @@
 """The devices of one call of a jitted function: all that is committed is on the same ones.
 
 In: where arguments and captured arrays are, and where shardings send them. Out: nothing, or a
-refusal that names both; and captured arrays brought to where the arguments are.
+refusal that names both; and captured arrays moved to where the arguments are.
 """
 
 from __future__ import annotations

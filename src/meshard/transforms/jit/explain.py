@@ -37,7 +37,7 @@ def explain(
 
     Raises:
         ArgumentError: if ``f`` is no function, or there is no such topology, or a device has no
-            place in it. What `jit` refuses is refused likewise.
+            place in it. What `jit` refuses is refused here too.
 
     >>> import meshard, meshard.numpy as mnp
     >>> mesh = meshard.make_mesh((1,), ("i",))

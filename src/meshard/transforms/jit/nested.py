@@ -262,6 +262,6 @@ def _held(own: Any) -> list[Any]:
 
 
 def _told_by(closure: Sequence[Any], captured: Sequence[Any]) -> bool:
-    """Whether all values of a program that a function captures stand in its own variables."""
+    """Whether all values of a program that a function captures are in its own variables."""
     held = {id(x) for x in closure}
     return all(type(x) is Array or (type(x) is Tracer and id(x) in held) for x in captured)

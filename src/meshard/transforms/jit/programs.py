@@ -1,6 +1,6 @@
-"""The programs of one jitted function in one world: kept by signature, and not without bound.
+"""The programs of one jitted function in one world: kept by signature, up to a number.
 
-In: signatures. Out: what was made for them before. The oldest are forgotten where there are too
+In: signatures. Out: what was made for them before. The oldest are forgotten when there are too
 many, as for a function that is called with a new shape each time.
 """
 

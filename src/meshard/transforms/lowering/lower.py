@@ -372,13 +372,13 @@ class _Lowering:
         return self.world.type_of(kind.shape, kind.dtype, settled(sharding, kind), True)
 
     def _placed(
-        self, eqn: Eqn, x: Atom, output: Var, kind: ArrayType, what: str = "sharding_constraint"
+        self, eqn: Eqn, x: Atom, output: Var, type_: ArrayType, what: str = "sharding_constraint"
     ) -> None:
         source = self.kind(x)
-        group = _Group(partial(ensured, kind, what))
-        if isinstance(source, ArrayType) and source.layout != kind.layout and not source.unplaced:
-            group.wires = wires_between(self.world, source, kind)
-        self._add(group, eqn, (kind,))
+        group = _Group(partial(ensured, type_, what))
+        if isinstance(source, ArrayType) and source.layout != type_.layout and not source.unplaced:
+            group.wires = wires_between(self.world, source, type_)
+        self._add(group, eqn, (type_,))
         group.name = "reshard" if what != eqn.name else what
 
     def _number(self, eqn: Eqn, call: ArrayCall) -> None:

@@ -1,9 +1,9 @@
 """Bodies of `shard_map`, lowered: what each operation runs, found once for the types at hand.
 
 In: a program of a body, and values without cells. Out: an `Executable` on grids of cells. The body
-is followed once: its runners are kept, and its collectives tell what they move in the place of a
-ledger. What values decide, as under a condition that differs between devices, is looked up as it
-comes.
+is followed once: its runners are kept, and its collectives tell what they would move,
+as they tell a ledger. What values decide, as under a condition that differs between devices, is
+looked up when it runs.
 """
 
 from __future__ import annotations

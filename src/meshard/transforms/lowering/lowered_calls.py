@@ -172,10 +172,10 @@ def _for(
 def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Lower) -> LoweredCall:
     captured, init, arrays = call.split_operands(list(kinds))
     given_types = [_array_type(k) for k in _arrays(world, arrays)]
-    rows = [_row_kind(world, k) for k in given_types]
+    rows = [_row_type(world, k) for k in given_types]
     body, carry = _settled(world, call.body, captured, init, rows, lower)
     results = [_array_type(k) for k in _arrays(world, body.returns[call.carried :])]
-    stacked = [_stacked_kind(world, k, call.length) for k in results]
+    stacked = [_stacked_type(world, k, call.length) for k in results]
     cut, count = len(captured), call.length
     turns = range(count - 1, -1, -1) if call.reverse else range(count)
 
@@ -220,7 +220,7 @@ def _array_type(kind: Kind) -> ArrayType:
     return kind
 
 
-def _row_kind(world: RuntimeWorld, kind: Kind) -> ArrayType:
+def _row_type(world: RuntimeWorld, kind: Kind) -> ArrayType:
     """Return the type of one position: on the array's devices, whole along the axes of dim 0."""
     kind = _array_type(kind)
     sharding: Any = kind.sharding
@@ -258,17 +258,17 @@ def _in_place(whole: Layout, row: Layout) -> bool:
     )
 
 
-def _row(world: RuntimeWorld, x: Array, i: int, kind: ArrayType, in_place: bool) -> Array:
-    """Return one position of an array; where its blocks hold those of its rows, the blocks' own."""
+def _row(world: RuntimeWorld, x: Array, i: int, type_: ArrayType, in_place: bool) -> Array:
+    """Return one position of an array, without a copy where its blocks hold those of its rows."""
     if in_place:
-        return Array(kind, tuple([None if b is None else b[i, ...] for b in x._live()]))
-    found: Array = ensure_layout(world, x[i], kind)
+        return Array(type_, tuple([None if b is None else b[i, ...] for b in x._live()]))
+    found: Array = ensure_layout(world, x[i], type_)
     return found
 
 
-def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType:
-    """Return the type of that many arrays behind one another along a new first dim."""
-    sharding: Any = kind.sharding
+def _stacked_type(world: RuntimeWorld, type_: ArrayType, count: int) -> ArrayType:
+    """Return the type of that many arrays stacked along a new first dim."""
+    sharding: Any = type_.sharding
     if isinstance(sharding, NamedSharding):
         uneven: Any = sharding.uneven
         uneven = (None, *uneven) if isinstance(uneven, tuple) else uneven
@@ -281,21 +281,21 @@ def _stacked_kind(world: RuntimeWorld, kind: ArrayType, count: int) -> ArrayType
     elif not isinstance(sharding, SingleDeviceSharding):
         first = sharding.device_order[0]
         sharding = SingleDeviceSharding(first)
-    return world.type_of((count, *kind.shape), kind.dtype, sharding, kind.committed)
+    return world.type_of((count, *type_.shape), type_.dtype, sharding, type_.committed)
 
 
 def _stacked(
-    world: RuntimeWorld, column: Sequence[Any], kind: ArrayType, whole: ArrayType
+    world: RuntimeWorld, column: Sequence[Any], type_: ArrayType, whole: ArrayType
 ) -> Array:
-    """Return arrays of one type behind one another along a new first dim."""
-    if whole.layout.piece_count != kind.layout.piece_count:
+    """Return arrays of one type stacked along a new first dim."""
+    if whole.layout.piece_count != type_.layout.piece_count:
         column = [placed(y, whole.sharding) for y in column]
-        kind = world.type_of(kind.shape, kind.dtype, whole.sharding, True)
+        type_ = world.type_of(type_.shape, type_.dtype, whole.sharding, True)
     blocks: list[Block | None] = [None] * whole.layout.piece_count
     for piece in whole.local:
         blocks[piece] = world.memory.allocate(whole.layout.box(piece).shape, whole.dtype)
     for i, y in enumerate(column):
-        for piece, block in enumerate(ensure_layout(world, as_array(y), kind)._live()):
+        for piece, block in enumerate(ensure_layout(world, as_array(y), type_)._live()):
             target = blocks[piece]
             if block is not None and target is not None:
                 target[i] = block

@@ -17,19 +17,19 @@ from meshard.transforms.program.calls import MakeCall
 
 
 def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
-    """Return the one result of what gives a list."""
+    """Return the only result of a function that gives a list."""
     return many(world, operands)[0]
 
 
-def ensured(kind: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+def ensured(type_: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
     """Return the operand in the layout of a type; ``what`` is how ledgers call the move."""
     x = operands[0]
-    return ensure_layout(world, x if type(x) is Array else as_array(x), kind, what)
+    return ensure_layout(world, x if type(x) is Array else as_array(x), type_, what)
 
 
-def create(call: MakeCall, kind: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+def create(call: MakeCall, type_: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
     """Make an array."""
-    return call.make(kind, *[x if type(x) is Array else as_array(x) for x in operands])
+    return call.make(type_, *[x if type(x) is Array else as_array(x) for x in operands])
 
 
 def as_number_array(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:

@@ -26,7 +26,7 @@ _SAMPLES = 8
 
 
 def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
-    """Return what a function that looks at values may move, at most but for tiny arrays.
+    """Return what a function that looks at values may move at most, tiny arrays aside.
 
     A sample sort is one: its parts go where they belong, and settle between neighbours; before that
     some elements, and how many are in each part, are brought together.
@@ -54,7 +54,7 @@ def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
 def first_carry(
     world: RuntimeWorld, first: Sequence[AnyKind], turn: Sequence[AnyKind], before: int
 ) -> list[Moving]:
-    """Return what brings a loop's first carry to where it is laid out in every turn.
+    """Return what moves a loop's first carry to the layout that it has in every turn.
 
     Args:
         world: whose devices are used.
@@ -102,18 +102,18 @@ def scanned(
     return found
 
 
-def _positions(world: RuntimeWorld, kind: ArrayType, row: ArrayType) -> list[tuple[Wire, int]]:
+def _positions(world: RuntimeWorld, type_: ArrayType, row: ArrayType) -> list[tuple[Wire, int]]:
     """Return what taking each position of an array moves, and how often."""
-    cuts = kind.layout.cuts[0]
-    alike = kind.layout.piece_count == row.layout.piece_count
-    if kind.layout.regular and len(cuts) == 2 and alike:
+    cuts = type_.layout.cuts[0]
+    alike = type_.layout.piece_count == row.layout.piece_count
+    if type_.layout.regular and len(cuts) == 2 and alike:
         return []
     parts: list[tuple[Wire, int]] = []
     for start, stop in pairwise(cuts):
         if start < stop:
             recorder = _WireRecorder(world)
             with interpreting(recorder):
-                x: Any = AbstractArray(kind)
+                x: Any = AbstractArray(type_)
                 taken = x[start]._type
             wires = [*recorder.wires, *wires_between(world, taken, row)]
             parts += [(w, stop - start) for w in wires]

@@ -1,4 +1,4 @@
-"""Preferences: how values had better be laid out, from what becomes of them.
+"""Preferences: how values had better be laid out, given what becomes of them.
 
 In: a program, and how its values are laid out when each operation only follows its operands. Out:
 shardings for values inside, found backwards from the results that are asked for, the constraints,

@@ -1,8 +1,8 @@
-"""Regions of a `shard_map` body that a compiler runs, for who asks for one.
+"""Regions of a `shard_map` body that a compiler runs, if one is asked for.
 
 In: the program of a body. Out: the same program with operations between collectives gathered into
 calls, each of which is one program of the compiler, run once for each cell. What it cannot do,
-small regions, and code under a condition that differs between devices run as ever.
+small regions, and code under a condition that differs between devices run as they do without.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Slots:
 
 
 def last_uses(reads: Sequence[Sequence[Atom]], results: Sequence[Atom]) -> dict[Var, int]:
-    """Return for each variable the last step that reads it; those of results are never done.
+    """Return for each variable the last step that reads it; results are read at the end.
 
     Args:
         reads: for each step what it reads.

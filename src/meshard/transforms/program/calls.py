@@ -126,14 +126,14 @@ class MakeCall:
 
     Attributes:
         name: what listings call it.
-        kind: its type, with the layout that it has if nobody prefers another.
-        make: from a type like it, with any layout, and the operands to the array.
+        type_: its type, with the layout that it has if nobody prefers another.
+        make: from its type, with any layout, and the operands to the array.
         asked: whether its sharding was asked for.
         place: from the first operand's type to its own, where that follows it.
     """
 
     name: str
-    kind: ArrayType
+    type_: ArrayType
     make: Callable[..., Any]
     asked: bool
     place: Callable[[ArrayType], ArrayType] | None
@@ -150,7 +150,7 @@ class MakeCall:
 
     def beside(self, kinds: Sequence[ArrayType]) -> ArrayType:
         """Return its type, given its operands'."""
-        return self.place(kinds[0]) if kinds and self.place is not None else self.kind
+        return self.place(kinds[0]) if kinds and self.place is not None else self.type_
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the array."""

@@ -55,7 +55,7 @@ class Var:
 @final
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A Python number in the place of a variable."""
+    """A Python number instead of a variable."""
 
     value: bool | int | float | complex
 
@@ -258,7 +258,7 @@ def lies(kind: object) -> str:
 
 
 def crossing_text(wires: Sequence[Wire]) -> str:
-    """Return in a few words what passes between devices; nothing where nothing does."""
+    """Return in a few words what passes between devices; nothing if nothing does."""
     told = []
     for wire in wires:
         if any(wire.received.values()):
@@ -281,8 +281,8 @@ class Listed:
     Attributes:
         program: the program.
         told: for some variables what is told after their types, such as their layouts.
-        notes: for some operations, by identity, what is told behind their lines.
-        parts: for some operations, by identity, the programs that they run, in the place of those
+        notes: for some operations, by identity, what is told after their lines.
+        parts: for some operations, by identity, the programs that they run, instead of those
             that they hold.
         called: for some variables what they are called in the user's program.
     """

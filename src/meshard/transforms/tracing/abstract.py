@@ -85,7 +85,7 @@ def types_only(body: Body | None, varies: frozenset[str] = frozenset()) -> Itera
     """Compute nothing but types.
 
     Args:
-        body: the body that the code stands in; None outside of all.
+        body: the body that the code is in; None outside of all bodies.
         varies: the axes over which a condition varies that decides whether the code runs.
     """
     if body is None:
@@ -120,7 +120,7 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     Args:
         f: the function.
         args: trees of arrays, values, or `ShapeDtypeStruct`.
-        kwargs: likewise, by name.
+        kwargs: the same, by name.
 
     Returns:
         The tree of results, each a `ShapeDtypeStruct`.

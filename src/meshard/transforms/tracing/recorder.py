@@ -1,7 +1,7 @@
 """The recorder: writes down the operations of a function that is being traced.
 
 In: operations on values without data. Out: a `Program`, and the values of the code around it that
-it uses. Recorders are nested as the functions are: those of a loop's body stand in the recorder of
+it uses. Recorders are nested as the functions are: that of a loop's body is inside the recorder of
 the code around the loop.
 """
 
@@ -29,7 +29,7 @@ class Tracer(AbstractArray):
     """An array inside a function that is being traced.
 
     Attributes:
-        recorder: who writes down what becomes of it.
+        recorder: writes down what becomes of it.
         origin: what it is, for messages: an argument, or the result of an operation at a line.
     """
 

@@ -275,7 +275,7 @@ def said_sharding(given: Any, what: str) -> Sharding | None:
 
 
 def placed_kind(
-    world: RuntimeWorld, what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool
+    world: RuntimeWorld, what: str, told: str, type_: ArrayType, sharding: Sharding, inward: bool
 ) -> ArrayType:
     """Return the type of an argument or result that is laid out as it must be.
 
@@ -284,38 +284,40 @@ def placed_kind(
         ShardingError: if an argument is committed to another sharding, or a device does not exist.
     """
     check_devices_exist(world, sharding, f"{what}: {told}")
-    _check_divides(what, told, kind, sharding, inward)
-    if inward and kind.committed:
-        same = kind.sharding.is_equivalent_to(sharding, kind.ndim)
+    _check_divides(what, told, type_, sharding, inward)
+    if inward and type_.committed:
+        same = type_.sharding.is_equivalent_to(sharding, type_.ndim)
         if not same:
             raise ShardingError(
-                f"{what}: argument {told}, {kind.str_short()}, is committed to {kind.sharding!r}, "
-                f"which does not match its in_shardings, {sharding!r}. Move it first with "
-                "meshard.device_put(x, sharding), or leave out in_shardings to use it where it "
-                "is."
+                f"{what}: argument {told}, {type_.str_short()}, is committed to "
+                f"{type_.sharding!r}, which does not match its in_shardings, {sharding!r}. Move it "
+                "first with meshard.device_put(x, sharding), or leave out in_shardings to use it "
+                "where it is."
             )
-        return kind
-    return world.type_of(kind.shape, kind.dtype, sharding, True)
+        return type_
+    return world.type_of(type_.shape, type_.dtype, sharding, True)
 
 
-def _check_divides(what: str, told: str, kind: ArrayType, sharding: Sharding, inward: bool) -> None:
-    if isinstance(sharding, NamedSharding) and len(sharding.spec) > kind.ndim:
+def _check_divides(
+    what: str, told: str, type_: ArrayType, sharding: Sharding, inward: bool
+) -> None:
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > type_.ndim:
         one = "argument" if inward else "the"
         raise SpecError(
-            f"{what}: {one} {told}, {kind.str_short()}, was given the sharding {sharding!r}, which "
-            f"is only valid for arrays of rank at least {len(sharding.spec)}, but its rank is "
-            f"{kind.ndim}. Remove entries from the spec"
-            + ("; that of a scalar is P()." if not kind.ndim else ".")
+            f"{what}: {one} {told}, {type_.str_short()}, was given the sharding {sharding!r}, "
+            f"which is only valid for arrays of rank at least {len(sharding.spec)}, but its rank "
+            f"is {type_.ndim}. Remove entries from the spec"
+            + ("; that of a scalar is P()." if not type_.ndim else ".")
         )
     if not isinstance(sharding, NamedSharding) or sharding.uneven is not None:
-        sharding.layout(kind.shape)
+        sharding.layout(type_.shape)
         return
-    if len(sharding.spec) <= kind.ndim:
-        for dim, axes in enumerate(sharding.spec.axes(kind.ndim)):
+    if len(sharding.spec) <= type_.ndim:
+        for dim, axes in enumerate(sharding.spec.axes(type_.ndim)):
             count = 1
             for axis in axes:
                 count *= sharding.mesh.shape[axis]
-            size = kind.shape[dim]
+            size = type_.shape[dim]
             if size % count:
                 one = "One of the arguments" if inward else "One of the results"
                 more = (
@@ -325,10 +327,10 @@ def _check_divides(what: str, told: str, kind: ArrayType, sharding: Sharding, in
                     else ""
                 )
                 raise IndivisibleError(
-                    f"{what}: {one}, {told} of type {kind.str_short()}, was "
+                    f"{what}: {one}, {told} of type {type_.str_short()}, was "
                     f"given the sharding {sharding!r}, which implies that the global size of its "
                     f"dimension {dim} should be divisible by {count}, but it is equal to {size} "
-                    f"(full shape: {kind.shape}). Pad the dim by {-size % count}, or ask for "
+                    f"(full shape: {type_.shape}). Pad the dim by {-size % count}, or ask for "
                     f"uneven shards with NamedSharding(mesh, spec, uneven='balanced').{more}"
                 )
-    sharding.layout(kind.shape)
+    sharding.layout(type_.shape)

@@ -146,7 +146,7 @@ def tracing() -> Tracing | None:
 
 
 def recording() -> Recorder | None:
-    """Return who writes down the operations at hand; None if they run, or only types matter."""
+    """Return the recorder of the operations at hand; None if they run, or only types matter."""
     found = innermost()
     if isinstance(found, (Tracing, Body)):
         return found.recorder
@@ -154,9 +154,9 @@ def recording() -> Recorder | None:
 
 
 def recording_around() -> Recorder | None:
-    """Return who writes down the operations at hand, or those of the code around; None if nobody.
+    """Return the recorder of the operations at hand, or of the code around; None if there is none.
 
-    Code that is evaluated for its types alone stands in code that is written down.
+    Code that is evaluated for its types alone may be inside code that is written down.
     """
     for interpreter in reversed(interpreters()):
         if isinstance(interpreter, (Tracing, Body)) and interpreter.recorder is not None:
