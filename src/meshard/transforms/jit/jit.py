@@ -29,7 +29,7 @@ from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.arguments import Arguments, JitOptions
 from meshard.transforms.tracing.signature import (
@@ -210,7 +210,7 @@ class Jitted(Generic[P, R]):
         named: dict[str, Any] = kwargs
         statics = None
         if not self._plain:
-            rest, named, statics = self._arguments.parted(args, kwargs)
+            rest, named, statics = self._arguments.without_statics(args, kwargs)
         given: Any = (rest, named)
         leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
@@ -232,7 +232,7 @@ class Jitted(Generic[P, R]):
             kinds = key[5:]
             entry = programs.entry(
                 signature,
-                lambda: Entry(
+                lambda: ProgramEntry(
                     world,
                     self._trace(world, rest, named, statics, tree, kinds),
                     kinds,
@@ -267,7 +267,7 @@ class Jitted(Generic[P, R]):
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Be part of the function at hand, which is being transformed."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
         ins, outs = self._options.in_shardings, self._options.out_shardings
         if ins is not None:
             rest = self._constrained(rest, ins, "in_shardings")
@@ -278,7 +278,7 @@ class Jitted(Generic[P, R]):
         if is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
-            every, names = self._arguments.joined(rest, named, statics)
+            every, names = self._arguments.with_statics(rest, named, statics)
             found = self._f(*every, **names)
         return found if outs is None else self._constrained(found, outs, "out_shardings")
 
@@ -291,7 +291,7 @@ class Jitted(Generic[P, R]):
 
         def flat(*values: Any) -> Any:
             own, named = trees.unflatten(tree, values)
-            every, names = arguments.joined(own, named, statics)
+            every, names = arguments.with_statics(own, named, statics)
             return results_of(what, self._f(*every, **names))
 
         told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
@@ -318,7 +318,7 @@ class Jitted(Generic[P, R]):
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
         world = here()
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
         leaves, tree = trees.flatten((rest, named))
         kinds: list[Any] = []
         for number, x in enumerate(leaves):
@@ -338,10 +338,10 @@ class Jitted(Generic[P, R]):
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the shapes and dtypes of the results, without computing them."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
 
         def f(*a: Any, **k: Any) -> Any:
-            every, names = self._arguments.joined(a, k, statics)
+            every, names = self._arguments.with_statics(a, k, statics)
             return self._f(*every, **names)
 
         return eval_shape_of(f, *rest, **named)

@@ -186,7 +186,7 @@ class Arguments:
         """Whether some argument is static."""
         return bool(self.static_nums or self.static_names)
 
-    def parted(
+    def without_statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Statics | None]:
         """Return the arguments without the static ones, and those."""
@@ -201,7 +201,7 @@ class Arguments:
         return rest, others, Statics(self._what, placed, named)
 
     @staticmethod
-    def joined(
+    def with_statics(
         args: Sequence[Any], kwargs: dict[str, Any], statics: Statics | None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return all arguments again."""

@@ -33,7 +33,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.program.program import Kind, Program, Var
 from meshard.transforms.program.simplify import simplified
 from meshard.transforms.tracing.arguments import Arguments, JitOptions, Statics
-from meshard.transforms.tracing.tracing import Typed, anywhere, traced
+from meshard.transforms.tracing.tracing import Typed, traced, unplaced_type
 
 
 @final
@@ -146,6 +146,14 @@ def trace_of(
 ) -> Trace:
     """Trace a function for arguments of some types.
 
+    Args:
+        world: whose devices are used.
+        f: the function.
+        name: what messages call it.
+        arguments: which of its arguments are static, and which are given up.
+        options: what `jit` was told.
+        called: what it is called with.
+
     Raises:
         ArgumentError: if a result is not an array or a number, or keywords meet ``in_shardings``.
         TreeError: if a tree of shardings is not a prefix.
@@ -162,11 +170,11 @@ def trace_of(
         if isinstance(kind, ArrayType):
             types.append((world.type_of(kind.shape, kind.dtype, home(world), False), None))
         else:
-            types.append((anywhere(world, as_array(kind(0))), kind))
+            types.append((unplaced_type(world, as_array(kind(0))), kind))
 
     def flat(*leaves: Any) -> tuple[list[Any], Any]:
         own, named = trees.unflatten(tree, leaves)
-        every, names = arguments.joined(own, named, statics)
+        every, names = arguments.with_statics(own, named, statics)
         result = f(*every, **names)
         found, structure = results_of(what, result)
         return found, (structure, _wanted(what, "out_shardings", options.out_shardings, result))
