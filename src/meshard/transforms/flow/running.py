@@ -69,3 +69,24 @@ def run_each(
         return merged(body, column, chosen, index.kind, index.kind.extent)
 
     return results, merge
+
+
+def run_scan(
+    count: int, reverse: bool, turn: Callable[[Values, int], Values], values: Values
+) -> tuple[Values, list[list[Any]]]:
+    """Take a turn for each position; return the last carry, and each result's column.
+
+    Args:
+        count: the number of positions.
+        reverse: whether the last comes first.
+        turn: from the carry and a position to the next carry, and the results behind it.
+        values: the first carry.
+    """
+    carried = len(values)
+    rows = []
+    for position in range(count - 1, -1, -1) if reverse else range(count):
+        found = turn(values, position)
+        values = found[:carried]
+        rows.append(found[carried:])
+    ordered = rows[::-1] if reverse else rows
+    return values, [list(column) for column in zip(*ordered, strict=True)]

@@ -17,7 +17,7 @@ from meshard.ops.array.join import stack
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, alike, common, local_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.flow.running import run_each, run_while
+from meshard.transforms.flow.running import run_each, run_scan, run_while
 from meshard.transforms.lowering.body_steps import Does, one_or_all
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ForCall, ScanCall, SwitchCall, WhileCall
@@ -116,22 +116,19 @@ def scan_step(call: ScanCall, at: Site) -> Does:
     carry = _abstract_grids(at.body, at.results)[: call.carried]
     rows = [_row_of(at.body, x) for x in arrays]
     _, turn = at.lowered(call.body, [*captured, *carry, *rows])
-    stacks = len(at.results) - call.carried
-    order = range(call.length - 1, -1, -1) if call.reverse else range(call.length)
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         if not call.length:
             return one_or_all([body.lift(x) for x in call.run(values)])
         captured, state, arrays = call.split_operands(values)
         after = turn.looped(body)
-        columns: list[list[Any]] = [[] for _ in range(stacks)]
-        for i in order:
-            found = after([*captured, *state, *[x[i] for x in arrays]])
-            state = found[: call.carried]
-            for column, y in zip(columns, found[call.carried :], strict=True):
-                column.append(y)
-        stacked = [stack(c[::-1] if call.reverse else c) for c in columns]
-        return one_or_all([*state, *stacked])
+        last, columns = run_scan(
+            call.length,
+            call.reverse,
+            lambda now, i: after([*captured, *now, *[x[i] for x in arrays]]),
+            state,
+        )
+        return one_or_all([*last, *map(stack, columns)])
 
     return Does(run, parts=(("body", turn, call.length),))
 

@@ -22,6 +22,7 @@ from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
+from meshard.transforms.flow.running import run_scan
 from meshard.transforms.lowering.executable import Executable, Moving, NamedPart, Run, ensure_layout
 from meshard.transforms.lowering.lower_map import lower_map
 from meshard.transforms.lowering.moved_around import by_values, first_carry, scanned
@@ -177,26 +178,25 @@ def _scan(world: RuntimeWorld, call: ScanCall, kinds: Sequence[Kind], lower: Low
     results = [_array_type(k) for k in _arrays(world, body.returns[call.carried :])]
     stacked = [_stacked_type(world, k, call.length) for k in results]
     cut, count = len(captured), call.length
-    turns = range(count - 1, -1, -1) if call.reverse else range(count)
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         own, rest = operands[:cut], operands[cut + call.carried :]
         state = _ensure_layouts(world, operands[cut : cut + call.carried], carry)
         xs = [x if type(x) is Array else as_array(x) for x in rest]
-        columns: list[list[Any]] = [[None] * count for _ in results]
-        turn = body.looped(world)
+        after = body.looped(world)
         given = [(x, k, _in_place(x._type.layout, k.layout)) for x, k in zip(xs, rows, strict=True)]
-        for i in turns:
+
+        def turn(now: Sequence[Any], i: int) -> list[Any]:
             row = [_row(world, x, i, k, in_place) for x, k, in_place in given]
-            found = turn([*own, *state, *row])
-            state = found[: call.carried]
-            for column, y in zip(columns, found[call.carried :], strict=True):
-                column[i] = y
+            return after([*own, *now, *row])
+
+        last, columns = run_scan(count, call.reverse, turn, state)
+        columns = columns or [[] for _ in results]
         joined = [
             _stacked(world, column, kind, whole)
             for column, kind, whole in zip(columns, results, stacked, strict=True)
         ]
-        return _returned([*state, *joined])
+        return _returned([*last, *joined])
 
     def around() -> list[Moving]:
         into = body.inputs[cut:]
