@@ -20,7 +20,7 @@ from meshard.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
 
 
 @checked(size="Give one number.")

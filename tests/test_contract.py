@@ -437,7 +437,9 @@ def test_dtypes_without_a_common_one():
         ("tensordot", lambda: mnp.tensordot(a, b)),
         ("vdot", lambda: mnp.vdot(a, b)),
     ]:
-        with pytest.raises(DtypeError, match=rf"{name}: the dtypes bfloat16, key<.* have none in"):
+        with pytest.raises(
+            DtypeError, match=rf"{name}: the dtypes bfloat16, key<.* have no common dtype"
+        ):
             call()
     assert mnp.matmul(a, a, preferred_element_type="f4").dtype == np.float32
     with pytest.raises(DtypeError, match="'f12' is not a dtype"):

@@ -14,7 +14,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import ArgumentError, ConcretizationError, TreeError
-from meshard.ops.engine.row import REGISTRY
+from meshard.ops.row import REGISTRY
 from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, P

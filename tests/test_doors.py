@@ -12,7 +12,7 @@ import meshard.lax
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, MeshardError
 from meshard.ops.engine.eager import Eager
-from meshard.ops.engine.row import REGISTRY
+from meshard.ops.row import REGISTRY
 from meshard.runtime import doors as primitive
 from meshard.runtime.doors import (
     Interpreter,

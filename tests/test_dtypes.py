@@ -11,7 +11,7 @@ import pytest
 
 import meshard.numpy as mnp
 from meshard.errors import DtypeError, ShapeError
-from meshard.ops.engine.dtypes import (
+from meshard.ops.dtypes.laws import (
     accumulator,
     as_dtype,
     default_float,
@@ -22,8 +22,8 @@ from meshard.ops.engine.dtypes import (
     same_dtype,
     weak_dtypes,
 )
-from meshard.ops.engine.promotion import SMALL_FLOATS
-from meshard.ops.engine.row import REGISTRY, Op
+from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.types import KEY
 from meshard.settings import config
 from tests.worlds import in_worlds, put

@@ -23,8 +23,8 @@ from meshard.errors import (
     ShapeError,
 )
 from meshard.ops.array import elementwise
-from meshard.ops.engine.promotion import SMALL_FLOATS
-from meshard.ops.engine.row import REGISTRY, Op
+from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.doors import bind
 from meshard.runtime.world import here
 from meshard.settings import config

@@ -11,7 +11,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import ConcretizationError, DtypeError, MeshardError, ShapeError
-from meshard.ops.engine.row import REGISTRY, Op
+from meshard.ops.row import REGISTRY, Op
 from meshard.sharding import P
 from tests.worlds import alone, everywhere, in_worlds, mesh, put
 

@@ -78,7 +78,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 FULL_FOLDERS: dict[str, str] = {
     ".": "the names that users import from, a module each",
     "algebra": "a value each: what all other floors are made of",
-    "ops/engine": "for now",
 }
 # A door that sees another door: ("numpy", "lax") -> why.
 DOOR_SEES_DOOR: dict[tuple[str, str], str] = {}

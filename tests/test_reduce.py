@@ -13,7 +13,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.engine.dims import normalised_axes
+from meshard.ops.dims import normalised_axes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.settings import config

@@ -22,12 +22,12 @@ import pytest
 
 import meshard
 from meshard.algebra.dimmap import DimMap
+from meshard.ops.dtypes.laws import is_float
 from meshard.ops.engine import eager, run
 from meshard.ops.engine import reduction as exchange
-from meshard.ops.engine.dtypes import is_float
-from meshard.ops.engine.row import REGISTRY, MoveOp, Op
 from meshard.ops.random import tiles as sampling
 from meshard.ops.reductions import reduce
+from meshard.ops.row import REGISTRY, MoveOp, Op
 from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY
 from meshard.runtime.world import RuntimeWorld

@@ -18,10 +18,10 @@ import meshard.numpy as mnp
 from meshard import lax, nn
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.numpy import linalg
-from meshard.ops.engine.dtypes import accumulator, same_dtype
-from meshard.ops.engine.promotion import BYTES, kind_of
-from meshard.ops.engine.row import REGISTRY, Op, Partial, register
+from meshard.ops.dtypes.laws import accumulator, same_dtype
+from meshard.ops.dtypes.promotion import BYTES, kind_of
 from meshard.ops.reductions.reduce import reduction_rule
+from meshard.ops.row import REGISTRY, Op, Partial, register
 from meshard.runtime.doors import bind
 from tests.lays import fetched
 from tests.worlds import alone, everywhere, in_worlds, put
@@ -267,7 +267,7 @@ def test_a_row_cannot_forget_it():
 def test_the_engine_accumulates_for_a_row(monkeypatch):
     """Rows written after the pattern of others: right, or refused at their first use."""
     rows = dict(REGISTRY)
-    monkeypatch.setattr("meshard.ops.engine.row.REGISTRY", rows)
+    monkeypatch.setattr("meshard.ops.row.REGISTRY", rows)
     for module in ("eager", "decide"):
         monkeypatch.setattr(f"meshard.ops.engine.{module}.REGISTRY", rows, raising=False)
     for name, kernel, how in (

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshard.ops.engine.decide import find_row
-from meshard.ops.engine.row import Dtype, MoveOp, Params
 from meshard.ops.fused.compilers import Run, Work
+from meshard.ops.row import Dtype, MoveOp, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 

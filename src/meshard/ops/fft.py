@@ -19,9 +19,9 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.create import arange
 from meshard.ops.array.elementwise import conjugate, where
 from meshard.ops.array.join import roll
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import (
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import (
     accumulator,
     as_dtype,
     default_float,
@@ -30,7 +30,7 @@ from meshard.ops.engine.dtypes import (
     operand_dtype,
 )
 from meshard.ops.engine.later import when_laid_out
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host

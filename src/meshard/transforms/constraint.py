@@ -19,7 +19,7 @@ from meshard.transforms.body.body import Body
 from meshard.transforms.body.constrained import CONSTRAINT, constrained, evened, needed, settled
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.tracing.recorder import Tracer
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import unplaced_type
 
 T = TypeVar("T")
 
@@ -79,6 +79,6 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 def _constrained(leaf: Any, target: Sharding, what: str) -> Any:
     x = leaf if isinstance(leaf, Traced) or type(leaf) is Array else as_host(leaf, what)
     place = evened(target, x.shape)
-    now = settled(place, anywhere(here(), x) if isinstance(x, np.ndarray) else x._type)
+    now = settled(place, unplaced_type(here(), x) if isinstance(x, np.ndarray) else x._type)
     now.layout(x.shape)  # refuses what cannot be laid out so
     return placed(x, place if type(x) is Tracer else now, what=what)

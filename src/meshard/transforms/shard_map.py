@@ -42,7 +42,7 @@ from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder
-from meshard.transforms.tracing.tracing import anywhere, recording
+from meshard.transforms.tracing.tracing import recording, unplaced_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -371,7 +371,7 @@ class _Mapped:
         if body.outer is not None:
             recorder.write(written.name, (), operands, joined, written)
             return joined
-        types = [(anywhere(scope.world, x), None) for x in joined]
+        types = [(unplaced_type(scope.world, x), None) for x in joined]
         return list(recorder.result(written.name, (), operands, types, written))
 
     def _lifted(self, body: Body, found: Sequence[Any], result: Any) -> list[Grid]:

@@ -21,13 +21,13 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, MeshardError, ShapeError
 from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_arrays, broadcast_to, expand_dims
-from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike, checked
+from meshard.ops.checked import AnyDtypeLike, DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, has_devices, is_array, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_float
 from meshard.ops.engine.later import make_later, when_laid_out
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import Dtype
+from meshard.ops.row import Dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
@@ -629,13 +629,32 @@ def identity(n: int, dtype: DtypeLike = None) -> Array:
 def tri(
     N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
 ) -> Array:
-    """Make a matrix with ones at and below the diagonal ``k``, zeros elsewhere."""
+    """Make a matrix with ones at and below a diagonal, zeros elsewhere; takes what `eye` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tri(2, 3, dtype=int).tolist()
+    [[1, 0, 0], [1, 1, 0]]
+    """
     return _by_position("tri", (N, M), dtype, device, operator.le, k)
 
 
 @checked
 def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
-    """Return the coordinates of a grid, one array per axis of it."""
+    """Return the coordinates of a grid, one array for each of its dims.
+
+    Args:
+        xi: the coordinates along each dim, as arrays of one dim.
+        sparse: whether the results have size one along all dims but their own.
+        indexing: ``"ij"``: the dims come in the order of ``xi``; ``"xy"``: the first two are
+            exchanged.
+
+    Raises:
+        ArgumentError: if ``indexing`` is neither.
+
+    >>> import meshard.numpy as mnp
+    >>> [x.tolist() for x in mnp.meshgrid(mnp.arange(2), mnp.arange(2), indexing="ij")]
+    [[[0, 0], [1, 1]], [[0, 1], [0, 1]]]
+    """
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
     arrays = [as_array(x).reshape(-1) for x in xi]

@@ -10,10 +10,10 @@ import numpy as np
 from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
 from meshard.ops.array.join import pad
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.row import Bounds, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -67,19 +67,48 @@ def _triangle(m: Any, k: int, lower: bool) -> Any:
 
 @checked
 def tril(m: ArrayLike, k: int = 0) -> Array:
-    """Return the array with zeros above the diagonal ``k`` of its last two dims."""
+    """Return the array with zeros above a diagonal of its last two dims.
+
+    Args:
+        m: the array; a matrix, or a stack of them.
+        k: the diagonal; 0 is the main one, positive ones are above it.
+
+    Raises:
+        ShapeError: if there are fewer than two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tril(mnp.ones((2, 2), dtype=int)).tolist()
+    [[1, 0], [1, 1]]
+    """
     return _triangle(m, k, lower=True)
 
 
 @checked
 def triu(m: ArrayLike, k: int = 0) -> Array:
-    """Return the array with zeros below the diagonal ``k`` of its last two dims."""
+    """Return the array with zeros below a diagonal of its last two dims; takes what `tril` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.triu(mnp.ones((2, 2), dtype=int)).tolist()
+    [[1, 1], [0, 1]]
+    """
     return _triangle(m, k, lower=False)
 
 
 @checked
 def diag(v: ArrayLike, k: int = 0) -> Array:
-    """Return a matrix with a given diagonal, or the diagonal of a given matrix."""
+    """Return a matrix with a given diagonal, or the diagonal of a given matrix.
+
+    Args:
+        v: an array of one dim, or a matrix.
+        k: the diagonal; 0 is the main one, positive ones are above it.
+
+    Raises:
+        ShapeError: if ``v`` has neither one nor two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.diag(mnp.asarray([1, 2])).tolist()
+    [[1, 0], [0, 2]]
+    """
     x = as_array(v)
     if is_traced(k):
         k = int(concrete(k, "diag", "It decides the result's size. Give a Python integer."))

@@ -17,11 +17,11 @@ from meshard.algebra.arguments import items_of, shown
 from meshard.errors import DtypeError, IndexingError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims, reshape
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.row import Op, Operand, Params, RuleText, register
+from meshard.ops.row import Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host

@@ -9,10 +9,10 @@ import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.nonzero import nonzero
-from meshard.ops.engine.arguments import AnyDtypeLike, checked
-from meshard.ops.engine.dtypes import as_dtype
-from meshard.ops.engine.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
+from meshard.ops.checked import AnyDtypeLike, checked
+from meshard.ops.dtypes.laws import as_dtype
+from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
+from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

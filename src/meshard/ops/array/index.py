@@ -15,10 +15,10 @@ from meshard.algebra.dimmap import DimMap
 from meshard.errors import IndexingError
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.shape import broadcast_to, reshape
+from meshard.ops.dtypes.laws import same_dtype
+from meshard.ops.dtypes.promotion import promoted
 from meshard.ops.engine.concrete import concrete, eagerly, is_array, is_traced
-from meshard.ops.engine.dtypes import same_dtype
-from meshard.ops.engine.promotion import promoted
-from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host

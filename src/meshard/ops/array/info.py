@@ -11,9 +11,9 @@ import numpy as np
 
 from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, DtypeError, MeshardError
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dtypes import as_dtype, default_complex, default_float
-from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home

@@ -24,12 +24,12 @@ from meshard.ops.array.shape import (
     ravel,
     reshape,
 )
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import MoveOp, Params, register
+from meshard.ops.row import MoveOp, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
@@ -392,8 +392,16 @@ def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
 def tile(A: ArrayLike, reps: Any) -> Array:
     """Return the array repeated as a whole along dims.
 
+    Args:
+        A: the array.
+        reps: how often along each dim, the last dim last; a number for the last dim alone.
+
     Raises:
         ArgumentError: if a number of repetitions is negative.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tile(mnp.asarray([1, 2]), 2).tolist()
+    [1, 2, 1, 2]
     """
     x = as_array(A)
     counts = _counts("tile", "reps", reps)

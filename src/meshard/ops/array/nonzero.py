@@ -10,9 +10,9 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.samplesort import compress, regular
 from meshard.ops.array.shape import ravel, reshape
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
 from meshard.ops.engine.concrete import concrete, eagerly, is_traced
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

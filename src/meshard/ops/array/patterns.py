@@ -15,10 +15,10 @@ from meshard.ops.array.diagonals import diag
 from meshard.ops.array.join import concatenate, flip, stack
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import atleast_1d, broadcast_to, reshape, transpose
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, default_float
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype, default_float
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -26,11 +26,11 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.ops.dtypes.promotion import SMALL_FLOATS
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.later import at_run_time
 from meshard.ops.engine.operand_mesh import named_sharding
-from meshard.ops.engine.promotion import SMALL_FLOATS
-from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.array.array import Array

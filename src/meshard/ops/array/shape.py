@@ -19,11 +19,11 @@ from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
 from meshard.algebra.rule import OpRule
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import same_dtype
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.engine.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.memo import memoized
@@ -311,7 +311,12 @@ def matrix_transpose(x: ArrayLike, /) -> Array:
 
 @checked
 def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
-    """Return the array with two dims exchanged."""
+    """Return the array with two dims exchanged; no data moves.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.swapaxes(mnp.ones((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     x = as_array(a)
     (i,), (j,) = (normalised_axes(d, x.ndim, "swapaxes") for d in (axis1, axis2))
     order = list(range(x.ndim))
@@ -321,7 +326,20 @@ def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
 
 @checked
 def moveaxis(a: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    """Return the array with some dims moved to other places, the others kept in order."""
+    """Return the array with some dims moved to other places; the others keep their order.
+
+    Args:
+        a: the array.
+        source: the dims to move.
+        destination: their places in the result, as many.
+
+    Raises:
+        ArgumentError: if a dim does not exist or is named twice, or the numbers of dims differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.moveaxis(mnp.ones((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     x = as_array(a)
     old, new = (_in_order(dims, x.ndim, "moveaxis") for dims in (source, destination))
     if len(old) != len(new):
@@ -367,10 +385,18 @@ def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
 
 @checked
 def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
-    """Return the array without dims of size one: those named, or all.
+    """Return the array without dims of size one.
+
+    Args:
+        a: the array.
+        axis: the dims to leave out; by default all of size one.
 
     Raises:
         ShapeError: if a named dim is longer than one.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.squeeze(mnp.ones((1, 3, 1)), axis=0).shape
+    (3, 1)
     """
     x = as_array(a)
     if axis is None:

@@ -10,12 +10,12 @@ import numpy as np
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.array.index import joined, positions, whole_numbers
 from meshard.ops.array.shape import reshape
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import is_whole, same_dtype
+from meshard.ops.dtypes.promotion import kind_of, limits_of
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import is_whole, same_dtype
-from meshard.ops.engine.promotion import kind_of, limits_of
-from meshard.ops.engine.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

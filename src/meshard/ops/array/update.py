@@ -24,9 +24,9 @@ from meshard.ops.array.create import full_like
 from meshard.ops.array.index import IndexParts, getitem, sizes_of, taken_apart
 from meshard.ops.array.shape import broadcast_to, reshape, transpose
 from meshard.ops.array.take import gap
+from meshard.ops.dtypes.laws import is_whole, same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dtypes import is_whole, same_dtype
-from meshard.ops.engine.row import (
+from meshard.ops.row import (
     Bounds,
     Dtype,
     MoveOp,

@@ -22,6 +22,8 @@ from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
 from meshard.algebra.sharding import NamedSharding, device_tensor
 from meshard.errors import ArgumentError
+from meshard.ops.dtypes.kernels import for_operands
+from meshard.ops.dtypes.laws import order_matters, result_dtypes, weak_dtypes
 from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.decision import (
     Cell,
@@ -31,11 +33,9 @@ from meshard.ops.engine.decision import (
     KernelDecision,
     KernelDtypes,
 )
-from meshard.ops.engine.dtypes import order_matters, result_dtypes, weak_dtypes
-from meshard.ops.engine.kernels import for_operands
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.reduction import Partials, plan_reduction
-from meshard.ops.engine.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
+from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Move, Wire, fold_wire, move_wire

@@ -13,7 +13,7 @@ from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Split
 from meshard.ops.engine.decision import MoveDecision
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.engine.row import MoveOp, Onto, Params
+from meshard.ops.row import MoveOp, Onto, Params
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Move, move_wire
 from meshard.runtime.types import ArrayType

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from meshard.ops.engine.reduction import Reduction
-from meshard.ops.engine.row import Dtype, MoveOp, Op, Params
+from meshard.ops.row import Dtype, MoveOp, Op, Params
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.runtime.types import ArrayType

@@ -23,7 +23,7 @@ from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement
 from meshard.algebra.sharding import device_tensor
-from meshard.ops.engine.row import Dtype
+from meshard.ops.row import Dtype
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.runtime.moving.execute import run_part

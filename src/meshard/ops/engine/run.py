@@ -18,7 +18,7 @@ import numpy as np
 from meshard.algebra.layout import balanced_cuts
 from meshard.ops.engine.decision import Cell, KernelDecision
 from meshard.ops.engine.reduction import combined, combined_across
-from meshard.ops.engine.row import Params
+from meshard.ops.row import Params
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import BLAS_THREADED, LARGE

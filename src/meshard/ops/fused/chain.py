@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-from meshard.ops.engine.row import Dtype
+from meshard.ops.row import Dtype
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld

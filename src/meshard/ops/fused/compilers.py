@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from meshard.errors import ConfigError
-from meshard.ops.engine.row import Dtype, Params
+from meshard.ops.row import Dtype, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
 from meshard.settings import Setting

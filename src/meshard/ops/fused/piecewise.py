@@ -14,7 +14,7 @@ import numpy as np
 
 from meshard.ops.engine.decide import Type, lasting_rule
 from meshard.ops.engine.decision import KernelDecision
-from meshard.ops.engine.row import Params
+from meshard.ops.row import Params
 from meshard.runtime.types import ArrayType
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
-from meshard.ops.engine.promotion import EXTENDED
+from meshard.ops.dtypes.promotion import EXTENDED
 from meshard.ops.fused.compilers import Compiler, Work
 from meshard.ops.fused.piecewise import Piecewise
 from meshard.ops.fused.ways import Base

@@ -13,12 +13,12 @@ import numpy as np
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.engine.arguments import AnyDtypeLike
+from meshard.ops.checked import AnyDtypeLike
+from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype, same_dtype
+from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
 from meshard.ops.engine.concrete import is_array
-from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtype, same_dtype
-from meshard.ops.engine.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.lax.table import named
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

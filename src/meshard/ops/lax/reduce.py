@@ -15,10 +15,9 @@ from meshard.ops.array.index import getitem
 from meshard.ops.array.join import concatenate, flip, repeat
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.engine.arguments import DtypeLike
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype, is_whole, same_dtype
-from meshard.ops.engine.row import Op, Partial, register
+from meshard.ops.checked import DtypeLike
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, is_whole, same_dtype
 from meshard.ops.lax import table
 from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
@@ -26,6 +25,7 @@ from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
 from meshard.ops.reductions.reduce import reduction_rule
+from meshard.ops.row import Op, Partial, register
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -13,9 +13,9 @@ from meshard.ops.array import create
 from meshard.ops.array import join as move
 from meshard.ops.array import shape as shapes
 from meshard.ops.array.index import getitem
-from meshard.ops.engine.arguments import AnyDtypeLike, DtypeLike
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype
+from meshard.ops.checked import AnyDtypeLike, DtypeLike
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype
 from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

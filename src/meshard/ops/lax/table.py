@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from meshard.ops.array import elementwise as of
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.types import ArrayLike

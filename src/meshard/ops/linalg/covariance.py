@@ -9,8 +9,8 @@ import numpy as np
 from meshard.errors import ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import atleast_2d, matrix_transpose, reshape, squeeze
-from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.dtypes import default_float, is_whole
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import default_float, is_whole
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.reductions.moments import mean
 from meshard.runtime.array.array import Array

@@ -15,11 +15,11 @@ import numpy as np
 from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import accumulator, default_float, is_whole
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.dtypes import accumulator, default_float, is_whole
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

@@ -11,12 +11,12 @@ import numpy as np
 from meshard.algebra.arguments import described, integer_of
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import transpose
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dtypes import accumulator, as_dtype
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dtypes.laws import accumulator, as_dtype
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.linalg.contract import contract
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

@@ -16,9 +16,9 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dtypes.laws import accumulator
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.dtypes import accumulator
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
 from meshard.ops.linalg.contract import matmul

@@ -9,15 +9,15 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import expand_dims, moveaxis
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import Axis, normalised_axes
-from meshard.ops.engine.dtypes import accumulator, default_float, is_float, operand_dtype
-from meshard.ops.engine.promotion import promoted
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, default_float, is_float, operand_dtype
+from meshard.ops.dtypes.promotion import promoted
 from meshard.ops.linalg.decompose import svdvals
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

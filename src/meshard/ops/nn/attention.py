@@ -9,8 +9,8 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import arange
 from meshard.ops.array.shape import expand_dims, reshape, transpose
-from meshard.ops.engine.arguments import checked
-from meshard.ops.engine.dtypes import accumulator
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import accumulator
 from meshard.ops.linalg.einsum import einsum
 from meshard.ops.nn.functions import logsumexp, softmax
 from meshard.runtime.array.array import Array

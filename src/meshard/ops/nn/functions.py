@@ -12,9 +12,9 @@ from meshard.ops.array.create import arange
 from meshard.ops.array.elementwise import clip
 from meshard.ops.array.join import split
 from meshard.ops.array.shape import broadcast_to, expand_dims, squeeze
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import as_dtype, default_float, is_whole
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, default_float, is_whole
 from meshard.ops.reductions.moments import mean as mean_
 from meshard.ops.reductions.moments import var
 from meshard.ops.reductions.reduce import max as max_

@@ -14,8 +14,7 @@ import numpy as np
 from meshard.algebra.arguments import shape_of
 from meshard.errors import DtypeError
 from meshard.ops.array import elementwise as element
-from meshard.ops.engine.arguments import DtypeLike
-from meshard.ops.engine.row import Dtype
+from meshard.ops.checked import DtypeLike
 from meshard.ops.random.table import (
     BOOL,
     FLOAT_OR_COMPLEX,
@@ -30,6 +29,7 @@ from meshard.ops.random.table import (
     to_dtype,
 )
 from meshard.ops.random.tiles import Request
+from meshard.ops.row import Dtype
 from meshard.runtime.types import ArrayLike, Block, DeviceLike, ShapeLike
 
 _TABLE = 1 << 12

@@ -22,9 +22,8 @@ from meshard.errors import ArgumentError
 from meshard.ops.array import elementwise as element
 from meshard.ops.array.create import full
 from meshard.ops.array.shape import broadcast_to
-from meshard.ops.engine.arguments import DtypeLike
+from meshard.ops.checked import DtypeLike
 from meshard.ops.engine.later import in_program
-from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.nn.functions import softmax
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, single_key
 from meshard.ops.random.table import (
@@ -36,6 +35,7 @@ from meshard.ops.random.table import (
 )
 from meshard.ops.random.tiles import Draw, Request, asked_dtype, tiling
 from meshard.ops.reductions.reduce import sum as total
+from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_sharding, placed
 from meshard.runtime.types import ArrayLike, Block, DeviceLike, ShapeLike

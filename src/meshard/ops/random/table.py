@@ -24,11 +24,10 @@ import numpy as np
 
 from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import as_dtype, is_float
 from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.dtypes import as_dtype, is_float
 from meshard.ops.engine.later import when_laid_out
-from meshard.ops.engine.row import Dtype, Op, register
 from meshard.ops.random.keys import DOMAINS
 from meshard.ops.random.tiles import (
     Draw,
@@ -38,6 +37,7 @@ from meshard.ops.random.tiles import (
     refuse_place,
     register_sampler,
 )
+from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind

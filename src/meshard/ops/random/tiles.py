@@ -32,8 +32,8 @@ from meshard.errors import ShardingError
 from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.later import in_program, layouts_known, make_later
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
+from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind

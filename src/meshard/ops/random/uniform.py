@@ -13,9 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import DtypeError
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.row import Dtype, Op, register
 from meshard.ops.random.table import (
     FLOAT_OR_COMPLEX,
     INTEGER,
@@ -26,6 +25,7 @@ from meshard.ops.random.table import (
     result_shape,
 )
 from meshard.ops.random.tiles import Draw, Request, asked_dtype, refuse_place, register_sampler
+from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

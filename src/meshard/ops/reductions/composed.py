@@ -13,13 +13,13 @@ from meshard.ops.array.create import full
 from meshard.ops.array.elementwise import clip
 from meshard.ops.array.info import finfo
 from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import default_float, is_float, is_whole, operand_dtype, same_dtype
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dtypes import default_float, is_float, is_whole, operand_dtype, same_dtype
 from meshard.ops.engine.operand_mesh import replicated_beside
-from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, register
 from meshard.ops.reductions.reduce import all as all_
+from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

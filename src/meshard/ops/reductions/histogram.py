@@ -11,15 +11,15 @@ from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import linspace
 from meshard.ops.array.samplesort import known
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dtypes.laws import default_float, is_whole
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.engine.dtypes import default_float, is_whole
 from meshard.ops.engine.operand_mesh import replicated_beside
-from meshard.ops.engine.promotion import common_dtype
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host

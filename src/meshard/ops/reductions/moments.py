@@ -9,9 +9,9 @@ import numpy as np
 
 from meshard.errors import ShapeError
 from meshard.ops.array.shape import broadcast_to
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import Axis, normalised_axes
-from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_float
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float
 from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -13,12 +13,12 @@ import numpy as np
 
 from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import Axis, normalised_axes
-from meshard.ops.engine.dtypes import as_dtype, is_float, is_whole, operand_dtype
-from meshard.ops.engine.promotion import BYTES
-from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, Partial, register
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype
+from meshard.ops.dtypes.promotion import BYTES
 from meshard.ops.reductions import short_argmax as narrow
+from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -445,7 +445,15 @@ def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
 
 @checked
 def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return the position of the first maximum along a dim; without one, in the flat array.
+    """Return the position of the first maximum.
+
+    Args:
+        a: the array.
+        axis: the dim; None for the flat array.
+        keepdims: keep the dims, with size one.
+
+    Raises:
+        ShapeError: if there are no elements to choose from.
 
     >>> import meshard.numpy as mnp
     >>> int(mnp.argmax(mnp.asarray([3, 9, 9])))

@@ -18,13 +18,13 @@ import numpy as np
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_to, ravel, reshape
-from meshard.ops.engine.arguments import DtypeLike, checked
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import accumulator, as_dtype, default_float, is_whole
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_whole
 from meshard.ops.engine.later import relaid, when_laid_out
-from meshard.ops.engine.row import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype
+from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.at import At
 from meshard.runtime.doors import bind

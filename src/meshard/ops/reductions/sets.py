@@ -19,13 +19,13 @@ from meshard.ops.array.samplesort import compress as kept
 from meshard.ops.array.samplesort import regular, sort_split
 from meshard.ops.array.shape import ravel, reshape
 from meshard.ops.array.take import take
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import is_whole
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import is_whole
-from meshard.ops.engine.promotion import SMALL_FLOATS, common_dtype
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.ops.reductions.scan import cumsum
+from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

@@ -19,13 +19,13 @@ from meshard.ops.array.join import flip, stack
 from meshard.ops.array.samplesort import argsort_block, regular, sort_block, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
+from meshard.ops.dims import normalised_axes
+from meshard.ops.dtypes.laws import same_dtype
+from meshard.ops.dtypes.promotion import SMALL_FLOATS
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.dims import normalised_axes
-from meshard.ops.engine.dtypes import same_dtype
 from meshard.ops.engine.later import relaid, when_laid_out
-from meshard.ops.engine.promotion import SMALL_FLOATS
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -184,6 +184,11 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
 
     The whole dim is sorted, which is one such order.
 
+    Args:
+        a: the array.
+        kth: the position, or several.
+        axis: the dim; None for the flat array.
+
     Raises:
         ArgumentError: if ``kth`` is not a position of the dim.
     """
@@ -203,6 +208,11 @@ def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) 
 @checked
 def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """Return the k greatest elements along a dim, the greatest first, and their positions.
+
+    Args:
+        operand: the array.
+        k: how many.
+        axis: the dim.
 
     Raises:
         ArgumentError: if the dim has fewer than ``k`` elements.

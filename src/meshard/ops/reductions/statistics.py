@@ -17,11 +17,10 @@ from meshard.ops.array.shape import (
     reshape,
 )
 from meshard.ops.array.take import take
-from meshard.ops.engine.arguments import DtypeLike, checked
+from meshard.ops.checked import DtypeLike, checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, default_float, is_float, is_whole, same_dtype
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.dims import Axis, normalised_axes
-from meshard.ops.engine.dtypes import accumulator, default_float, is_float, is_whole, same_dtype
-from meshard.ops.engine.row import Dtype, Op, register
 from meshard.ops.reductions.moments import mean
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.reductions.reduce import count_nonzero, highest, lowest
@@ -30,6 +29,7 @@ from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import prod as prod_
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.sort import sort
+from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array

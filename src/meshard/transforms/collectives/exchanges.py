@@ -23,7 +23,7 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import device_tensor
-from meshard.ops.engine.dtypes import accumulator
+from meshard.ops.dtypes.laws import accumulator
 from meshard.ops.engine.reduction import (
     Partials,
     Reduction,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced

@@ -49,7 +49,7 @@ from meshard.transforms.collectives.rows import (
     kept_axes,
     piece_meshes,
 )
-from meshard.transforms.jit.sharing import collective
+from meshard.transforms.jit.agreements import agree_on_collective
 
 Axes = tuple[str, ...]
 Tables = Mapping[int, Any]
@@ -300,7 +300,7 @@ class _Ragged:
             active = frozenset(active_groups(scope, mask.grid, plan.rest))
             if not active:
                 return Grid(body, plan.out, (None,) * scope.count(plan.extent))
-        collective(scope, self.text, plan.rest, active)
+        agree_on_collective(scope, self.text, plan.rest, active)
         runs = self._runs(plan, given[2], active)
         pieces = [given[:2]] if laying is None else laying.pieces(given[:2], mask is None)
         found = self._exchanged(plan, runs, pieces)

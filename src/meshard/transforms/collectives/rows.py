@@ -42,7 +42,7 @@ from meshard.transforms.collectives.exchanges import (
     plan_permute,
     plan_source,
 )
-from meshard.transforms.jit.sharing import collective
+from meshard.transforms.jit.agreements import agree_on_collective
 
 Groups = tuple[tuple[int, ...], ...] | None
 Plan = Callable[[Field, Axes], Exchange | FoldExchange]
@@ -285,7 +285,7 @@ class _Collective:
             received, array = way.receipts.of(active), self.kind.type.str_short()
             communicated(world, way.receipts.kind, self.axes, received, self.row.name, array=array)
         if world.agreement is not None:
-            collective(scope, self.call, rest, active)
+            agree_on_collective(scope, self.call, rest, active)
         found = way.run(cells, active)
         return Grid(body, way.out, found if self.factor == 1 else _scaled(found, self.factor))
 

@@ -15,7 +15,7 @@ from meshard.algebra.rule import BoundRule
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import MeshardError
 from meshard.ops.engine.decide import bound_rule, find_row
-from meshard.ops.engine.row import MoveOp
+from meshard.ops.row import MoveOp
 from meshard.plan.move.wires import Move, Wire
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind

@@ -13,8 +13,8 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError, MeshardError, TreeError
+from meshard.ops.dtypes.laws import is_float
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.dtypes import is_float
 from meshard.ops.engine.infer import AbstractArray, Weak
 from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array

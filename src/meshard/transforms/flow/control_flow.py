@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.arguments import described, integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
 from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array

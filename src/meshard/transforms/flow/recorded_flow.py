@@ -28,7 +28,7 @@ from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, Switc
 from meshard.transforms.program.program import Atom, Call, Program, Var, evaluate
 from meshard.transforms.tracing.abstract import types_only
 from meshard.transforms.tracing.recorder import Recorder
-from meshard.transforms.tracing.tracing import anywhere, recording, sub_program
+from meshard.transforms.tracing.tracing import recording, sub_program, unplaced_type
 
 
 def strong(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
@@ -66,7 +66,7 @@ def _written(
         made = [abstract_grid(body, x.kind) for x in like]
         recorder.write(call.name, (), operands, made, call)
         return made
-    types: list[tuple[ArrayType, None]] = [(anywhere(here(), x), None) for x in like]
+    types: list[tuple[ArrayType, None]] = [(unplaced_type(here(), x), None) for x in like]
     return list(recorder.result(call.name, (), operands, types, call))
 
 
@@ -145,7 +145,7 @@ def _number(body: Body | None) -> Any:
     if body is not None:
         scope = body.scope
         return abstract_grid(body, scope.kind(local_type(scope, (), dtype), (), frozenset(), int))
-    return AbstractArray(anywhere(here(), np.zeros((), dtype)), int)
+    return AbstractArray(unplaced_type(here(), np.zeros((), dtype)), int)
 
 
 def recorded_scan(

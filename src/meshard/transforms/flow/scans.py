@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
-from meshard.ops.engine.arguments import checked
+from meshard.ops.checked import checked
 from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.transforms.body.body import Body

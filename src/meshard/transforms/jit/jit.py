@@ -29,11 +29,12 @@ from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
 from meshard.transforms.jit.nested import is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import ChooseWrapper, Entry, Lowered, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
-from meshard.transforms.tracing.arguments import Arguments
+from meshard.transforms.tracing.arguments import Arguments, JitOptions
 from meshard.transforms.tracing.signature import (
     ArrayHolder,
+    Called,
     Trace,
     accepted,
     results_of,
@@ -136,18 +137,18 @@ def jit(
     >>> step(mnp.zeros(2)).shape
     (2,)
     """
-    options = {
-        "in_shardings": in_shardings,
-        "out_shardings": out_shardings,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums,
-        "donate_argnames": donate_argnames,
-        "keep_unused": keep_unused,
-    }
+    options = JitOptions(
+        in_shardings=tuple(in_shardings) if type(in_shardings) is list else in_shardings,
+        out_shardings=out_shardings,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        keep_unused=flag_of(keep_unused, "jit", "keep_unused"),
+    )
     if f is None:
-        return functools.partial(Jitted, **options)
-    return Jitted(f, **options)
+        return functools.partial(Jitted, options=options)
+    return Jitted(f, options)
 
 
 pjit = jit
@@ -157,34 +158,15 @@ pjit = jit
 class Jitted(Generic[P, R]):
     """What `jit` returns."""
 
-    def __init__(
-        self,
-        f: Callable[P, R],
-        *,
-        in_shardings: Any = None,
-        out_shardings: Any = None,
-        static_argnums: Any = None,
-        static_argnames: Any = None,
-        donate_argnums: Any = None,
-        donate_argnames: Any = None,
-        keep_unused: bool = False,
-    ) -> None:
+    def __init__(self, f: Callable[P, R], options: JitOptions | None = None) -> None:
         if not callable(f):
             raise ArgumentError(refusal("jit", "f", "a function", f))
-        flag_of(keep_unused, "jit", "keep_unused")
         functools.update_wrapper(self, f)
         self._f = f
         self._name = getattr(f, "__name__", None) or type(f).__name__
-        what = f"jit of {self._name!r}"
-        self._arguments = Arguments(
-            f, what, static_argnums, static_argnames, donate_argnums, donate_argnames
-        )
-        self._what = what
-        self._in = list(in_shardings) if isinstance(in_shardings, list) else in_shardings
-        if type(self._in) is list:
-            self._in = tuple(self._in)
-        self._out = out_shardings
-        self._keep_unused = keep_unused
+        self._what = f"jit of {self._name!r}"
+        self._options = options or JitOptions()
+        self._arguments = Arguments(f, self._what, self._options)
         self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
 
@@ -228,7 +210,7 @@ class Jitted(Generic[P, R]):
         named: dict[str, Any] = kwargs
         statics = None
         if not self._plain:
-            rest, named, statics = self._arguments.parted(args, kwargs)
+            rest, named, statics = self._arguments.without_statics(args, kwargs)
         given: Any = (rest, named)
         leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
@@ -250,7 +232,7 @@ class Jitted(Generic[P, R]):
             kinds = key[5:]
             entry = programs.entry(
                 signature,
-                lambda: Entry(
+                lambda: ProgramEntry(
                     world,
                     self._trace(world, rest, named, statics, tree, kinds),
                     kinds,
@@ -278,21 +260,17 @@ class Jitted(Generic[P, R]):
                 self._f,
                 self._name,
                 self._arguments,
-                args,
-                kwargs,
-                statics,
-                kinds,
-                self._in,
-                self._out,
-                self._keep_unused,
+                self._options,
+                Called(args, kwargs, statics, kinds),
             ),
         )
 
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Be part of the function at hand, which is being transformed."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
-        if self._in is not None:
-            rest = self._constrained(rest, self._in, "in_shardings")
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
+        ins, outs = self._options.in_shardings, self._options.out_shardings
+        if ins is not None:
+            rest = self._constrained(rest, ins, "in_shardings")
         leaves, tree = trees.flatten((rest, named))
         if any(isinstance(x, ArrayHolder) for x in leaves):
             leaves = [x.to_array() if isinstance(x, ArrayHolder) else x for x in leaves]
@@ -300,9 +278,9 @@ class Jitted(Generic[P, R]):
         if is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
-            every, names = self._arguments.joined(rest, named, statics)
+            every, names = self._arguments.with_statics(rest, named, statics)
             found = self._f(*every, **names)
-        return found if self._out is None else self._constrained(found, self._out, "out_shardings")
+        return found if outs is None else self._constrained(found, outs, "out_shardings")
 
     def _copied(self, leaves: list[Any], tree: Any, statics: Any) -> Any:
         """Return the results as values of the program at hand, tracing at most once."""
@@ -313,7 +291,7 @@ class Jitted(Generic[P, R]):
 
         def flat(*values: Any) -> Any:
             own, named = trees.unflatten(tree, values)
-            every, names = arguments.joined(own, named, statics)
+            every, names = arguments.with_statics(own, named, statics)
             return results_of(what, self._f(*every, **names))
 
         told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
@@ -340,7 +318,7 @@ class Jitted(Generic[P, R]):
     def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Return the program for arguments, arrays or `ShapeDtypeStruct`, without running it."""
         world = here()
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
         leaves, tree = trees.flatten((rest, named))
         kinds: list[Any] = []
         for number, x in enumerate(leaves):
@@ -360,10 +338,10 @@ class Jitted(Generic[P, R]):
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the shapes and dtypes of the results, without computing them."""
-        rest, named, statics = self._arguments.parted(args, kwargs)
+        rest, named, statics = self._arguments.without_statics(args, kwargs)
 
         def f(*a: Any, **k: Any) -> Any:
-            every, names = self._arguments.joined(a, k, statics)
+            every, names = self._arguments.with_statics(a, k, statics)
             return self._f(*every, **names)
 
         return eval_shape_of(f, *rest, **named)

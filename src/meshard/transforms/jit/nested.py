@@ -31,10 +31,10 @@ from meshard.transforms.program.program import Literal, Program
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 from meshard.transforms.tracing.tracing import (
-    anywhere,
     recording,
     recording_around,
     sub_program,
+    unplaced_type,
 )
 
 _MOST_SEEN = 4096
@@ -206,9 +206,9 @@ def _traced(
         if inside is not None:
             like.append(x)
         elif type(x) in WEAK:
-            like.append(AbstractArray(anywhere(world, as_array(x)), type(x)))
+            like.append(AbstractArray(unplaced_type(world, as_array(x)), type(x)))
         else:
-            like.append(AbstractArray(anywhere(world, x), weak_of(x)))
+            like.append(AbstractArray(unplaced_type(world, x), weak_of(x)))
 
     def called(*values: Any) -> list[Any]:
         own = iter(values)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, final
 
-from meshard.transforms.jit.stages import Entry
+from meshard.transforms.jit.stages import ProgramEntry
 from meshard.transforms.tracing.signature import Trace
 from meshard.tuning import MOST_PROGRAMS
 
@@ -30,14 +30,14 @@ class Programs:
     __slots__ = ("_making", "entries", "nested", "traces")
 
     def __init__(self) -> None:
-        self.entries: dict[Any, Entry] = {}
+        self.entries: dict[Any, ProgramEntry] = {}
         self.traces: dict[Any, Trace] = {}
         self.nested: dict[Any, Any] = {}
         # Two threads that call a function for the first time trace it once. A function that calls
         # itself with arrays gets here again.
         self._making = threading.RLock()
 
-    def entry(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
+    def entry(self, key: Hashable, make: Callable[[], ProgramEntry]) -> ProgramEntry:
         """Return what a call of this signature runs, made now if it is not known yet."""
         return self._kept(self.entries, key, make)
 

@@ -29,13 +29,13 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
+from meshard.transforms.jit.agreements import account_of_program
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
-from meshard.transforms.jit.sharing import program
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import unplaced_type
 
 ResultWrapper = Callable[[Array], Any]
 """Makes of one result of a jitted function what its caller gets."""
@@ -45,7 +45,7 @@ ChooseWrapper = Callable[[], ResultWrapper | None]
 
 
 @final
-class Entry:
+class ProgramEntry:
     """What a jitted function does for arguments of some types.
 
     Args:
@@ -77,7 +77,9 @@ class Entry:
         ):
             found = kind
             if wanted is not None:
-                array = kind if isinstance(kind, ArrayType) else anywhere(world, as_array(kind(0)))
+                array = (
+                    kind if isinstance(kind, ArrayType) else unplaced_type(world, as_array(kind(0)))
+                )
                 found = placed_kind(world, trace.what, told, array, wanted, True)
                 if found is not kind:
                     self._moves.append((number, wanted))
@@ -120,7 +122,7 @@ class Entry:
         donated = self._given_up(leaves) if self._donated else ()
         if world.agreement is not None:
             if self._shared is None:
-                self._shared = program(self.executable, self.trace.program)
+                self._shared = account_of_program(self.executable, self.trace.program)
             members, told = self._shared
             agreed(world, members, told, f"`{self.trace.what}`")
         found = self.executable.run(world, [*self.captured, *leaves])
@@ -186,7 +188,7 @@ class _Stage:
     def _aval(self, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
             return kind
-        return anywhere(self._world, as_array(kind(0)))
+        return unplaced_type(self._world, as_array(kind(0)))
 
     @property
     def in_tree(self) -> Any:
@@ -262,13 +264,13 @@ class Traced(_Stage):
             IndivisibleError: if a dim does not divide into the shards that are asked for.
             IncompatibleDevicesError: if arguments are committed to different devices.
         """
-        entry = Entry(self._world, self._trace, self._kinds, self._choose_wrapper())
+        entry = ProgramEntry(self._world, self._trace, self._kinds, self._choose_wrapper())
         return Lowered(self._world, self._trace, self._kinds, entry)
 
 
 class _Placed(_Stage):
     def __init__(
-        self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind], entry: Entry
+        self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind], entry: ProgramEntry
     ) -> None:
         super().__init__(world, trace, kinds)
         self._entry = entry

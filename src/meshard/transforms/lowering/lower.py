@@ -57,7 +57,7 @@ from meshard.transforms.program.program import (
     lies,
 )
 from meshard.transforms.program.simplify import exact_key
-from meshard.transforms.tracing.tracing import anywhere
+from meshard.transforms.tracing.tracing import unplaced_type
 
 
 def lower(
@@ -303,7 +303,7 @@ class _Lowering:
         if isinstance(kind, ArrayType):
             return kind
         number = atom.value if isinstance(atom, Literal) else kind(0)
-        return anywhere(self.world, as_array(number))
+        return unplaced_type(self.world, as_array(number))
 
     def _single(
         self,

@@ -35,7 +35,7 @@ from meshard.transforms.program.calls import (
 )
 from meshard.transforms.program.program import Eqn, Kind, Literal, Program
 from meshard.transforms.tracing.abstract import types_only
-from meshard.transforms.tracing.tracing import abstract_value, anywhere, traced
+from meshard.transforms.tracing.tracing import abstract_value, traced, unplaced_type
 
 _TURNS = 4
 """How often a carry may take another layout before it is brought back in every turn."""
@@ -81,7 +81,7 @@ def lowered_call(world: RuntimeWorld, eqn: Eqn, kinds: Sequence[Kind], lower: Lo
 
 def _arrays(world: RuntimeWorld, kinds: Sequence[Kind]) -> list[Kind]:
     """Return the types of a carry, in which numbers are arrays."""
-    return [k if isinstance(k, ArrayType) else anywhere(world, as_array(k(0))) for k in kinds]
+    return [k if isinstance(k, ArrayType) else unplaced_type(world, as_array(k(0))) for k in kinds]
 
 
 def _ensure_layouts(world: RuntimeWorld, values: Sequence[Any], kinds: Sequence[Kind]) -> list[Any]:
@@ -235,7 +235,7 @@ def _row_type(world: RuntimeWorld, kind: Kind) -> ArrayType:
         shape, world_shape = kind.shape[1:], kind.shape
         found = _typed(world, lambda x: x[0], [kind])[0] if world_shape[0] else None
         assert found is None or found.shape == shape
-        return found or anywhere(world, as_array(np.zeros(shape, kind.dtype)))
+        return found or unplaced_type(world, as_array(np.zeros(shape, kind.dtype)))
     return world.type_of(kind.shape[1:], kind.dtype, sharding, kind.committed)
 
 

@@ -19,7 +19,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.engine.decide import propagated, row_of
-from meshard.ops.engine.row import MoveOp, Op
+from meshard.ops.row import MoveOp, Op
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.constrained import settled

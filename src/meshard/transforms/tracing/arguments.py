@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast, final
 
 from meshard.algebra.arguments import items_of, names_of, refusal, shown
@@ -88,30 +89,43 @@ def _inferred(
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JitOptions:
+    """What `jit` was told, but the function.
+
+    Attributes:
+        in_shardings: how the arguments must be laid out.
+        out_shardings: likewise the results.
+        static_argnums: the positions of static arguments.
+        static_argnames: their names.
+        donate_argnums: the positions of arguments that are given up.
+        donate_argnames: their names.
+        keep_unused: whether arguments that the function does not use are looked at.
+    """
+
+    in_shardings: Any = None
+    out_shardings: Any = None
+    static_argnums: Any = None
+    static_argnames: Any = None
+    donate_argnums: Any = None
+    donate_argnames: Any = None
+    keep_unused: bool = False
+
+
+@final
 class Arguments:
     """Which arguments of a function are static, and which are given up.
 
     Args:
         f: the function.
         what: how messages call it.
-        static_argnums: positions of static arguments.
-        static_argnames: their names.
-        donate_argnums: positions of arguments that are given up.
-        donate_argnames: their names.
+        options: the positions and names of static arguments, and of those that are given up.
 
     Raises:
         ArgumentError: if a position or name is none of the function's, or static and given up.
     """
 
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        what: str,
-        static_argnums: Any,
-        static_argnames: Any,
-        donate_argnums: Any,
-        donate_argnames: Any,
-    ) -> None:
+    def __init__(self, f: Callable[..., Any], what: str, options: JitOptions) -> None:
         self._what = what
         try:
             signature: inspect.Signature | None = inspect.signature(f)
@@ -119,10 +133,10 @@ class Arguments:
             signature = None
         self._parameters = list(signature.parameters.values()) if signature is not None else None
         self.static_nums, self.static_names = self._resolved(
-            "static", static_argnums, static_argnames
+            "static", options.static_argnums, options.static_argnames
         )
         self.donate_nums, self.donate_names = self._resolved(
-            "donate", donate_argnums, donate_argnames
+            "donate", options.donate_argnums, options.donate_argnames
         )
         both = self.static_names & self.donate_names
         nums = self.static_nums & self.donate_nums
@@ -172,7 +186,7 @@ class Arguments:
         """Whether some argument is static."""
         return bool(self.static_nums or self.static_names)
 
-    def parted(
+    def without_statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Statics | None]:
         """Return the arguments without the static ones, and those."""
@@ -187,7 +201,7 @@ class Arguments:
         return rest, others, Statics(self._what, placed, named)
 
     @staticmethod
-    def joined(
+    def with_statics(
         args: Sequence[Any], kwargs: dict[str, Any], statics: Statics | None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return all arguments again."""

@@ -32,8 +32,8 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.program.program import Kind, Program, Var
 from meshard.transforms.program.simplify import simplified
-from meshard.transforms.tracing.arguments import Arguments, Statics
-from meshard.transforms.tracing.tracing import Typed, anywhere, traced
+from meshard.transforms.tracing.arguments import Arguments, JitOptions, Statics
+from meshard.transforms.tracing.tracing import Typed, traced, unplaced_type
 
 
 @final
@@ -118,43 +118,66 @@ def _brief(x: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a jitted function is called with.
+
+    Attributes:
+        args: the arguments by position, without the static ones.
+        kwargs: those by name, likewise.
+        statics: the static ones; None if there are none.
+        kinds: what each leaf is.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    statics: Statics | None
+    kinds: Sequence[Kind]
+
+
 def trace_of(
     world: RuntimeWorld,
     f: Callable[..., Any],
     name: str,
     arguments: Arguments,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    statics: Statics | None,
-    kinds: Sequence[Kind],
-    in_shardings: Any,
-    out_shardings: Any,
-    keep_unused: bool,
+    options: JitOptions,
+    called: Called,
 ) -> Trace:
     """Trace a function for arguments of some types.
+
+    Args:
+        world: whose devices are used.
+        f: the function.
+        name: what messages call it.
+        arguments: which of its arguments are static, and which are given up.
+        options: what `jit` was told.
+        called: what it is called with.
 
     Raises:
         ArgumentError: if a result is not an array or a number, or keywords meet ``in_shardings``.
         TreeError: if a tree of shardings is not a prefix.
         ShardingError: if a spec is bare where no mesh is set.
     """
-    what = f"jit of {name!r}"
-    tree: Any = trees.structure((args, kwargs))
+    what, statics = f"jit of {name!r}", called.statics
+    tree: Any = trees.structure((called.args, called.kwargs))
     told = tuple([arguments.told(path, statics) for path in tree.paths()])
-    wanted = _wanted_inputs(what, in_shardings, args, kwargs, len(kinds))
+    wanted = _wanted_inputs(
+        what, options.in_shardings, called.args, called.kwargs, len(called.kinds)
+    )
     types: list[Typed] = []
-    for kind in kinds:
+    for kind in called.kinds:
         if isinstance(kind, ArrayType):
             types.append((world.type_of(kind.shape, kind.dtype, home(world), False), None))
         else:
-            types.append((anywhere(world, as_array(kind(0))), kind))
+            types.append((unplaced_type(world, as_array(kind(0))), kind))
 
     def flat(*leaves: Any) -> tuple[list[Any], Any]:
         own, named = trees.unflatten(tree, leaves)
-        every, names = arguments.joined(own, named, statics)
+        every, names = arguments.with_statics(own, named, statics)
         result = f(*every, **names)
         found, structure = results_of(what, result)
-        return found, (structure, _wanted(what, "out_shardings", out_shardings, result))
+        return found, (structure, _wanted(what, "out_shardings", options.out_shardings, result))
 
     origins = [f"the argument {t}" for t in told]
     program, captured, (out_tree, out) = traced(name, flat, types, origins)
@@ -169,8 +192,8 @@ def trace_of(
         told,
         wanted,
         out,
-        arguments.donated(args, kwargs, statics),
-        frozenset(range(len(kinds))) if keep_unused else read_arguments(program),
+        arguments.donated(called.args, called.kwargs, statics),
+        frozenset(range(len(called.kinds))) if options.keep_unused else read_arguments(program),
     )
 
 

@@ -43,7 +43,7 @@ class Tracing(Interpreter):
 
     def _kind(self, world: RuntimeWorld, x: Any) -> ArrayType:
         kind: ArrayType = x._type
-        return kind if self.layouts_known else anywhere(world, x)
+        return kind if self.layouts_known else unplaced_type(world, x)
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Write one operation down and return its result without data, or a tuple of results."""
@@ -95,7 +95,7 @@ class Tracing(Interpreter):
         given = [as_array(x) for x in operands]
         call = MakeCall(name, type_, make, asked, place)
         world = here()
-        found = type_ if self.layouts_known else anywhere(world, type_)
+        found = type_ if self.layouts_known else unplaced_type(world, type_)
         return self.recorder.result(name, (), given, [(found, None)], call)[0]
 
     def at_run_time(
@@ -127,7 +127,7 @@ class Tracing(Interpreter):
         return results if several else results[0]
 
 
-def anywhere(world: RuntimeWorld, x: Any) -> ArrayType:
+def unplaced_type(world: RuntimeWorld, x: Any) -> ArrayType:
     """Return the type of an array as it is while a program is traced: on no devices yet."""
     return world.type_of(x.shape, x.dtype, home(world), False)
 
@@ -136,7 +136,7 @@ def abstract_value(world: RuntimeWorld, kind: Kind) -> AbstractArray:
     """Return a value without data of a type, or that stands for a Python number of one."""
     if isinstance(kind, ArrayType):
         return AbstractArray(kind)
-    return AbstractArray(anywhere(world, as_array(kind(0))), kind)
+    return AbstractArray(unplaced_type(world, as_array(kind(0))), kind)
 
 
 def tracing() -> Tracing | None:

@@ -1,4 +1,4 @@
-"""Collectives and programs as steps that processes share.
+"""What processes agree on when they run collectives and programs.
 
 In: a collective of a body, and the groups of devices that take part; or a program. Out: a step for
 each set of processes whose devices do: all of the mesh, or under a condition those of each group by
@@ -22,7 +22,9 @@ Axes = tuple[str, ...]
 Members = tuple[int, ...]
 
 
-def collective(scope: Scope, told: str, rest: Axes, active: Collection[int] | None) -> None:
+def agree_on_collective(
+    scope: Scope, told: str, rest: Axes, active: Collection[int] | None
+) -> None:
     """Say that devices run a collective now.
 
     Args:
@@ -46,7 +48,7 @@ def collective(scope: Scope, told: str, rest: Axes, active: Collection[int] | No
         agreed(world, groups[group], told, told)
 
 
-def program(executable: Executable, traced: Program) -> tuple[Members, str]:
+def account_of_program(executable: Executable, traced: Program) -> tuple[Members, str]:
     """Return the processes of a program's arrays, and what must be the same on all of them.
 
     That is how its arrays are laid out, what was traced, and what passes between devices in which

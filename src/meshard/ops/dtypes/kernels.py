@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.engine.dtypes import accumulator, operand_dtype
-from meshard.ops.engine.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, promoted
-from meshard.ops.engine.row import Dtype, Op, Operand, Params, Partial
+from meshard.ops.dtypes.laws import accumulator, operand_dtype
+from meshard.ops.dtypes.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, promoted
+from meshard.ops.row import Dtype, Op, Operand, Params, Partial
 from meshard.runtime.types import Block
 
 Kernel = Callable[..., Any]

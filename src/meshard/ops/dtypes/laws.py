@@ -14,8 +14,8 @@ import numpy as np
 
 from meshard.algebra.arguments import described
 from meshard.errors import DtypeError, MeshardError
-from meshard.ops.engine.promotion import BYTES, SMALL_FLOATS, kind_of
-from meshard.ops.engine.row import Dtype, Op, Operand, Params
+from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, kind_of
+from meshard.ops.row import Dtype, Op, Operand, Params
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, dtype_name

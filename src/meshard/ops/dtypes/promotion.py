@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.errors import DtypeError
-from meshard.ops.engine.row import Dtype
+from meshard.ops.row import Dtype
 from meshard.runtime.types import Block, dtype_name
 
 SMALL_FLOATS = frozenset(

@@ -26,7 +26,7 @@ from meshard.algebra.arguments import (
     text_of,
 )
 from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
-from meshard.ops.engine.dtypes import as_dtype
+from meshard.ops.dtypes.laws import as_dtype
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.types import KEY, DTypeLike
 

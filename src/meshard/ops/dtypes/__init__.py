@@ -1,0 +1,1 @@
+"""Which dtypes operations give, and the kernels that operands of given dtypes need."""
