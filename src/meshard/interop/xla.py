@@ -146,7 +146,7 @@ class Xla:
         self._device = jax.devices("cpu")[0]
 
     def work(self, name: str, params: Params, dtype: Dtype) -> Work | None:
-        """Return an operation as a function of JAX arrays; None if XLA shall not do it."""
+        """Return an operation as a function of JAX arrays; None if XLA is not to run it."""
         return _translated(name, params, dtype)
 
     def program(self, f: Callable[..., list[Any]]) -> Run:
