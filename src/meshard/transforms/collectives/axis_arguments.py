@@ -28,7 +28,7 @@ def whole_numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
     """Return integers as Python's.
 
     Raises:
-        ArgumentError: if it is no sequence of integers.
+        ArgumentError: if it is not a sequence of integers.
     """
     try:
         return tuple([operator.index(i) for i in given])

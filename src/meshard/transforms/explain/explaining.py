@@ -24,7 +24,7 @@ from meshard.transforms.explain.reasons import Notice, Users, notices_of
 from meshard.transforms.explain.steps_in_order import Item, steps_in_order
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ConstraintCall
-from meshard.transforms.program.program import Eqn, Kind, Literal, Var, lies
+from meshard.transforms.program.program import Eqn, Kind, Literal, Var, layout_text
 from meshard.transforms.program.value_names import Names
 from meshard.transforms.tracing.signature import Trace
 
@@ -109,8 +109,8 @@ def _entering(
                     1,
                     1,
                     _local(then),
-                    (_lies(kind),),
-                    (_lies(then),),
+                    (_layout_text(kind),),
+                    (_layout_text(then),),
                     tuple(map(_communication, wires)),
                     seconds_of(wires, topology),
                     most([device_bytes(k) for k in executable.inputs]),
@@ -166,8 +166,8 @@ def _step(number: int, item: Item, live: int, topology: Topology, names: Names) 
         item.turns,
         item.counted,
         _local(*item.outputs),
-        tuple([_lies(k) for k in item.inputs if not isinstance(k, type)]),
-        tuple([_lies(k) for k in item.outputs]),
+        tuple([_layout_text(k) for k in item.inputs if not isinstance(k, type)]),
+        tuple([_layout_text(k) for k in item.outputs]),
         tuple([_communication(w, everywhere=item.exact) for w in wires]),
         sum(seconds_of([w], topology) for w in wires),
         live,
@@ -201,13 +201,13 @@ def _local(*kinds: Any) -> str:
     return told[0] + (f" +{more}" if more else "")
 
 
-def _lies(kind: Any) -> str:
+def _layout_text(kind: Any) -> str:
     """Return in a few words how a value is laid out; in a body the axes over which it varies."""
     if isinstance(kind, type):
         return "number"
     if isinstance(kind, GridKind):
         axes = ",".join(sorted(kind.varies))
         own = kind.type.sharding
-        auto = f" {lies(kind.type)}" if isinstance(own, NamedSharding) else ""
+        auto = f" {layout_text(kind.type)}" if isinstance(own, NamedSharding) else ""
         return f"{{{axes}}}{auto}"
-    return lies(kind)
+    return layout_text(kind)

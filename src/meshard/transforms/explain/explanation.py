@@ -271,7 +271,7 @@ class Explanation:
             (*_words(s), *[_turns(s)] * loops, *_amounts(s, amount), size_text(s.live_bytes))
             for s in steps
         ]
-        head = ("line", "step", "on one device", "lies", "moves", *numbers)
+        head = ("line", "step", "on one device", "layout", "moves", *numbers)
         return Table(head, [r[: len(head)] for r in rows], "<<<<<" + ">" * len(numbers), notes)
 
     def __str__(self) -> str:

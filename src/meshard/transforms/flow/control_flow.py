@@ -113,7 +113,7 @@ def switch(
         operand: the older way to pass one argument.
 
     Raises:
-        ArgumentError: if there are no functions, ``index`` is no integer, or types differ.
+        ArgumentError: if there are no functions, ``index`` is not an integer, or types differ.
         TreeError: if the results' tree structures differ.
 
     >>> int(switch(1, [lambda x: x, lambda x: 2 * x], 5))
@@ -270,7 +270,7 @@ def while_loop(
     Inside `shard_map` devices may need different numbers of turns; each stops when it is done.
 
     Raises:
-        ArgumentError: if the condition is no bool, or the carry's types differ.
+        ArgumentError: if the condition is not a bool, or the carry's types differ.
         TreeError: if the carry's tree structures differ.
 
     >>> int(while_loop(lambda x: x < 100, lambda x: 2 * x, 3))
@@ -347,7 +347,7 @@ def _bound(x: Any, name: str) -> Any:
     """Return a bound of a loop: a Python int, or a value that differs between devices.
 
     Raises:
-        ArgumentError: if it is no integer without dims.
+        ArgumentError: if it is not an integer without dims.
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
         return integer_of(x, "fori_loop", name)
@@ -394,7 +394,7 @@ def fori_loop(
         The last carry.
 
     Raises:
-        ArgumentError: if a bound is no integer, or the carry's types differ.
+        ArgumentError: if a bound is not an integer, or the carry's types differ.
         TreeError: if the carry's tree structures differ.
 
     >>> int(fori_loop(0, 5, lambda i, total: total + i, 0))

@@ -36,7 +36,7 @@ def explain(
         kwargs: its arguments by name.
 
     Raises:
-        ArgumentError: if ``f`` is no function, or there is no such topology, or a device has no
+        ArgumentError: if ``f`` is not a function, or there is no such topology, or a device has no
             place in it. What `jit` refuses is refused here too.
 
     >>> import meshard, meshard.numpy as mnp

@@ -119,8 +119,8 @@ def jit(
         The function, with ``lower``, ``trace``, ``eval_shape`` and ``clear_cache``.
 
     Raises:
-        ArgumentError: if ``f`` is no function, or a name or position is none of its arguments. The
-            function that is returned raises
+        ArgumentError: if ``f`` is not a function, or a name or position is none of its arguments.
+            The function that is returned raises
 
             * `ConcretizationError` where Python looks at a value, as ``if x > 0:`` does;
             * `ShardingError` if an argument is committed to another sharding than ``in_shardings``;

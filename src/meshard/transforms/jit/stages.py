@@ -56,7 +56,7 @@ class ProgramEntry:
 
     Attributes:
         executable: the program.
-        given: how each argument lies when the program reads it.
+        given: how each argument is laid out when the program reads it.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class _Placed(_Stage):
         return self._entry.executable
 
     def as_text(self) -> str:
-        """Return what runs as a listing, with how each value lies and what moves."""
+        """Return what runs as a listing, with how each value is laid out and what moves."""
         trace = self._trace
         called = dict(zip(trace.program.inputs, trace.told, strict=True))
         return listing(replace(self.executable.listed(), called=called))
@@ -342,7 +342,7 @@ class Compiled(_Placed):
         Raises:
             TreeError: if the arguments have another tree than it was lowered for.
             ArgumentError: if one has another shape or dtype.
-            ShardingError: if one that is committed lies otherwise.
+            ShardingError: if one that is committed is laid out otherwise.
             ConcretizationError: if one is a value inside a transformation.
         """
         trace = self._trace

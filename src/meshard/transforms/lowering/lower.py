@@ -54,7 +54,7 @@ from meshard.transforms.program.program import (
     Program,
     Var,
     crossing_text,
-    lies,
+    layout_text,
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
@@ -511,7 +511,7 @@ class _Lowering:
                 parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]
         return Listed(
             Program(own.captured, own.inputs, tuple(eqns), tuple(outputs), own.name),
-            {v: lies(k) for v, k in self.kinds.items()},
+            {v: layout_text(k) for v, k in self.kinds.items()},
             notes,
             parts,
         )

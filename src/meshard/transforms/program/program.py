@@ -244,7 +244,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST else text[: _MOST - 3] + "..."
 
 
-def lies(kind: object) -> str:
+def layout_text(kind: object) -> str:
     """Return in a few words how an array is laid out; nothing for a number."""
     sharding: Any = getattr(kind, "sharding", None)
     if sharding is None:
