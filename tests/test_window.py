@@ -25,9 +25,7 @@ from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
 from tests.worlds import whole
 
-MEANING = (
-    "the most bytes on their way from and to one process at once, besides source and destination"
-)
+MEANING = "the most bytes in flight from and to one process at once, besides source and destination"
 VALUES = np.arange(24.0 * 5 * 8).reshape(24, 5, 8)
 
 

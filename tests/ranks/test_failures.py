@@ -105,7 +105,10 @@ except meshard.errors.ConfigError as error:
 """
     code, told, said, _ = run(tmp_path, program, 2, start="")
     assert code == 0, said
-    expected = "This process is one of 2 that mpiexec started, but mpi4py is not installed"
+    expected = (
+        "This process is one of 2 that mpiexec started, but mpi4py, which joins them, is not "
+        "installed"
+    )
     assert told.count(expected) == 2
     assert 'pip install "meshard[mpi]"' in told
 
