@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from itertools import count
 from typing import Any, Generic, TypeVar, TypeVarTuple, final
 
 from meshard.settings import config
@@ -17,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 Ts = TypeVarTuple("Ts")
 
-_NUMBERS = count()
+_KNOWN: list[str] = []  # the names of all memos, each at its number
 _MISSING = object()
 
 
@@ -33,8 +32,8 @@ class Remembering:
     epoch: int
 
     def remember(self) -> None:
-        """Begin with empty tables."""
-        self.tables, self.epoch = [], config.epoch
+        """Begin with empty tables, one for each memo that there is."""
+        self.tables, self.epoch = [{} for _ in _KNOWN], config.epoch
 
     def forget(self) -> None:
         """Empty all tables: the settings are others than those that they were filled under."""
@@ -60,7 +59,8 @@ class Memo(Generic[K, V]):
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most = name, most
-        self.number = next(_NUMBERS)
+        self.number = len(_KNOWN)
+        _KNOWN.append(name)
 
     def __repr__(self) -> str:
         return f"Memo({self.name!r}, most={self.most})"

@@ -5,7 +5,6 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
@@ -21,7 +20,6 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.processes.agreement import Agreement, Token
-from meshard.runtime.types import Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
@@ -47,10 +45,9 @@ class Eager(primitive.Interpreter):
                 key.append(kind)
             else:
                 return self.run(name, accept(name, operands, _own), params)
-        found = None
-        tables = world.tables  # what `Memo.table` does, without a call
-        if world.epoch == config.epoch and len(tables) > _NUMBER:
-            found = tables[_NUMBER].get(tuple(key))
+        if world.epoch != config.epoch:
+            world.forget()
+        found = world.tables[_NUMBER].get(tuple(key))  # `Memo.table`, without a call
         if found is None:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, accept(name, operands, _own), params)
@@ -113,48 +110,10 @@ def _fast(decision: KernelDecision) -> Runner | None:
     """Return the shortest way where cells are pieces, in order; None where they are not."""
     cells, (output, *_) = decision.cells, decision.outputs
     held = [i for i, own in enumerate(cells.of_piece) if own]
-    if [cells.of_piece[i] for i in held] != [(number,) for number in range(len(cells.runs))]:
+    if not held or [cells.of_piece[i] for i in held] != [(n,) for n in range(len(cells.runs))]:
         return None
-    if len(held) == len(cells.of_piece):
-        return fast_path(decision, [c.pieces for c in cells.runs], partial(Array, output))
-    return _fast_on_some(decision, held)
-
-
-def _fast_on_some(decision: KernelDecision, held: Sequence[int]) -> Runner | None:
-    """Return the shortest way where this process holds some of the pieces."""
-    cells, output = decision.cells, decision.outputs[0]
-    order = {piece: number for number, piece in enumerate(held)}
-    own = [tuple([p if p < 0 else order.get(p, -2) for p in c.pieces]) for c in cells.runs]
-    if any(p == -2 for pieces in own for p in pieces):
-        return None
-    found = fast_path(decision, own, _Held)
-    if found is None:
-        return None
-    fast, count = found, len(cells.of_piece)
-
-    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Array:
-        given = []
-        for x in operands:
-            if type(x) is Array:
-                blocks = x._blocks or x._live()
-                x = _Held(tuple([blocks[i] for i in held]))
-            given.append(x)
-        pieces: list[Block | None] = [None] * count
-        for i, block in zip(held, fast(world, given)._blocks, strict=True):
-            pieces[i] = block
-        return Array(output, tuple(pieces))
-
-    return run
-
-
-@final
-class _Held:
-    """The blocks of an array that this process holds, in the place of the array."""
-
-    __slots__ = ("_blocks",)
-
-    def __init__(self, blocks: tuple[Any, ...]) -> None:
-        self._blocks = blocks
+    pieces = [c.pieces for c in cells.runs]
+    return fast_path(decision, pieces, partial(Array, output), held, len(cells.of_piece))
 
 
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:

@@ -26,12 +26,16 @@ from meshard.tuning import BLAS_THREADED, LARGE
 Kernel = Callable[..., Any]
 Runner = Callable[[Any, Sequence[Any]], Any]
 """From a world, or a body, and operands to the result."""
-Finish = Callable[[tuple[Block, ...]], Any]
-"""From the blocks of a result to the value that an interpreter hands out."""
+Finish = Callable[[tuple[Block | None, ...]], Any]
+"""From the blocks of a result, None for one elsewhere, to the value that an interpreter gives."""
 
 
 def fast_path(
-    decision: KernelDecision, pieces: Sequence[tuple[int, ...]], finish: Finish
+    decision: KernelDecision,
+    pieces: Sequence[tuple[int, ...]],
+    finish: Finish,
+    held: Sequence[int] | None = None,
+    count: int = 0,
 ) -> Runner | None:
     """Return the shortest way to run small cells one by one; None where more is to be done.
 
@@ -42,29 +46,51 @@ def fast_path(
     Args:
         decision: the decision.
         pieces: for each cell the operands' pieces, -1 for a number.
-        finish: makes the result's value; best a function of C, such as a ``partial`` of a class.
+        finish: makes the result's value from its blocks; best a function of C, such as a
+            ``partial`` of a class.
+        held: for each cell the result's piece, in ascending order; all of them if None.
+        count: how many pieces the result has, if ``held`` is given.
     """
     if not _needs_no_care(decision):
         return None
-    if any(p not in (i, -1) for i, own in enumerate(pieces) for p in own):
+    if held is None:
+        held, count = range(len(pieces)), len(pieces)
+    if any(p not in (i, -1) for i, own in zip(held, pieces, strict=True) for p in own):
         return None
+    here = slice(held[0], held[-1] + 1)
+    before, after = (None,) * here.start, (None,) * (count - here.stop)
+    partly = len(held) < count
     kernel: Kernel = decision.row.kernel
+    if here.stop - here.start > len(held):  # pieces of others lie between them
+        kernel = partial(_where_held, kernel)
 
     def unary(where: Any, operands: Sequence[Any]) -> Any:
         x = operands[0]
-        return finish(tuple(map(kernel, x._blocks or x._live())))
+        a = x._blocks or x._live()
+        if partly:
+            return finish(before + tuple(map(kernel, a[here])) + after)
+        return finish(tuple(map(kernel, a)))
 
     def binary(where: Any, operands: Sequence[Any]) -> Any:
         x, y = operands
-        return finish(tuple(map(kernel, x._blocks or x._live(), y._blocks or y._live())))
+        a, b = x._blocks or x._live(), y._blocks or y._live()
+        if partly:
+            return finish(before + tuple(map(kernel, a[here], b[here])) + after)
+        return finish(tuple(map(kernel, a, b)))
 
     def number_right(where: Any, operands: Sequence[Any]) -> Any:
         x, number = operands
-        return finish(tuple([kernel(b, number) for b in x._blocks or x._live()]))
+        a = x._blocks or x._live()
+        if partly:
+            return finish(before + tuple([kernel(b, number) for b in a[here]]) + after)
+        return finish(tuple([kernel(b, number) for b in a]))
 
     def number_left(where: Any, operands: Sequence[Any]) -> Any:
         number, x = operands
-        return finish(tuple([kernel(number, b) for b in x._blocks or x._live()]))
+        a = x._blocks or x._live()
+        if partly:
+            return finish(before + tuple([kernel(number, b) for b in a[here]]) + after)
+        return finish(tuple([kernel(number, b) for b in a]))
 
     paths = {
         (False,): unary,
@@ -73,6 +99,10 @@ def fast_path(
         (True, False): number_left,
     }
     return paths.get(tuple(p < 0 for p in pieces[0]))
+
+
+def _where_held(kernel: Kernel, *given: Any) -> Any:
+    return None if any(x is None for x in given) else kernel(*given)
 
 
 def _needs_no_care(decision: KernelDecision) -> bool:

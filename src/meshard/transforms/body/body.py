@@ -208,11 +208,12 @@ _NUMBER = _RUNNERS.number
 
 def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
     """Return what runs an operation on values of these kinds, worked out once per scope."""
-    key, tables = (name, params, kinds), scope.tables
-    if scope.epoch == config.epoch and len(tables) > _NUMBER:  # `Memo.table`, without a call
-        found: Runner | None = tables[_NUMBER].get(key)
-        if found is not None:
-            return found
+    if scope.epoch != config.epoch:
+        scope.forget()
+    key = name, params, kinds
+    found: Runner | None = scope.tables[_NUMBER].get(key)  # `Memo.table`, without a call
+    if found is not None:
+        return found
     return _RUNNERS.keep(scope, key, _runner(scope, name, kinds, params))
 
 
