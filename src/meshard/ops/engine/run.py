@@ -57,12 +57,24 @@ def fast_path(
         held, count = range(len(pieces)), len(pieces)
     if any(p not in (i, -1) for i, own in zip(held, pieces, strict=True) for p in own):
         return None
-    here = slice(held[0], held[-1] + 1)
-    before, after = (None,) * here.start, (None,) * (count - here.stop)
-    partly = len(held) < count
     kernel: Kernel = decision.row.kernel
-    if here.stop - here.start > len(held):  # pieces of others lie between them
+    if held[-1] + 1 - held[0] > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
+    paths = _paths(kernel, finish, held[0], count - 1 - held[-1])
+    return paths.get(tuple(p < 0 for p in pieces[0]))
+
+
+def _paths(kernel: Kernel, finish: Finish, first: int, last: int) -> dict[tuple[bool, ...], Runner]:
+    """Return the shortest ways, by which of the operands are numbers.
+
+    Args:
+        kernel: computes a block.
+        finish: as for `fast_path`.
+        first: how many pieces elsewhere lie before all that are here.
+        last: how many lie after them.
+    """
+    partly, here = first + last > 0, slice(first, -last or None)
+    before, after = (None,) * first, (None,) * last
 
     def unary(where: Any, operands: Sequence[Any]) -> Any:
         x = operands[0]
@@ -92,13 +104,12 @@ def fast_path(
             return finish(before + tuple([kernel(number, b) for b in a[here]]) + after)
         return finish(tuple([kernel(number, b) for b in a]))
 
-    paths = {
+    return {
         (False,): unary,
         (False, False): binary,
         (False, True): number_right,
         (True, False): number_left,
     }
-    return paths.get(tuple(p < 0 for p in pieces[0]))
 
 
 def _where_held(kernel: Kernel, *given: Any) -> Any:
