@@ -58,23 +58,25 @@ def fast_path(
     if any(p not in (i, -1) for i, own in zip(held, pieces, strict=True) for p in own):
         return None
     kernel: Kernel = decision.row.kernel
-    if held[-1] + 1 - held[0] > len(held):  # pieces of others lie between them
+    here = slice(held[0], held[-1] + 1)
+    if here.stop - here.start > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
-    paths = _paths(kernel, finish, held[0], count - 1 - held[-1])
-    return paths.get(tuple(p < 0 for p in pieces[0]))
+    return _paths(kernel, finish, here, count).get(tuple(p < 0 for p in pieces[0]))
 
 
-def _paths(kernel: Kernel, finish: Finish, first: int, last: int) -> dict[tuple[bool, ...], Runner]:
+def _paths(
+    kernel: Kernel, finish: Finish, here: slice, count: int
+) -> dict[tuple[bool, ...], Runner]:
     """Return the shortest ways, by which of the operands are numbers.
 
     Args:
         kernel: computes a block.
         finish: as for `fast_path`.
-        first: how many pieces elsewhere lie before all that are here.
-        last: how many lie after them.
+        here: from the first to the last of the result's pieces that this process holds.
+        count: how many pieces the result has; an operand may have fewer, and lack the last ones.
     """
-    partly, here = first + last > 0, slice(first, -last or None)
-    before, after = (None,) * first, (None,) * last
+    before, after = (None,) * here.start, (None,) * (count - here.stop)
+    partly = len(before) + len(after) > 0
 
     def unary(where: Any, operands: Sequence[Any]) -> Any:
         x = operands[0]
