@@ -115,6 +115,7 @@ def _paths(
 
 
 def _where_held(kernel: Kernel, *given: Any) -> Any:
+    """Run a kernel, or return None for a piece that another process holds."""
     return None if any(x is None for x in given) else kernel(*given)
 
 
