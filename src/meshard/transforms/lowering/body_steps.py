@@ -44,12 +44,14 @@ class Does:
         wires: what it moves.
         parts: the programs that it runs.
         around: what moves besides, around its parts.
+        runner: tells who runs it, if a compiler was asked.
     """
 
     run: Run
     wires: Sequence[Wire] = ()
     parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
+    runner: Callable[[], str] = str
 
 
 def one_or_all(values: Sequence[Any]) -> Any:

@@ -60,6 +60,7 @@ class Step:
         parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
+        runner: tells who runs it, if a compiler was asked: its name, or NumPy and why.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Step:
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[NamedPart, ...] = ()
     once: bool = False
+    runner: Callable[[], str] = str
 
 
 def _keeping(step: Step, slots: Container[int]) -> Step:

@@ -19,6 +19,7 @@ from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
+from meshard.ops.fused.segment_compiled import runner_of
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -142,6 +143,7 @@ class _Group:
         self.wires: tuple[Wire, ...] = ()
         self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[NamedPart, ...] = ()
+        self.runner: Callable[[], str] = str
 
 
 @final
@@ -479,6 +481,7 @@ class _Lowering:
             needed = [x for x in group.segment.gives if last.get(x, -1) > level]
             ending = [x for x in self._donated if last.get(x) == level]
             many = group.segment.finished(needed, ending)
+            group.runner = runner_of(many)
             run = many if len(needed) != 1 else partial(first_of, many)
             group.outputs = needed
             group.name = "+".join([e.name for e in group.eqns])
@@ -498,6 +501,7 @@ class _Lowering:
             around=group.around,
             eqns=tuple(group.eqns),
             parts=group.parts,
+            runner=group.runner,
         )
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:
