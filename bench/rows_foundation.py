@@ -107,7 +107,7 @@ def rechunked(spec: Spec) -> Callable[[Library], Program]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A reshard of a matrix, and how many parts each side has by hand."""
+    """A reshard of a matrix, how many parts each side has by hand, and whether views are enough."""
 
     key: str
     told: str
@@ -116,6 +116,7 @@ class Pattern:
     before: tuple[int, int]
     after: tuple[int, int]
     ratio: float = 1
+    copies: bool = True
 
 
 PATTERNS = (
@@ -125,8 +126,8 @@ PATTERNS = (
     Pattern("turn", "P(i) -> P(None,i)", ("i",), (None, "i"), (4, 1), (1, 4)),
     Pattern("rows", "P(i,j) -> P((i,j))", GRID, FLAT, (4, 2), (8, 1)),
     Pattern("half", "P(i,j) -> P(i)", GRID, ("i",), (4, 2), (4, 1)),
-    Pattern("spread", "P() -> P(i,j)", WHOLE, GRID, (1, 1), (4, 2)),
-    Pattern("order", "P((i,j)) -> P((j,i))", FLAT, (("j", "i"),), (8, 1), (8, 1)),
+    Pattern("spread", "P() -> P(i,j)", WHOLE, GRID, (1, 1), (4, 2), copies=False),
+    Pattern("order", "P((i,j)) -> P((j,i))", FLAT, (("j", "i"),), (8, 1), (8, 1), copies=False),
 )
 
 
@@ -144,7 +145,7 @@ def reshard_row(pattern: Pattern) -> Row:
         expected=lambda x: x,
         layout=pattern.target,
         by_hand=by_hand.reshard(pattern.after, pattern.before),
-        need=NOTHING if pattern.before == pattern.after else COPIED,
+        need=COPIED if pattern.copies else NOTHING,
         memory=True,
     )
 
