@@ -47,7 +47,6 @@ from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, Shape
 from meshard.runtime.world import here
 from meshard.tuning import CACHE_PIECE, COPY_CHUNK, LARGE
 
-
 Writer = Callable[[Block, tuple[int, ...]], None]
 """Writes a box of an array, given where it begins in the array."""
 
