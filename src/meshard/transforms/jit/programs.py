@@ -25,14 +25,17 @@ class Programs:
         entries: for each signature and layout of arguments what a call runs.
         traces: for each signature without it, the trace.
         nested: for each signature inside other functions, the trace.
+        plain: the entries of signatures that were met with a flat list of arrays and numbers: by
+            the types of these, and what else a signature holds.
     """
 
-    __slots__ = ("_making", "entries", "nested", "traces")
+    __slots__ = ("_making", "entries", "nested", "plain", "traces")
 
     def __init__(self) -> None:
         self.entries: dict[Any, ProgramEntry] = {}
         self.traces: dict[Any, Trace] = {}
         self.nested: dict[Any, Any] = {}
+        self.plain: dict[tuple[Any, ...], ProgramEntry] = {}
         # Two threads that call a function for the first time trace it once. A function that calls
         # itself with arrays gets here again.
         self._making = threading.RLock()
