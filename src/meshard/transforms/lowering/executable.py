@@ -61,6 +61,7 @@ class Step:
         parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
+        on_cells: in a body, the same from cells to cells, as in `Executable.on_cells`.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Step:
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[NamedPart, ...] = ()
     once: bool = False
+    on_cells: Run | None = None
 
 
 def _keeping(step: Step, slots: Container[int]) -> Step:
@@ -163,6 +165,20 @@ class Executable:
         given = range(len(self.inputs))
         made = Prepared(self.steps, given, self.results, self._numbers, sole=True)
         return Direct(made.function(self._runs), _Stretch(self, made, 0, len(self.steps)))
+
+    @cached_property
+    def on_cells(self) -> Executable | None:
+        """The same program on cells, a tuple for each grid; None if some step needs more.
+
+        It runs where all devices run the code, this process holds all cells, and what is given has
+        the kinds of `inputs`; then all values have the kinds that they were lowered for.
+        """
+        runs = [s.on_cells for s in self.steps]
+        grids = all(isinstance(k, GridKind) and k.weak is None for k in self.outputs)
+        if not grids or None in runs:
+            return None
+        steps = [replace(s, run=s.on_cells or s.run) for s in self.steps]
+        return replace(self, steps=tuple(steps))
 
     def repeated(self, fixed: int) -> Executable:
         """Return the program as a loop's body, of which some steps need to run only once.

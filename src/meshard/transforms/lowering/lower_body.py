@@ -91,6 +91,7 @@ def lower_program(
                 around=does.around,
                 eqns=eqns,
                 parts=does.parts,
+                on_cells=does.on_cells,
             )
         )
     results = [x.value if isinstance(x, Literal) else values[x] for x in program.outputs]
