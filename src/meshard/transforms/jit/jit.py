@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -45,6 +46,10 @@ from meshard.transforms.tracing.signature import (
 )
 
 _NUMBERS = (int, float, complex)
+
+
+def _nothing() -> None:
+    """Say that there are no programs yet."""
 
 
 P = ParamSpec("P")
@@ -171,7 +176,8 @@ class Jitted(Generic[P, R]):
         self._arguments = Arguments(f, self._what, self._options)
         self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
-        self._known: tuple[RuntimeWorld, Programs] | None = None
+        # What was made for the world of the last call; a world is not kept by functions.
+        self._known: Callable[[], Programs | None] = _nothing
 
     def wrap_results(self, choose: ChooseWrapper) -> Jitted[P, R]:
         """Say what callers get for results, which are Arrays by default; return this function.
@@ -208,8 +214,8 @@ class Jitted(Generic[P, R]):
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
             return self._inside(args, kwargs)
-        world, known = current(), self._known
-        if kwargs or known is None or known[0] is not world:
+        known = self._known()
+        if kwargs or known is None or known.world is not current():
             return self._called(args, kwargs, None)
         # What a signature holds besides the tree, which the number of these arguments says: each
         # of them is an array or a number, or there is no such key.
@@ -217,12 +223,12 @@ class Jitted(Generic[P, R]):
         for x in args:
             key.append(x._type if type(x) is Array else type(x))
         plain = tuple(key)
-        entry = known[1].plain.get(plain)
+        entry = known.plain.get(plain)
         if entry is None:
             return self._called(args, kwargs, plain)
-        direct = entry.direct
-        if direct is None or known[0].ledgers:
-            return entry(known[0], list(args))
+        direct, world = entry.direct, known.world
+        if direct is None or world.ledgers:
+            return entry(world, list(args))
         try:
             found: R = direct.run(world, args)
         except OverflowError as error:
@@ -284,9 +290,9 @@ class Jitted(Generic[P, R]):
         """Return what was made for a world, which calls find at once from now on."""
         programs = world.programs.get(self)
         if programs is None:
-            programs = world.programs.setdefault(self, Programs())
+            programs = world.programs.setdefault(self, Programs(world))
         if self._plain:
-            self._known = world, programs
+            self._known = weakref.ref(programs)
         return programs
 
     def _trace(
@@ -300,7 +306,7 @@ class Jitted(Generic[P, R]):
     ) -> Trace:
         avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
         key = tree, statics, ambient_mesh(), config.epoch, home(world), avals
-        known: Programs = world.programs.setdefault(self, Programs())
+        known: Programs = world.programs.setdefault(self, Programs(world))
         return known.trace(
             key,
             lambda: trace_of(
@@ -344,7 +350,7 @@ class Jitted(Generic[P, R]):
 
         told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
         key = tree, statics, ambient_mesh(), config.epoch, home(world)
-        programs = world.programs.setdefault(self, Programs())
+        programs = world.programs.setdefault(self, Programs(world))
         return result_of(programs, key, self._name, (self._f, flat), leaves, told)
 
     def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
@@ -396,7 +402,7 @@ class Jitted(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forget all programs."""
-        self._known = None
+        self._known = _nothing
         here().programs.pop(self, None)
 
     def _cache_size(self) -> int:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, final
 
+from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.jit.stages import ProgramEntry
 from meshard.transforms.tracing.signature import Trace
 from meshard.tuning import MOST_PROGRAMS
@@ -22,6 +23,7 @@ class Programs:
     """What was traced and lowered.
 
     Attributes:
+        world: the world in which it was.
         entries: for each signature and layout of arguments what a call runs.
         traces: for each signature without it, the trace.
         nested: for each signature inside other functions, the trace.
@@ -29,9 +31,10 @@ class Programs:
             the types of these, and what else a signature holds.
     """
 
-    __slots__ = ("_making", "entries", "nested", "plain", "traces")
+    __slots__ = ("__weakref__", "_making", "entries", "nested", "plain", "traces", "world")
 
-    def __init__(self) -> None:
+    def __init__(self, world: RuntimeWorld) -> None:
+        self.world = world
         self.entries: dict[Any, ProgramEntry] = {}
         self.traces: dict[Any, Trace] = {}
         self.nested: dict[Any, Any] = {}

@@ -22,7 +22,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import cells_in, cells_out, to_array, to_grid, way_in, way_out
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.body_steps import one_or_all
 from meshard.transforms.lowering.executable import AnyKind, Executable, Moving, Run
@@ -112,21 +112,31 @@ def _on_cells(
     arrays = [k for k in kinds if isinstance(k, ArrayType)]
     if len(arrays) < len(kinds):
         return None
-    specs = [*[PartitionSpec()] * count, *call.in_specs]
     ways_in = [
-        _constant if number < count and t.layout.replicated else cells_in(scope, t, s)
-        for number, (t, s) in enumerate(zip(arrays, specs, strict=True))
+        (t, _constant if t.layout.replicated else cells_in(scope, t, PartitionSpec()))
+        for t in arrays[:count]
     ]
+    pairs = zip(arrays[count:], call.in_specs, strict=True)
+    ways_in += [(t, cells_in(scope, t, s)) for t, s in pairs]
     outputs = [k for k in own.outputs if isinstance(k, GridKind)]
     ways_out = [cells_out(scope, k, s) for k, s in zip(outputs, call.out_specs, strict=True)]
+    return _through_cells(on_cells.run, ways_in, ways_out, through_grids)
+
+
+def _through_cells(
+    run_cells: Run,
+    ways_in: Sequence[tuple[ArrayType, Callable[[Array], Cells]]],
+    ways_out: Sequence[Callable[[Cells], Array]],
+    through_grids: Run,
+) -> Run:
+    """Return what runs a body on cells, given how those of each operand and result are reached."""
     sole = ways_out[0] if len(ways_out) == 1 else None
-    run_cells = on_cells.run
 
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         if world.ledgers:
             return through_grids(world, operands)
         cells = []
-        for x, type_, way in zip(operands, arrays, ways_in, strict=True):
+        for x, (type_, way) in zip(operands, ways_in, strict=True):
             if type(x) is not Array or x._type is not type_:
                 return through_grids(world, operands)
             cells.append(way(x))
@@ -138,7 +148,7 @@ def _on_cells(
     return run
 
 
-def _constant(x: Array) -> Sequence[Any]:
+def _constant(x: Array) -> Cells:
     """Return the cells of an array that is the same on all devices."""
     return x._blocks or x._live()
 
