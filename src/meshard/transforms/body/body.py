@@ -19,7 +19,7 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
-from meshard.ops.engine.accept import accept
+from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
@@ -138,11 +138,31 @@ class Body(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run one operation on all cells and return its result, or a tuple of results."""
-        values = accept(name, operands, self.lift)
-        kinds = tuple([x.kind if type(x) is Grid else type(x) for x in values])
-        run = decided(self.scope, name, kinds, params).run
+        scope, values = self.scope, operands
+        known: list[Any] = [name, params]
+        own = not operands
+        for x in operands:
+            kind = type(x)
+            if kind is Grid and x.body is self:
+                own = True
+                known.append(x.kind)
+            elif kind in WEAK:
+                known.append(kind)
+            else:
+                own = False
+                break
+        if not own:  # values from outside, or numbers alone
+            values = accept(name, operands, self.lift)
+            known[2:] = [x.kind if type(x) is Grid else type(x) for x in values]
+        if scope.epoch != config.epoch:
+            scope.forget()
+        key = tuple(known)
+        found: Decided | None = scope.tables[_NUMBER].get(key)  # `Memo.table`, without a call
+        if found is None:
+            found = decided(scope, name, key[2:], params)
+        run = found.run
         if self.recorder is None:
-            if self.scope.world.profiles and not self.typed:
+            if scope.world.profiles and not self.typed:
                 return self._timed(name, run, values)
             return run(self, values)
         result = run(self, values)
@@ -229,10 +249,8 @@ _NUMBER = _DECIDED.number
 
 def decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
     """Return what an operation does on values of these kinds, worked out once per scope."""
-    if scope.epoch != config.epoch:
-        scope.forget()
-    key = name, params, kinds
-    found: Decided | None = scope.tables[_NUMBER].get(key)  # `Memo.table`, without a call
+    key = (name, params, *kinds)
+    found = _DECIDED.table(scope).get(key)
     if found is not None:
         return found
     return _DECIDED.keep(scope, key, _decided(scope, name, kinds, params))
