@@ -234,11 +234,17 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
             raise ArgumentError(refusal(what, name, allowed, value))
         return found
 
+    return _Kind(allowed, accept, many=_many_tuples(inner, count))
+
+
+def _many_tuples(inner: _Kind | None, count: int | None) -> Many:
+    """Return the test whether several values are tuples of that many values, all accepted."""
+
     def many(values: Sequence[Any]) -> bool:
         alike = {tuple}.issuperset(map(type, values)) and {count}.issuperset(map(len, values))
         return inner is not None and alike and inner.many(list(chain.from_iterable(values)))
 
-    return _Kind(allowed, accept, many=many)
+    return many
 
 
 @overload
