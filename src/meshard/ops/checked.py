@@ -218,14 +218,7 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
 
     def accept(value: Any, what: str, name: str) -> Any:
         try:
-            if isinstance(value, (list, tuple)):
-                if inner is None:
-                    return value
-                if count is None and inner.many(value):
-                    return tuple(value)
-            found = items_of(value, what, name, "items", ordered=True)
-            if inner is not None:
-                found = tuple([inner.accept(v, what, name) for v in found])
+            found = _items_of(value, what, name, inner, count)
         except OutOfRangeError:
             raise
         except ArgumentError:
@@ -235,6 +228,17 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
         return found
 
     return _Kind(allowed, accept, many=_many_tuples(inner, count))
+
+
+def _items_of(value: Any, what: str, name: str, inner: _Kind | None, count: int | None) -> Any:
+    """Return the items of a sequence, each as the function gets it."""
+    if isinstance(value, (list, tuple)):
+        if inner is None:
+            return value
+        if count is None and inner.many(value):
+            return tuple(value)
+    found = items_of(value, what, name, "items", ordered=True)
+    return found if inner is None else tuple([inner.accept(v, what, name) for v in found])
 
 
 def _many_tuples(inner: _Kind | None, count: int | None) -> Many:
