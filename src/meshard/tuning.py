@@ -12,6 +12,11 @@ LARGE = 1 << 20
 Handing tasks to the workers takes 5 microseconds or more; copying that much takes about 25. Rows
 ``small-op``, ``add`` and ``reshard-swap``.
 """
+TINY_CELL = 1 << 14
+"""Bytes that a cell reads and writes below which it is never handed to the workers by itself.
+
+A kernel takes 2 microseconds for that many, a task 4; there may be thousands of such cells.
+"""
 COPY_CHUNK = 4 << 20
 """Bytes of a large copy that are one task: a few for each worker, each far longer than its start.
 

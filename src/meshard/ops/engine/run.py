@@ -21,7 +21,7 @@ from meshard.ops.engine.reduction import combined, combined_across
 from meshard.ops.row import Params
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import BLAS_THREADED, LARGE
+from meshard.tuning import BLAS_THREADED
 
 Kernel = Callable[..., Any]
 Runner = Callable[[Any, Sequence[Any]], Any]
@@ -56,7 +56,8 @@ def fast_path(
         return None
     if held is None:
         held, count = range(len(pieces)), len(pieces)
-    if any(p not in (i, -1) for i, own in zip(held, pieces, strict=True) for p in own):
+    own = tuple(held)
+    if any(column[0] >= 0 and column != own for column in zip(*pieces, strict=True)):
         return None
     kernel: Kernel = decision.row.kernel
     number = _number_operand(kernel, decision.operands)
@@ -197,7 +198,7 @@ def _where_held(kernel: Kernel, *given: Any) -> Any:
 def _needs_no_care(decision: KernelDecision) -> bool:
     cells, dtypes = decision.cells, decision.dtypes
     return (
-        cells.nbytes < LARGE
+        not cells.large
         and len(decision.outputs) == 1
         and decision.combination is None
         and not any(decision.moves)
@@ -216,7 +217,7 @@ def may_join_chain(decision: KernelDecision) -> bool:
     """Whether an operation on large cells may be computed together with others, in pieces."""
     dtypes = decision.dtypes
     return (
-        decision.cells.nbytes >= LARGE
+        decision.cells.large
         and decision.row.style == "ufunc"
         and len(decision.outputs) == 1
         and dtypes.out_usable
@@ -263,7 +264,7 @@ def run_cells(
     threads: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if decision.row.style == "blas" and decision.cells.volume > BLAS_THREADED:
         threads = world.workers.blas_threads(one=not decision.cells.single)
-    if decision.cells.nbytes < LARGE:
+    if not decision.cells.large:
         results = []
         with threads:
             for cell in decision.cells.runs:
