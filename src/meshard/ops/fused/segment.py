@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, final
 
+from meshard.ops.engine.decision import is_large
 from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.piecewise import Piecewise
 from meshard.ops.fused.segment_compiled import CompiledSegment, Way
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
-from meshard.tuning import LARGE, SEGMENT_OPERATIONS
+from meshard.tuning import SEGMENT_OPERATIONS
 
 
 @final
@@ -48,7 +49,8 @@ class FusedSegment:
         for k, x in enumerate(operands):
             if x in self.gives and self._places(part, k) != self._pieces:
                 return False
-        if not self.parts or self.nbytes + part.decision.cells.nbytes < LARGE:
+        nbytes = self.nbytes + part.decision.cells.nbytes
+        if not self.parts or not is_large(nbytes, len(self._pieces)):
             return True
         return self._rows and self._keeps_rows(part, operands)
 
@@ -117,7 +119,7 @@ class FusedSegment:
         out = [k for k, x in enumerate(self.gives) if x in wanted]
         fixed, converted = self._fixed_and_converted()
         base = Base(self._inputs, fixed, converted, work, out, self._pieces)
-        large = self.nbytes >= LARGE
+        large = is_large(self.nbytes, len(self._pieces))
         over = [i for i, x in enumerate(self.reads) if x in donated]
         way = self._way(base, large, over)
         compiler = chosen() if large else None

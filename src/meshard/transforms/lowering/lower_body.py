@@ -91,6 +91,7 @@ def lower_program(
                 eqns=eqns,
                 parts=does.parts,
                 runner=does.runner,
+                on_cells=does.on_cells,
             )
         )
     results = [x.value if isinstance(x, Literal) else values[x] for x in program.outputs]
