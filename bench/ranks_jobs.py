@@ -28,9 +28,12 @@ PEERS = {
     "tiles": ("meshard", "mpi datatypes"),
     "shifted": ("meshard", "mpi sendrecv"),
     "tree": ("meshard", "mpi packed"),
+    "tree-put": ("meshard", "mpi packed"),
     "summed": ("meshard", "mpi allreduce"),
     "small-sums": ("meshard", "mpi allreduce"),
+    "small-shifts": ("meshard", "mpi sendrecv"),
     "small-ops": ("meshard", "one process"),
+    "gradients": ("meshard", "mpi allreduce"),
 }
 """The peers of each row that run under mpiexec (`bench.ranks_work`)."""
 

@@ -196,7 +196,7 @@ def shifted() -> Mapping[str, Callable[[], Task]]:
     return {"meshard": ours, "mpi sendrecv": sent}
 
 
-def tree() -> Mapping[str, Callable[[], Task]]:
+def tree(move: Callable[..., Any] = meshard.reshard) -> Mapping[str, Callable[[], Task]]:
     """200 arrays of 64 KB: rows become columns, all of them together."""
     part = LEAF // COUNT
     wholes = [value(LEAF, LEAF) + i for i in range(LEAVES)]
@@ -205,7 +205,7 @@ def tree() -> Mapping[str, Callable[[], Task]]:
         leaves = [placed(w, spread("i")) for w in wholes]
         target = spread(None, "i")
         return Task(
-            lambda: meshard.reshard(leaves, target),
+            lambda: move(leaves, target),
             lambda found: (
                 [local(y) for y in found],
                 [w[:, ME * part : (ME + 1) * part] for w in wholes],
@@ -288,6 +288,109 @@ def small_sums() -> Mapping[str, Callable[[], Task]]:
     return {"meshard": ours, "mpi allreduce": reduced}
 
 
+def small_shifts() -> Mapping[str, Callable[[], Task]]:
+    """1 KB of each process goes to the next one, again and again."""
+    often = 200
+    start = np.arange(128.0 * COUNT)
+
+    def expected() -> np.ndarray:
+        return start.reshape(COUNT, 128)[(ME - often) % COUNT]
+
+    def ours() -> Task:
+        x = placed(start, spread("i"))
+        pairs = [(p, (p + 1) % COUNT) for p in range(COUNT)]
+
+        def body(x: Any) -> Any:
+            return lax.fori_loop(0, often, lambda _, x: lax.ppermute(x, "i", pairs), x)
+
+        run = meshard.jit(meshard.shard_map(body, mesh=mesh(), in_specs=P("i"), out_specs=P("i")))
+        return Task(lambda: run(x), lambda y: (local(y), expected()), often)
+
+    def sent() -> Task:
+        after, before = (ME + 1) % COUNT, (ME - 1) % COUNT
+
+        def call() -> np.ndarray:
+            x, y = start.reshape(COUNT, 128)[ME].copy(), np.empty(128)
+            for _ in range(often):
+                WORLD.Sendrecv(x, after, 0, y, before, 0)
+                x, y = y, x
+            return x
+
+        return Task(call, lambda x: (x, expected()), often)
+
+    return {"meshard": ours, "mpi sendrecv": sent}
+
+
+def gradients() -> Mapping[str, Callable[[], Task]]:
+    """Conjugate gradients on a grid whose rows are split: halos, and two sums a step."""
+    side, steps = 128, 448
+    rows = side // COUNT
+    whole = np.random.default_rng(0).standard_normal((side, side))
+    mine = slice(ME * rows, (ME + 1) * rows)
+
+    def padded(p: Any, above: Any, below: Any) -> Any:
+        grid = meshard.numpy.concatenate([above, p, below])
+        return meshard.numpy.pad(grid, ((0, 0), (1, 1)))
+
+    def laplace(p: Any, grid: Any) -> Any:
+        return 4 * p - grid[:-2, 1:-1] - grid[2:, 1:-1] - grid[1:-1, :-2] - grid[1:-1, 2:]
+
+    def ours() -> Task:
+        x = placed(whole, spread("i"))
+        down = [(p, p + 1) for p in range(COUNT - 1)]
+        up = [(p + 1, p) for p in range(COUNT - 1)]
+
+        def step(_: Any, state: Any) -> Any:
+            x, r, p, old = state
+            above, below = lax.ppermute(p[-1:], "i", down), lax.ppermute(p[:1], "i", up)
+            q = laplace(p, padded(p, above, below))
+            a = old / lax.psum((p * q).sum(), "i")
+            x, r = x + a * p, r - a * q
+            new = lax.psum((r * r).sum(), "i")
+            return x, r, r + (new / old) * p, new
+
+        def solved(b: Any) -> Any:
+            start = meshard.numpy.zeros_like(b), b, b, lax.psum((b * b).sum(), "i")
+            return lax.fori_loop(0, steps, step, start)[0]
+
+        run = meshard.jit(meshard.shard_map(solved, mesh=mesh(), in_specs=P("i"), out_specs=P("i")))
+        expected = by_hand()
+        return Task(lambda: run(x), lambda y: (local(y), expected))
+
+    def by_hand() -> np.ndarray:
+        above = ME - 1 if ME else MPI.PROC_NULL
+        below = ME + 1 if ME < COUNT - 1 else MPI.PROC_NULL
+        grid, part, total = np.zeros((rows + 2, side + 2)), np.zeros(1), np.zeros(1)
+        row = np.zeros((2, side))
+
+        def summed(x: np.ndarray) -> float:
+            part[0] = x.sum()
+            WORLD.Allreduce(part, total)
+            return float(total[0])
+
+        r = whole[mine].copy()
+        p, x = r.copy(), np.zeros_like(r)
+        old = summed(r * r)
+        for _ in range(steps):
+            WORLD.Sendrecv(p[-1], below, 0, row[0], above, 0)
+            WORLD.Sendrecv(p[0], above, 0, row[1], below, 0)
+            grid[1:-1, 1:-1], grid[0, 1:-1], grid[-1, 1:-1] = p, row[0], row[1]
+            q = laplace(p, grid)
+            a = old / summed(p * q)
+            x += a * p
+            r -= a * q
+            new = summed(r * r)
+            p = r + (new / old) * p
+            old = new
+        return x
+
+    def written() -> Task:
+        expected = by_hand()
+        return Task(by_hand, lambda y: (y, expected))
+
+    return {"meshard": ours, "mpi allreduce": written}
+
+
 def small_ops() -> Mapping[str, Callable[[], Task]]:
     """An addition of small arrays that lie alike, so that nothing is sent."""
     often = 500
@@ -315,7 +418,10 @@ ROWS = {
     "tiles": tiles,
     "shifted": shifted,
     "tree": tree,
+    "tree-put": functools.partial(tree, meshard.device_put),
     "summed": summed,
     "small-sums": small_sums,
+    "small-shifts": small_shifts,
+    "gradients": gradients,
     "small-ops": small_ops,
 }

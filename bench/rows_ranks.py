@@ -104,6 +104,12 @@ ROWS: tuple[Row, ...] = (
         hand="mpi packed",
     ),
     row(
+        "tree-put",
+        "4 processes: 200 arrays of 64 KB by device_put",
+        Faster(0.5, BY_HAND),
+        hand="mpi packed",
+    ),
+    row(
         "summed",
         "4 processes: sum of 64 MB each, to everywhere",
         Faster(0.9, BY_HAND),
@@ -112,6 +118,18 @@ ROWS: tuple[Row, ...] = (
     row(
         "small-sums",
         "4 processes: sum of 4 numbers each, in a loop",
+        Faster(1 / 3, BY_HAND),
+        hand="mpi allreduce",
+    ),
+    row(
+        "small-shifts",
+        "4 processes: 1 KB each to the next, in a jitted loop",
+        Faster(1 / 3, BY_HAND),
+        hand="mpi sendrecv",
+    ),
+    row(
+        "gradients",
+        "4 processes: conjugate gradients, 128x128, 448 steps",
         Faster(1 / 3, BY_HAND),
         hand="mpi allreduce",
     ),

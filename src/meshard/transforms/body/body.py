@@ -294,10 +294,13 @@ def _computing(
         Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
     )
     whole = _of_cells(decision, cells, bool(extent))
-    fast = fast_path(whole, [c.pieces for c in cells], partial(Grid, _NOBODY, kinds[0]))
-    if fast is not None:
-        return _fast(scope, _general(scope, decision, whole, kinds), extent, fast)
+    held = scope.local(extent)
+    here = range(count) if held is None else held
+    finish = partial(Grid, _NOBODY, kinds[0])
+    fast = fast_path(whole, [cells[i].pieces for i in here], finish, here, count) if here else None
     run = _general(scope, decision, whole, kinds)
+    if fast is not None:
+        return _fast(run, fast)
     if not may_join_chain(whole):
         return run
 
@@ -348,10 +351,8 @@ def _general(
     return run
 
 
-def _fast(scope: Scope, general: Runner, extent: Extent, fast: Runner) -> Runner:
+def _fast(general: Runner, fast: Runner) -> Runner:
     """Return the shortest way where all cells are wanted, and the general one elsewhere."""
-    if scope.local(extent) is not None:  # other processes hold some of the cells
-        return general
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         if body.mask is not None:
