@@ -8,18 +8,18 @@ asks about an operation (the interpreters, lowering, explaining) reads it here; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from meshard.ops.engine.reduction import Reduction
 from meshard.ops.row import Dtype, MoveOp, Op, Params
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.runtime.types import ArrayType
+from meshard.tuning import LARGE, TINY_CELL
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One run of the kernel: the operands' pieces (-1: a number) and its parameters."""
 
     pieces: tuple[int, ...]
@@ -46,6 +46,16 @@ class Cells:
     nbytes: int
     volume: int
     single: bool
+
+    @property
+    def large(self) -> bool:
+        """Whether the workers run them, each some; else they run where they are asked for."""
+        return is_large(self.nbytes, len(self.runs))
+
+
+def is_large(nbytes: int, cells: int) -> bool:
+    """Whether cells that read and write that many bytes, all together, are work for the workers."""
+    return nbytes >= LARGE and nbytes >= cells * TINY_CELL
 
 
 @final

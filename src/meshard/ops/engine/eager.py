@@ -110,7 +110,8 @@ def _fast(decision: KernelDecision) -> Runner | None:
     """Return the shortest way where cells are pieces, in order; None where they are not."""
     cells, (output, *_) = decision.cells, decision.outputs
     held = [i for i, own in enumerate(cells.of_piece) if own]
-    if not held or [cells.of_piece[i] for i in held] != [(n,) for n in range(len(cells.runs))]:
+    each = list(zip(range(len(cells.runs)), strict=True))  # one run for each piece, in order
+    if not held or [cells.of_piece[i] for i in held] != each:
         return None
     pieces = [c.pieces for c in cells.runs]
     return fast_path(decision, pieces, partial(Array, output), held, len(cells.of_piece))

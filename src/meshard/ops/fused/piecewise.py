@@ -59,8 +59,9 @@ def piecewise(decision: KernelDecision, types: Sequence[Type], params: Params) -
         return None
     piece_of = {cells[0]: piece for piece, cells in enumerate(of_piece) if cells}
     pieces = tuple([piece_of[i] for i in range(len(runs))])
-    boxes = [decision.outputs[0].layout.box(p) for p in pieces]
-    spans = tuple([(b.slices[0].start, b.slices[0].stop) if b.slices else (0, 1) for b in boxes])
+    boxes = decision.outputs[0].layout.boxes
+    rows = len(decision.outputs[0].shape) > 0
+    spans = tuple([(boxes[p].starts[0], boxes[p].stops[0]) if rows else (0, 1) for p in pieces])
     if all(c.params is runs[0].params for c in runs):  # one kernel object tells `ways` that
         kernels = (_with(decision, runs[0].params),) * len(runs)
     else:

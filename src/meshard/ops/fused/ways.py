@@ -175,7 +175,7 @@ def _is_uniform(part: Piecewise, rank: int) -> bool:
         and part.output.ndim == rank
         and not part.decision.dtypes.contiguous
         and len(set(map(id, part.kernels))) == 1
-        and len({part.output.layout.box(p).shape for p in part.pieces}) == 1
+        and len({part.output.layout.shapes[p] for p in part.pieces}) == 1
     )
 
 
@@ -187,7 +187,7 @@ def _way_of(own: Input, kind: ArrayType | None, rank: int) -> Way | None:
     if len(set(pieces)) == 1:  # every cell reads the same piece, which broadcasts
         return pieces[:1], None
     assert kind is not None
-    shapes = {kind.layout.box(p).shape for p in pieces}
+    shapes = {kind.layout.shapes[p] for p in pieces}
     shape = shapes.pop()
     if shapes or len(shape) > rank or not shape:
         return None
@@ -211,19 +211,19 @@ class Rows:
         self._base = base
         self._chains: list[Chain] = []
         known: dict[Any, Chain] = {}
-        for c in range(len(base.pieces)):
-            shapes = tuple(
-                [p.output.layout.box(piece).shape for p, _ in base.work for piece in [p.pieces[c]]]
-            )
-            kernels = tuple([p.kernels[c] for p, _ in base.work])
-            key = (shapes, tuple(map(id, kernels)))
+        # For each cell the shapes of all results, and the kernels: most cells are alike.
+        shapes = [[p.output.layout.shapes[i] for i in p.pieces] for p, _ in base.work]
+        kernels = [p.kernels for p, _ in base.work]
+        keys = zip(*shapes, *[map(id, k) for k in kernels], strict=True)
+        for c, key in enumerate(keys):
             if key not in known:
+                own = list(zip(base.work, shapes, kernels, strict=True))
                 work = [
-                    Work(kernel, reads, (shape[1:], p.output.dtype), p.fills)
-                    for (p, reads), shape, kernel in zip(base.work, shapes, kernels, strict=True)
+                    Work(k[c], reads, (s[c][1:], p.output.dtype), p.fills)
+                    for (p, reads), s, k in own
                 ]
                 cut = [i.cut for i in base.inputs]
-                known[key] = laid_out(work, cut, base.out, shapes[0][0])
+                known[key] = laid_out(work, cut, base.out, shapes[0][c][0])
             self._chains.append(known[key])
         self._over = self._written_over(over)
 

@@ -25,7 +25,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.processes.canonical import call_text
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.ledger import communicated
-from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
+from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
@@ -36,6 +36,7 @@ from meshard.transforms.collectives.exchanges import (
     Exchange,
     Field,
     FoldExchange,
+    picked,
     plan_all_to_all,
     plan_fold,
     plan_gather,
@@ -103,16 +104,19 @@ class _Planned:
     rest: Axes
 
     @cached_property
-    def in_order(self) -> bool:
-        """Whether one plan takes the cells as they come, and gives them so."""
-        (_, inputs, outputs), *more = self.parts
-        natural = tuple((i,) for i in range(len(outputs)))
-        return not more and inputs == tuple(range(len(inputs))) and outputs == natural
+    def everywhere(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """What runs it where all groups take part: from its cells to those of the result."""
+        (plan, inputs, outputs), *more = self.parts
+        if more or inputs != tuple(range(len(inputs))):
+            return partial(self.run, active=None)
+        places = [place for group in outputs for place in group]
+        if places == list(range(len(places))):
+            return plan.everywhere
+        back, every = picked(np.argsort(places).tolist()), plan.everywhere
+        return lambda cells: back(every(cells))
 
     def run(self, cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
         """Return the cells of the result."""
-        if self.in_order:
-            return tuple(self.parts[0][0].run(cells, active))
         found: list[Any] = [None] * self.count
         for plan, inputs, outputs in self.parts:
             for cell, places in zip(
@@ -203,11 +207,11 @@ class CollectiveRow:
     whole: Callable[[Mapping[str, Any]], Sequence[int]] = lambda params: ()
     dims: Callable[[list[Any], Mapping[str, Any]], list[Any]] = lambda dims, params: dims
 
-    def decide(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+    def decide(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
         """Return what runs it on grids of a kind."""
         (kind,) = kinds
         assert isinstance(kind, GridKind)
-        return _Collective(self, scope, kind, params).run
+        return _Collective(self, scope, kind, params).decided
 
 
 def register(row: CollectiveRow) -> None:
@@ -264,7 +268,27 @@ class _Collective:
         self.call = f"{call_text(row.name, tuple(params.items()))} of {kind.str_short()}"
         self._ways: dict[Extent, _Way] = {}
 
-    def run(self, body: Body, values: Sequence[Grid]) -> Grid:
+    @property
+    def decided(self) -> Decided:
+        """What it does on grids of the kind, on nothing but their cells too if it can."""
+        scope = self.scope
+        if scope.auto or scope.world.process_count > 1 or self.factor != 1:
+            return Decided(self._run)
+        way = self._ways[()] = self._way(())
+        every, onto = way.pieces[0].everywhere, scope.onto(self.kind.extent, way.extent)
+        if onto != tuple(range(scope.count(self.kind.extent))):
+            return Decided(self._run)
+        world, out = scope.world, way.out
+
+        def run(body: Body, values: Sequence[Grid]) -> Grid:
+            if body.mask is not None or body.notes is not None or world.ledgers:
+                return self._run(body, values)
+            x = values[0]
+            return Grid(body, out, every(x._blocks or x._live()))
+
+        return Decided(run, (out,), lambda where, given: every(given[0]))
+
+    def _run(self, body: Body, values: Sequence[Grid]) -> Grid:
         """Run it, or only say what it moves."""
         (x,) = values
         scope, world, mask = self.scope, self.scope.world, body.mask
@@ -532,7 +556,7 @@ register(
 )
 
 
-def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
     axes: Axes = params["axes"]
     real = [a for a in axes if scope.sizes[a] > 1]
     extent = scope.extent(scope.manual if scope.auto else real)
@@ -553,17 +577,21 @@ def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
         ]
         kind = scope.kind(types[0], extent, varies)
         cells = tuple(Array(t, (b,)) for t, b in zip(types, blocks, strict=True))
-    return lambda body, values: Grid(body, kind, cells)
+    return Decided(
+        lambda body, values: Grid(body, kind, cells), (kind,), lambda where, given: cells
+    )
 
 
 COLLECTIVES["axis_index"] = _axis_index
 
 
-def _pcast(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+def _pcast(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
     (kind,) = kinds
     assert isinstance(kind, GridKind)
     now = scope.kind(kind.type, kind.extent, kind.varies | frozenset(params["axes"]))
-    return lambda body, values: Grid(body, now, values[0].cells)
+    return Decided(
+        lambda body, values: Grid(body, now, values[0].cells), (now,), lambda where, given: given[0]
+    )
 
 
 COLLECTIVES["pcast"] = _pcast

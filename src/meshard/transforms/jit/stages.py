@@ -31,7 +31,7 @@ from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.agreements import account_of_program
 from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
-from meshard.transforms.lowering.executable import Executable
+from meshard.transforms.lowering.executable import Direct, Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
@@ -57,6 +57,8 @@ class ProgramEntry:
     Attributes:
         executable: the program.
         given: how each argument is laid out when the program reads it.
+        direct: the shortest way from arguments to the result, taken while no ledger is open; None
+            if there is more to do than to run the steps.
     """
 
     def __init__(
@@ -111,6 +113,17 @@ class ProgramEntry:
         )
         self._shared: tuple[tuple[int, ...], str] | None = None
         self._renewed = _renewed(self.executable, passed)
+        self.direct: Direct | None = self._direct(world)
+
+    def _direct(self, world: RuntimeWorld) -> Direct | None:
+        """Return the shortest way from the arguments to the result, where nothing else is to do."""
+        more = self._moves or self._looked_at or self._donated or self._renewed or self._wrapper
+        (kind, *_), tree = (*self.executable.outputs, None), self.trace.out_tree
+        if more or self.captured or world.agreement is not None:
+            return None
+        if not isinstance(kind, ArrayType) or not tree.is_leaf():
+            return None
+        return self.executable.direct()
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
         """Return the results as a tree."""
