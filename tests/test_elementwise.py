@@ -857,3 +857,13 @@ def test_parts_of_a_complex_number():
         assert mnp.linspace(0, total.real, 3).tolist() == [0.0, 14.0, 28.0]
 
     alone(body)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_large_results_have_their_operands_memory_order(order):
+    x = np.arange(600 * 700, dtype=np.float32).reshape(600, 700)
+    row = np.arange(x.transpose(order).shape[1], dtype=np.float32)
+    found = mnp.asarray(x).transpose(order) * 2 - row
+    assert np.array_equal(found, x.transpose(order) * 2 - row)
+    (block,) = found._blocks
+    assert block.transpose(order).flags.c_contiguous

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
-from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Loose, Packed, Rows
 from meshard.sharding import P
@@ -44,6 +43,14 @@ def same_bits(f: Any, *args: Any) -> None:
         assert whole(found).tobytes() == whole(expected).tobytes()
 
 
+@pytest.fixture
+def numpy_alone():
+    meshard.config.update("jit_compiler", "numpy")
+    yield
+    meshard.config.update("jit_compiler", "auto")
+
+
+@pytest.mark.usefixtures("numpy_alone")
 def test_the_way_follows_size_and_shape():
     def body():
         def chain(x):
@@ -145,7 +152,7 @@ def xla():
     jax.config.update("jax_disable_most_optimizations", False)
     meshard.config.update("jit_compiler", "xla")
     yield
-    meshard.config.update("jit_compiler", "numpy")
+    meshard.config.update("jit_compiler", "auto")
     jax.config.update("jax_disable_most_optimizations", True)
 
 
@@ -179,7 +186,7 @@ def test_xla_leaves_to_numpy_what_it_cannot_do():
 
 
 def test_other_compilers_are_refused():
-    told = "jit_compiler must be 'numpy', or one of 'xla'"
+    told = "jit_compiler must be 'auto', 'numpy', or one of 'llvm', 'xla'"
     with pytest.raises(meshard.errors.ArgumentError, match=told):
         meshard.config.update("jit_compiler", "gcc")
 
@@ -219,9 +226,7 @@ def test_xla_runs_bodies_between_collectives():
 def with_regions_of(f: Any, *args: Any) -> Any:
     """Return the body of a function's one shard_map, with what the compiler runs."""
     (eqn,) = meshard.jit(f).trace(*args).program.eqns
-    compiler = chosen()
-    assert compiler is not None
-    return with_regions(eqn.call.body, compiler)
+    return with_regions(eqn.call.body)
 
 
 @pytest.mark.usefixtures("xla")

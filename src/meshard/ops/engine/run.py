@@ -318,15 +318,45 @@ def _tasks(
     for number, cell in enumerate(decision.cells.runs):
         blocks, params = _cell_blocks(decision, given, cell), cell.params
         if pooled:
-            out = world.memory.allocate(shapes[number], output.dtype)
+            shape = shapes[number]
             if decision.row.style == "ufunc":
-                results[number] = (out,)
+                blocks, order = _in_memory_order(blocks, shape)
+                out = world.memory.allocate([shape[d] for d in order], output.dtype)
+                results[number] = (out.transpose(np.argsort(order)),)
                 for slab, rows in _slabs(blocks, out, parts):
                     tasks.append(partial(kernel, *slab, out=rows, **params))
                 continue
-            params = {**params, "out": out}
+            params = {**params, "out": world.memory.allocate(shape, output.dtype)}
         tasks.append(partial(_put, kernel, blocks, params, results, number))
     return tasks, results
+
+
+def _in_memory_order(
+    blocks: Sequence[Any], shape: tuple[int, ...]
+) -> tuple[list[Any], Sequence[int]]:
+    """Return an elementwise cell with its dims in the order that its blocks have in memory.
+
+    Going through transposed blocks in C order would touch a cache line for each element.
+
+    Returns:
+        The blocks, and for each of their dims which dim of the result it is.
+    """
+    orders = {_order_of(x) for x in blocks if np.shape(x) == shape}
+    order = orders.pop() if len(orders) == 1 else None
+    if order is None or list(order) == sorted(order):
+        return list(blocks), range(len(shape))
+    wide = [
+        x.reshape((1,) * (len(shape) - x.ndim) + x.shape).transpose(order) if np.ndim(x) else x
+        for x in blocks
+    ]
+    return wide, order
+
+
+def _order_of(x: Block) -> tuple[int, ...]:
+    """Return the dims of a block from the greatest stride to the least."""
+    if x.flags.c_contiguous:
+        return tuple(range(x.ndim))
+    return tuple(sorted(range(x.ndim), key=lambda d: -abs(x.strides[d])))
 
 
 def _put(

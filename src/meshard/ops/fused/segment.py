@@ -7,16 +7,14 @@ a few rows at a time; small ones are packed, so that one kernel call serves all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, final
 
 from meshard.ops.engine.decision import is_large
 from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.piecewise import Piecewise
-from meshard.ops.fused.segment_compiled import CompiledSegment
+from meshard.ops.fused.segment_compiled import CompiledSegment, Way
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
-from meshard.runtime.array.array import Array
-from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import SEGMENT_OPERATIONS
 
 
@@ -105,9 +103,7 @@ class FusedSegment:
             self._inputs.append(Input(number, pieces, cut))
         return self._known[key]
 
-    def finished(
-        self, wanted: Collection[Any], donated: Collection[Any] = ()
-    ) -> Callable[[RuntimeWorld, Sequence[Any]], list[Array]]:
+    def finished(self, wanted: Collection[Any], donated: Collection[Any] = ()) -> Way:
         """Return what runs the segment: from its operands to the values that are wanted.
 
         Args:
@@ -123,13 +119,19 @@ class FusedSegment:
         fixed, converted = self._fixed_and_converted()
         base = Base(self._inputs, fixed, converted, work, out, self._pieces)
         large = is_large(self.nbytes, len(self._pieces))
+        over = [i for i, x in enumerate(self.reads) if x in donated]
+        way = self._way(base, large, over)
         compiler = chosen() if large else None
         if compiler is not None:
-            compiled = CompiledSegment(base, compiler)
+            compiled = CompiledSegment(base, compiler, way, over)
             if compiled.possible:
                 return compiled
+        return way
+
+    def _way(self, base: Base, large: bool, over: Sequence[int]) -> Way:
+        """Return how NumPy runs the segment."""
         if large and self._rows:
-            return Rows(base, [i for i, x in enumerate(self.reads) if x in donated])
+            return Rows(base, over)
         packed = Packed(base)
         return packed if packed.possible else Loose(base)
 

@@ -44,6 +44,7 @@ class Does:
         wires: what it moves.
         parts: the programs that it runs.
         around: what moves besides, around its parts.
+        runner: tells who runs it, if a compiler was asked.
         on_cells: the same from cells to cells, where all is as it was when this was lowered; None
             if there is no such way.
     """
@@ -52,6 +53,7 @@ class Does:
     wires: Sequence[Wire] = ()
     parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
+    runner: Callable[[], str] = str
     on_cells: OnCells | None = None
 
 

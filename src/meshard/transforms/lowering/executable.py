@@ -61,6 +61,7 @@ class Step:
         parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
+        runner: tells who runs it, if a compiler was asked: its name, or NumPy and why.
         on_cells: in a body, the same from cells to cells, as in `Executable.on_cells`.
     """
 
@@ -77,6 +78,7 @@ class Step:
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[NamedPart, ...] = ()
     once: bool = False
+    runner: Callable[[], str] = str
     on_cells: Run | None = None
 
 

@@ -19,6 +19,7 @@ from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
+from meshard.ops.fused.segment_compiled import runner_of
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -144,6 +145,7 @@ class _Group:
         self.wires: tuple[Wire, ...] = ()
         self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[NamedPart, ...] = ()
+        self.runner: Callable[[], str] = str
 
     def settle(self) -> None:
         """Let an operation on few small cells that has stayed alone run as it does by itself."""
@@ -493,6 +495,7 @@ class _Lowering:
             needed = [x for x in group.segment.gives if last.get(x, -1) > level]
             ending = [x for x in self._donated if last.get(x) == level]
             many = group.segment.finished(needed, ending)
+            group.runner = runner_of(many)
             run = many if len(needed) != 1 else partial(first_of, many)
             group.outputs = needed
             group.name = "+".join([e.name for e in group.eqns])
@@ -512,6 +515,7 @@ class _Lowering:
             around=group.around,
             eqns=tuple(group.eqns),
             parts=group.parts,
+            runner=group.runner,
         )
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:
