@@ -8,7 +8,7 @@ asks about an operation (the interpreters, lowering, explaining) reads it here; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from typing import NamedTuple, final
 
@@ -69,7 +69,8 @@ class Cells:
             *[repeat(-1, self.count) if c is None else c for c in self.operands], strict=True
         )
         params = repeat(self.params, self.count) if self.own_params is None else self.own_params
-        return tuple(map(Cell, rows if self.operands else repeat(()), params))
+        pairs = zip(rows if self.operands else repeat(()), params, strict=False)
+        return tuple(map(partial(tuple.__new__, Cell), pairs))  # without a call of Python for each
 
     @cached_property
     def of_piece(self) -> tuple[tuple[int, ...], ...]:

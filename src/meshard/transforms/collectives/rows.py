@@ -142,7 +142,7 @@ def _planned(
         numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
     )
     cells = tuple(range(field.count(field.extent)))
-    outputs = tuple((int(p),) for p in places)
+    outputs = tuple(zip(places.tolist(), strict=True))
     return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
 
 
