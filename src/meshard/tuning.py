@@ -70,8 +70,8 @@ GATHERED_PARTIALS = 1 << 16
 
 Beyond, each reduces a part and passes it on: twice the messages for less traffic. Row ``sum``.
 """
-STACKED_PARTIALS = 16
-"""Partial results from which it is quicker to stack them and to reduce the stack in one call.
+STACKED_CELLS = 16
+"""Small blocks from which it is quicker to stack them, and to reduce the stack in one call.
 
 A call of NumPy on two small blocks takes 0.3 microseconds, a block in a stack 0.15.
 """

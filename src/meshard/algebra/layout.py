@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, final
 
@@ -147,7 +147,8 @@ class Layout:
             return self._boxes
         # The pieces in C order are the product of the cuts of each dim.
         starts, stops = [c[:-1] for c in self.cuts], [c[1:] for c in self.cuts]
-        return tuple(map(Box, product(*starts), product(*stops)))
+        pairs = zip(product(*starts), product(*stops), strict=True)
+        return tuple(map(partial(tuple.__new__, Box), pairs))  # what Box(...) does, without Python
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

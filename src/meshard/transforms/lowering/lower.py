@@ -59,7 +59,7 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
-from meshard.tuning import LARGE, PACKED_CELLS
+from meshard.tuning import PACKED_CELLS
 
 
 def lower(
@@ -152,7 +152,7 @@ class _Group:
         if self.segment is None or self.decision is None or len(self.eqns) > 1:
             return
         (eqn,), cells = self.eqns, self.segment.parts[0].decision.cells
-        if cells.nbytes < LARGE and len(cells.runs) <= PACKED_CELLS:
+        if not cells.large and cells.count <= PACKED_CELLS:
             self.run, self.segment = runner(self.decision), None
             self.name, self.inputs, self.outputs = eqn.name, list(eqn.inputs), list(eqn.outputs)
 
