@@ -62,7 +62,8 @@ def fast_path(
     kernel: Kernel = decision.row.kernel
     number = _number_operand(kernel, decision.operands)
     here = slice(held[0], held[-1] + 1)
-    if here.stop - here.start > len(held):  # pieces of others lie between them
+    among = count if finish is None else here.stop - here.start
+    if among > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
     numbers = tuple(p < 0 for p in pieces[0])
     if finish is None:
