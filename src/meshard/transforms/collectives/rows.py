@@ -275,13 +275,15 @@ class _Collective:
     def decided(self) -> Decided:
         """What it does on grids of the kind, on nothing but their cells too if it can."""
         scope = self.scope
-        if scope.auto or scope.world.process_count > 1 or self.factor != 1:
+        if scope.auto or self.factor != 1:
             return Decided(self._run)
         way = self._ways[()] = self._way(())
         every, onto = way.pieces[0].everywhere, scope.onto(self.kind.extent, way.extent)
         if onto != tuple(range(scope.count(self.kind.extent))):
             return Decided(self._run)
         world, out = scope.world, way.out
+        if world.agreement is not None:
+            every = self._agreed(every, way.pieces[0].rest)
 
         def run(body: Body, values: Sequence[Grid]) -> Grid:
             if body.mask is not None or body.notes is not None or world.ledgers:
@@ -290,6 +292,18 @@ class _Collective:
             return Grid(body, out, every(x._blocks or x._live()))
 
         return Decided(run, (out,), lambda where, given: every(given[0]))
+
+    def _agreed(
+        self, every: Callable[[Sequence[Any]], tuple[Any, ...]], rest: Axes
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Return what runs it on all cells, as a step that all of its processes run."""
+        scope, call = self.scope, self.call
+
+        def run(cells: Sequence[Any]) -> tuple[Any, ...]:
+            agree_on_collective(scope, call, rest, None)
+            return every(cells)
+
+        return run
 
     def _run(self, body: Body, values: Sequence[Grid]) -> Grid:
         """Run it, or only say what it moves."""
