@@ -238,7 +238,7 @@ class Jitted(Generic[P, R]):
             raise
         tree = entry.out_tree
         made: Any = found if tree is None else tree.unflatten(found)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _called(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: tuple[Any, ...] | None
