@@ -7,6 +7,7 @@ positions that it holds itself; the parts, which do not overlap, are then joined
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, final
 
 import numpy as np
@@ -383,18 +384,19 @@ def _gather(
 ) -> Block:
     """Look up the positions that the block holds; the others give zeros."""
     first = starts or (0,) * len(dims)
-    sizes = [x.shape[d] for d in dims]
-    local = [p - s for p, s in zip(places, first, strict=True)]
-    inside = np.ones(places[0].shape, bool)
-    for p, n in zip(local, sizes, strict=True):
-        inside &= (p >= 0) & (p < n)
+    local = [p - s if s else p for p, s in zip(places, first, strict=True)]
+    # Below zero a position is, without its sign, beyond all sizes.
+    tests = [p.view(np.uint64) < x.shape[d] for p, d in zip(local, dims, strict=True)]
+    inside = reduce(np.logical_and, tests)
     kept = [d for d in range(x.ndim) if d not in dims]
     front = x.transpose([*dims, *kept])
-    if inside.all():
+    count = np.count_nonzero(inside)
+    if count == inside.size:
         found = front[tuple(local)]
     else:
         found = np.zeros((*inside.shape, *front.shape[len(dims) :]), x.dtype)
-        found[inside] = front[tuple(p[inside] for p in local)]
+        if count:
+            found[inside] = front[tuple(p[inside] for p in local)]
     rank = inside.ndim
     order = [*range(rank, rank + at), *range(rank), *range(rank + at, found.ndim)]
     result: Block = found.transpose(order)
