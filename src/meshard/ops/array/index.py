@@ -65,7 +65,7 @@ class IndexParts:
     def __init__(self, x: Any, index: Any, clamp: bool = True, checked: bool = True) -> None:
         self.clamp = clamp
         entries = list(index) if isinstance(index, tuple) else [index]
-        self.x, entries = _expanded(x, [_entry(e) for e in entries])
+        self.x, entries, of_masks = _expanded(x, [_entry(e) for e in entries])
         self.slices: list[Span] = []
         self.dropped: list[int] = []
         self.shape: list[int | tuple[()] | None] = []
@@ -85,7 +85,10 @@ class IndexParts:
             elif _is_positions(entry):
                 self.slices.append(_ALL)
                 self.shape.append(dim)
-                self.arrays[dim] = positions(entry, size, dim, clamp, checked)
+                found = any(entry is p for p in of_masks)  # and so within the dim
+                self.arrays[dim] = (
+                    as_array(entry) if found else positions(entry, size, dim, clamp, checked)
+                )
             else:
                 at = _number(entry, size, dim)
                 if advanced:  # NumPy counts it among the arrays
@@ -208,8 +211,8 @@ _WITHOUT_MASK = (
 )
 
 
-def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
-    """Fill an index up with whole slices, and replace masks by their positions.
+def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]]:
+    """Fill an index up with whole slices, and replace masks by their positions, told besides.
 
     A boolean scalar is a mask of a dim of size one, which the array gets at that place.
     """
@@ -222,6 +225,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
     place = dots[0] if dots else len(entries)
     rest: list[Any] = [slice(None)] * (x.ndim - used) or [Ellipsis] * len(dots)
     plain: list[Any] = []
+    of_masks: list[Any] = []
     shape: list[int] = []
     dim = 0
     for entry in (*entries[:place], *rest, *entries[place + 1 :]):
@@ -243,10 +247,11 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
             sizes = (1,)
             plain.append(np.zeros(int(bool(entry)), np.int64))
         else:
-            plain += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+            of_masks += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+            plain += of_masks[-entry.ndim :]
         shape += sizes
         dim += width
-    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain
+    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain, of_masks
 
 
 def _span(entry: slice) -> Span:
