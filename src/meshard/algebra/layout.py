@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -143,7 +143,19 @@ class Layout:
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
         """The regions of all pieces."""
-        return tuple([self.box(i) for i in range(self.piece_count)])
+        if self._boxes is not None:
+            return self._boxes
+        # The pieces in C order are the product of the cuts of each dim.
+        starts, stops = [c[:-1] for c in self.cuts], [c[1:] for c in self.cuts]
+        pairs = zip(product(*starts), product(*stops), strict=True)
+        return tuple(map(partial(tuple.__new__, Box), pairs))  # what Box(...) does, without Python
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all pieces."""
+        if self._boxes is not None:
+            return tuple([b.shape for b in self._boxes])
+        return tuple(product(*[[b - a for a, b in pairwise(c)] for c in self.cuts]))
 
     def holders(self, piece: int) -> tuple[int, ...]:
         """Return the ids of the devices that hold one piece, in replica order."""

@@ -63,6 +63,11 @@ def _accumulate(ufunc: np.ufunc) -> Callable[..., Any]:
     return kernel
 
 
+def _behind_the_first(params: Params) -> Params:
+    """Return the parameters of a reduction over the dims behind one more."""
+    return {**params, "axis": tuple([i + 1 for i in params["axis"]])}
+
+
 def lowest(dtype: Dtype) -> Any:
     """Return the value that no maximum is less than."""
     if dtype.kind == "b":
@@ -113,6 +118,7 @@ for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
             dtypes=_sum_law,
             partial=Partial(_ufunc, "wide"),
             sums=True,
+            stacked=_behind_the_first,
         )
     )
 _selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
@@ -126,7 +132,16 @@ _selecting += (  # of real floats: NaN is left out, unless there is nothing else
     ("nanmin", np.fmin, _test(np.fmin)),
 )
 for _name, _selects, _kernel in _selecting:
-    register(Op(_name, reduction_rule, _kernel, partial=Partial(_selects, "selects"), alike=0))
+    register(
+        Op(
+            _name,
+            reduction_rule,
+            _kernel,
+            partial=Partial(_selects, "selects"),
+            alike=0,
+            stacked=_behind_the_first,
+        )
+    )
 
 
 _NOWHERE = np.iinfo(np.int64).max

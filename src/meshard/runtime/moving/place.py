@@ -94,6 +94,11 @@ def _new_arrays_on(device: Device | None) -> Iterator[None]:
         _default_device.reset(token)
 
 
+def chosen_device() -> Device | None:
+    """Return the device that a ``with default_device(...)`` around the code says, or None."""
+    return _default_device.get()
+
+
 def home(world: RuntimeWorld) -> SingleDeviceSharding:
     """Return the sharding of new arrays that were not placed."""
     device = _default_device.get() or process_default_device()

@@ -19,6 +19,7 @@ from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
+from meshard.ops.fused.segment_compiled import runner_of
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -58,6 +59,7 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
+from meshard.tuning import PACKED_CELLS
 
 
 def lower(
@@ -134,6 +136,7 @@ class _Group:
     def __init__(self, run: Run | None, segment: FusedSegment | None = None) -> None:
         self.run = run
         self.segment = segment
+        self.decision: Decision | None = None
         self.eqns: list[Eqn] = []
         self.name = ""
         self.line = ""
@@ -142,6 +145,16 @@ class _Group:
         self.wires: tuple[Wire, ...] = ()
         self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[NamedPart, ...] = ()
+        self.runner: Callable[[], str] = str
+
+    def settle(self) -> None:
+        """Let an operation on few small cells that has stayed alone run as it does by itself."""
+        if self.segment is None or self.decision is None or len(self.eqns) > 1:
+            return
+        (eqn,), cells = self.eqns, self.segment.parts[0].decision.cells
+        if not cells.large and cells.count <= PACKED_CELLS:
+            self.run, self.segment = runner(self.decision), None
+            self.name, self.inputs, self.outputs = eqn.name, list(eqn.inputs), list(eqn.outputs)
 
 
 @final
@@ -342,6 +355,7 @@ class _Lowering:
         level = self._level_of_segment(part, names)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
+            self._groups[level].decision = decision
         group = self._groups[level]
         assert group.segment is not None
         group.segment.add(part, names, numbers, eqn.outputs[0])
@@ -447,6 +461,8 @@ class _Lowering:
         """Give every variable a slot and return the steps."""
         program = self.program
         slots = Slots((*program.captured, *program.inputs))
+        for group in self._groups:
+            group.settle()
         reads = [g.inputs if g.segment is None else g.segment.reads for g in self._groups]
         last = last_uses(reads, outputs)
         steps = [
@@ -479,6 +495,7 @@ class _Lowering:
             needed = [x for x in group.segment.gives if last.get(x, -1) > level]
             ending = [x for x in self._donated if last.get(x) == level]
             many = group.segment.finished(needed, ending)
+            group.runner = runner_of(many)
             run = many if len(needed) != 1 else partial(first_of, many)
             group.outputs = needed
             group.name = "+".join([e.name for e in group.eqns])
@@ -498,6 +515,7 @@ class _Lowering:
             around=group.around,
             eqns=tuple(group.eqns),
             parts=group.parts,
+            runner=group.runner,
         )
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:
