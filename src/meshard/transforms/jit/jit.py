@@ -236,7 +236,7 @@ class Jitted(Generic[P, R]):
         except Exception as error:
             direct.told(error)
             raise
-        tree = entry.out_tree
+        tree: Any = entry.out_tree
         made: R = found if tree is None else tree.unflatten(found)
         return made
 
