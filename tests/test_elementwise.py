@@ -867,3 +867,24 @@ def test_large_results_have_their_operands_memory_order(order):
     assert np.array_equal(found, x.transpose(order) * 2 - row)
     (block,) = found._blocks
     assert block.transpose(order).flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", ["erf", "erfc"])
+def test_the_error_function_of_float32_is_rounded_once(name):
+    """Within 0.51 units in the last place of float64's, everywhere, and without warnings."""
+    ends = [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-45]
+    near, far = np.linspace(-4, 4, 400_001), np.linspace(-11, 11, 200_001)
+    x = np.concatenate([near, far, np.logspace(-44, 1, 50_000), ends]).astype(np.float32)
+    found = REGISTRY[name].kernel(x)
+    exact = getattr(scipy.special, name)(x.astype(np.float64))
+    missing = np.isnan(exact)
+    np.testing.assert_array_equal(np.isnan(found), missing)
+    found, exact = found[~missing], exact[~missing]
+    unit = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(found - exact) / unit) < 0.51
+    assert np.signbit(REGISTRY["erf"].kernel(np.array([-0.0], np.float32)))[0]
+    strided = np.empty((50, 4), np.float32)
+    for out in (strided, strided[::2, 1:3], strided.T):
+        given = np.asfortranarray(np.resize(x, out.shape))
+        assert REGISTRY[name].kernel(given, out=out) is out
+        np.testing.assert_array_equal(out, REGISTRY[name].kernel(given))

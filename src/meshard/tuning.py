@@ -105,7 +105,7 @@ Row ``jit-heat``.
 PACKED_CELLS = 16
 """Small cells up to which an operation that is alone in a segment runs on one after the other.
 
-Packing a block takes half as long as a call of a kernel, and the results are taken apart again.
+Packing a block takes half as long as a call of a kernel. Row ``jit-tiny-chain``.
 """
 DEFERRED_OPERATIONS = 48
 """Operations of a body that wait for each other at most before they run; row ``heat``."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import Struct
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
@@ -89,13 +89,38 @@ def packed(blocks: Sequence[Block]) -> bytes:
     return b"".join([b.tobytes() for b in blocks])
 
 
+def pack(buffer: Block, blocks: Sequence[Block]) -> None:
+    """Write the elements of all blocks to a buffer, each block's in C order."""
+    for at, shape, dtype, alike in _runs(blocks):
+        if shape:
+            room = np.ndarray((len(alike) * shape[0], *shape[1:]), dtype, buffer, at)
+            np.concatenate(alike, out=room)
+        else:
+            for i, place in enumerate(np.ndarray((len(alike), 1), dtype, buffer, at)):
+                place[0] = alike[i]
+
+
 def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
     """Fill boxes from their bytes."""
-    at = 0
-    for box in boxes:
-        part = np.ndarray(box.shape, box.dtype, buffer, at)
-        box[...] = part
-        at += box.nbytes
+    for at, shape, dtype, alike in _runs(boxes):
+        parts = np.ndarray((len(alike), *shape), dtype, buffer, at)
+        for box, part in zip(alike, parts, strict=True):
+            box[...] = part
+
+
+def _runs(
+    blocks: Sequence[Block],
+) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any], Sequence[Block]]]:
+    """Yield the blocks of one shape and dtype that follow each other, and where their bytes are."""
+    at = start = 0
+    while start < len(blocks):
+        shape, dtype = blocks[start].shape, blocks[start].dtype
+        stop = start + 1
+        while stop < len(blocks) and blocks[stop].shape == shape and blocks[stop].dtype == dtype:
+            stop += 1
+        yield at, shape, dtype, blocks[start:stop]
+        at += (stop - start) * blocks[start].nbytes
+        start = stop
 
 
 class Stamps(Protocol):
@@ -190,11 +215,7 @@ class Mailbox:
                     while not self.post(letter[at : at + ROOM], more, 0, told):
                         yield None
             else:
-                flat = np.asarray(lease)
-                at = 0
-                for block in blocks:
-                    np.ndarray(block.shape, block.dtype, flat, at)[...] = block
-                    at += block.nbytes
+                pack(np.asarray(lease), blocks)
                 while not self.post(_LENGTH.pack(size), 0, lease.offset, told):
                     yield None
             loans = []

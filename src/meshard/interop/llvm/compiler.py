@@ -35,7 +35,7 @@ from meshard.interop.llvm.nodes import (
 )
 from meshard.interop.llvm.schedule import replaceable, scheduled
 from meshard.interop.llvm.works import Weak, work_of
-from meshard.ops.fused.compilers import InputKind, Run, Work
+from meshard.ops.fused.compilers import JIT_MATH, InputKind, Run, Work
 from meshard.ops.row import Dtype, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -111,12 +111,12 @@ class _Prepared:
 
 
 def _prepared(f: Callable[..., list[Any]], key: Key) -> _Prepared:
-    """Return a program for inputs of some kinds.
+    """Return a program for the setting `jit_math`, and inputs of some kinds.
 
     Raises:
         Unsupported: if it is left to NumPy.
     """
-    found = [_output(x) for x in f(*[_input(kind, i) for i, kind in enumerate(key)])]
+    found = [_output(x) for x in f(*[_input(kind, i) for i, kind in enumerate(key[1:])])]
     shapes = [x.shape for x in found]
     if is_all_elementwise(found):
         found = flattened(found)
@@ -283,7 +283,7 @@ class Program:
     ) -> list[list[Block]] | None:
         """Return what each cell gives; None if NumPy is to run it, now or always."""
         free = free or ((),) * len(cells)
-        keys = [tuple(map(kind_of, inputs)) for inputs in cells]
+        keys = [(JIT_MATH.value, *map(kind_of, inputs)) for inputs in cells]
         groups: dict[Key, list[int]] = {}
         for number, key in enumerate(keys):
             groups.setdefault(key, []).append(number)
@@ -306,7 +306,8 @@ class Program:
 
     def refusal(self, kinds: Sequence[InputKind]) -> str:
         """Return why NumPy runs it for a cell that reads these; nothing if it is compiled."""
-        key = tuple([k if isinstance(k, type) else k[1] if not k[0] else (*k, None) for k in kinds])
+        own = [k if isinstance(k, type) else k[1] if not k[0] else (*k, None) for k in kinds]
+        key = (JIT_MATH.value, *own)
         found = self._known.get(key)
         if isinstance(found, str) and found is not _SOON:
             return found

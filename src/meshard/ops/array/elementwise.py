@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
+from meshard.ops.array.error_function import FORMULAS, computed
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype
@@ -91,20 +92,23 @@ def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float
 def _special(name: str) -> Callable[..., Any]:
     """Return a kernel that calls a function of scipy.special, imported at first use.
 
-    SciPy has it for float32 and float64; floats shorter than that are computed in float32.
+    SciPy has it for float32 and float64; floats shorter than that are computed in float32, and the
+    error function of float32 by a formula.
     """
 
     def kernel(x: Any, out: Block | None = None) -> Any:
-        import scipy.special
-
-        function = getattr(scipy.special, name)
         kind = getattr(x, "dtype", None)
         if kind in SMALL_FLOATS or kind == np.float16:
-            found = function(x.astype(np.float32)).astype(x.dtype)
+            found = kernel(x.astype(np.float32)).astype(x.dtype)
             if out is None:
                 return found
             out[...] = found
             return out
+        if kind == np.float32 and name in FORMULAS:
+            return computed(name, x, out)
+        import scipy.special
+
+        function = getattr(scipy.special, name)
         return function(x, out=out) if out is not None else function(x)
 
     return kernel

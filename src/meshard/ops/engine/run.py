@@ -52,7 +52,8 @@ def fast_path(decision: KernelDecision, finish: Finish | None) -> Runner | None:
     kernel: Kernel = decision.row.kernel
     number = _number_operand(kernel, decision.operands)
     here = slice(held[0], held[-1] + 1)
-    if here.stop - here.start > len(held):  # pieces of others lie between them
+    among = count if finish is None else here.stop - here.start
+    if among > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
     numbers = tuple(column is None for column in cells.operands)
     if finish is None:

@@ -54,8 +54,8 @@ class Decided:
     Attributes:
         run: from the body and the values to the result, or a tuple of results.
         kinds: the kinds of the results, where ``on_cells`` is there.
-        on_cells: what runs it on nothing but cells, where all devices run the code and this process
-            holds all of their cells; its first argument is ignored. None if there is no such way.
+        on_cells: what runs it on nothing but cells, where all devices run the code; those that
+            other processes hold are None. None if there is no such way.
     """
 
     run: Runner
@@ -319,10 +319,13 @@ def _moving(
         found = moved(given, everything if numbers is None else numbers)
         return Grid(body, kind, scattered(found, numbers, len(everything)))
 
-    def on_cells(where: Any, given: Sequence[Any]) -> Any:
-        return tuple(moved(given, everything))
+    local = scope.local(kind.extent)
 
-    return Decided(run, (kind,), on_cells if scope.local(kind.extent) is None else None)
+    def on_cells(where: Any, given: Sequence[Any]) -> Any:
+        found = moved(given, everything if local is None else local)
+        return scattered(found, local, len(everything))
+
+    return Decided(run, (kind,), on_cells)
 
 
 def _computing(
@@ -332,14 +335,18 @@ def _computing(
     onto: Sequence[tuple[int, ...] | None],
 ) -> Decided:
     extent = kinds[0].extent
-    whole = _of_cells(decision, range(scope.count(extent)), onto, bool(extent))
+    count, held = scope.count(extent), scope.local(extent)
+    here = tuple(range(count)) if held is None else held
+    whole = _of_cells(decision, range(count), onto, bool(extent))
     general = _General(scope, decision, onto, kinds)
-    here = scope.local(extent) is None  # else other processes hold some of the cells
-    fast = fast_path(whole, partial(Grid, _NOBODY, kinds[0])) if here else None
-    if fast is not None:
-        return Decided(_fast(general.run, fast), kinds, fast_path(whole, None))
+    if here:  # else other processes hold all cells
+        own = _of_cells(decision, here, onto, bool(extent))
+        own = replace(own, cells=replace(own.cells, result=here, pieces=count))
+        fast = fast_path(own, partial(Grid, _NOBODY, kinds[0]))
+        if fast is not None:
+            return Decided(_fast(general.run, fast), kinds, fast_path(own, None))
     if not may_join_chain(whole):
-        return Decided(general.run, kinds, general.on_cells if here else None)
+        return Decided(general.run, kinds, general.on_cells)
 
     def put_off(body: Body, values: Sequence[Any]) -> Any:
         if body.mask is not None:
@@ -362,6 +369,7 @@ class _General:
     ) -> None:
         self._world, self._decision, self._onto, self._kinds = scope.world, decision, onto, kinds
         self._extent = kinds[0].extent
+        self._local = scope.local(self._extent)
         self._count = scope.count(self._extent)
         self._parts: dict[tuple[int, ...] | None, KernelDecision] = {}
 
@@ -400,7 +408,8 @@ class _General:
 
     def on_cells(self, where: Any, given: Sequence[Any]) -> Any:
         """Return the cells of the result, or of each result."""
-        found = list(map(tuple, self._columns(self._of(None), given)))
+        columns = self._columns(self._of(self._local), given)
+        found = [scattered(blocks, self._local, self._count) for blocks in columns]
         return found[0] if len(found) == 1 else found
 
 

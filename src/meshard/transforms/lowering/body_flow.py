@@ -217,7 +217,8 @@ def switch_step(call: SwitchCall, at: Site) -> Does:
 def _choice_on_cells(call: SwitchCall, at: Site, branches: Sequence[Executable]) -> OnCells | None:
     """Return what a choice does on cells that is the same on all devices; None for no such way."""
     kinds = tuple([x.kind for x in at.results if isinstance(x, Grid)])
-    if _differs(at.operands[0]) or len(kinds) < len(at.results):
+    alone = at.body.scope.world.process_count == 1  # else a process may hold no cell of the index
+    if not alone or _differs(at.operands[0]) or len(kinds) < len(at.results):
         return None
     found = [b.on_cells for b in branches if b.outputs == kinds]
     ready = [b for b in found if b is not None]
