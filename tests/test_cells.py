@@ -90,3 +90,27 @@ def test_many_tiny_cells_are_reduced_to_the_bits_of_one_after_the_other(
             ]
         found.append([(r.dtype, r.shape, r.tobytes()) for r in results])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("spec", [P("i"), P("i", "j"), P(("j", "i"), None), P(None, ("i", "j"))])
+@pytest.mark.parametrize("shape", [(16, 16), (64, 32), (16, 16, 3), (32, 16, 0)], ids=str)
+def test_many_small_pieces_are_those_of_the_value(spec: P, shape: tuple[int, ...]) -> None:
+    value = np.arange(float(np.prod(shape))).reshape(shape)
+    with entered(alone(16)):
+        sharding = NamedSharding(meshard.make_mesh((8, 2), ("i", "j")), spec)
+        for given in (value, np.asfortranarray(value), value[::-1, ::-1]):
+            x = meshard.device_put(given, sharding)
+            for shard in x.addressable_shards:
+                np.testing.assert_array_equal(np.asarray(shard.data), given[shard.index])
+            assert np.asarray(x).tobytes() == given.tobytes()
+            assert not np.shares_memory(np.asarray(x), given)
+
+
+def test_pieces_of_several_shapes_are_not_seen_at_once() -> None:
+    mesh = meshard.make_mesh((1,), ("i",))
+    assert NamedSharding(mesh, P("i")).layout((3,)).by_piece(np.zeros(3)) is not None
+    with entered(alone(16)):
+        uneven = NamedSharding(meshard.make_mesh((16,), ("i",)), P("i"), uneven="balanced")
+        assert uneven.layout((17,)).by_piece(np.zeros(17)) is None
+        x = meshard.device_put(np.arange(17), uneven)
+        assert np.asarray(x).tolist() == list(range(17))
