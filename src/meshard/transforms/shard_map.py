@@ -332,8 +332,7 @@ class _Mapped:
     def _kept(self, call: _Call) -> _Ready | None:
         """Keep what is to do for arguments that are all arrays, one by one."""
         scope, arrays = call.scope, [x for x in call.args if type(x) is Array]
-        alone = not scope.auto and scope.world.process_count == 1
-        if not alone or len(arrays) < len(call.args) or len(arrays) < len(call.given):
+        if scope.auto or len(arrays) < len(call.args) or len(arrays) < len(call.given):
             return None
         ways_in = [
             (cells_in(scope, x._type, spec), value.kind)

@@ -144,22 +144,32 @@ def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
     local = _local_shape(type.shape, axes, scope.sizes)
     kind = scope.kind(cell_type(scope, local, type.dtype), scope.extent(named), named)
     nothing = (None,) * scope.count(kind.extent)
-    world, cells_of = scope.world, cells_in(scope, type, spec)
-    params = (("in_spec", spec),)
+    cells_of = cells_in(scope, type, spec)
 
     def enter(body: Running, x: Array | None) -> Grid:
-        if x is None:
-            return Grid(body, kind, nothing)
-        if world.agreement is not None:
-            agree(world, "shard_map", params, (type,))
-        return Grid(body, kind, cells_of(x))
+        return Grid(body, kind, nothing if x is None else cells_of(x))
 
     return enter
 
 
 @memoized(most=1 << 12)
 def cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Array], Cells]:
-    """Return what makes the cells of a body of an array of a type, which no other body encloses."""
+    """Return what makes the cells of a body of an array of a type, which no other body encloses.
+
+    Bringing it in is a step of the processes that it spans.
+    """
+    world, cells_of, params = scope.world, _cells_in(scope, type, spec), (("in_spec", spec),)
+    if world.agreement is None:
+        return cells_of
+
+    def agreed(x: Array) -> Cells:
+        agree(world, "shard_map", params, (type,))
+        return cells_of(x)
+
+    return agreed
+
+
+def _cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Array], Cells]:
     axes = spec.axes(type.ndim)
     pieces = _pieces_of_cells(scope, axes)
     wanted = NamedSharding(scope.mesh, spec)
@@ -279,7 +289,7 @@ def cells_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Callable[[Ce
         blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
         return Array(type, tuple(blocks))
 
-    if any(len(c) > 1 for c in choices):
+    if max(map(len, choices)) > 1:
         return join_first
     in_order = firsts == list(range(scope.count(kind.extent)))
     return partial(Array, type) if in_order else join

@@ -107,11 +107,13 @@ def _on_cells(
         through_grids: the other way, also taken while a ledger or a profile is open.
     """
     scope, on_cells, count = own.scope, own.on_cells, len(call.body.captured)
-    if on_cells is None or scope is None or scope.auto or scope.world.process_count > 1:
+    if on_cells is None or scope is None or scope.auto:
         return None
     arrays = [k for k in kinds if isinstance(k, ArrayType)]
     if len(arrays) < len(kinds):
         return None
+    if scope.world.process_count > 1 and not all(map(_is_here, arrays[:count])):
+        return None  # it moves, which is a step of all processes here, and within a body is none
     ways_in = [
         (t, _constant if t.layout.replicated else cells_in(scope, t, PartitionSpec()))
         for t in arrays[:count]
@@ -121,6 +123,11 @@ def _on_cells(
     outputs = [k for k in own.outputs if isinstance(k, GridKind)]
     ways_out = [cells_out(scope, k, s) for k, s in zip(outputs, call.out_specs, strict=True)]
     return _through_cells(on_cells.run, ways_in, ways_out, through_grids)
+
+
+def _is_here(kind: ArrayType) -> bool:
+    """Whether this process has all of an array as it is on each device."""
+    return kind.layout.replicated and bool(kind.local)
 
 
 def _through_cells(
