@@ -28,7 +28,7 @@ LARGE = 1 << 20
 DOORS = ("numpy", "linalg", "fft", "lax", "nn", "random")
 
 _VIEW = "NumPy gives a view; here elements pass between devices, or pieces are copied"
-_SORTED = "the whole dim is sorted, across devices if it is split: no selection is written yet"
+_SORTED = "the dim is sorted, across devices if it is split: there is no selection across them"
 _DIGITS = "more passes, in a form that keeps all digits and does not overflow"
 _MASKED = "elements are counted on all devices first, so that each process knows the shape"
 _BORDERS = "what is cut off moves all borders between devices"
