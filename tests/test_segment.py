@@ -189,6 +189,36 @@ def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, ch
                 second = [whole(one) for one in jitted(x)]
         for one, other in zip(first, second, strict=True):
             assert one.tobytes() == other.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+
+    alone(body)
+
+
+def test_what_a_segment_gave_is_written_over_by_its_last_reader_and_nothing_else_is():
+    """A value between two segments gives its blocks to the result; arguments keep theirs."""
+
+    def body():
+        data = normal(1024, 512)
+        x, y = put(data, "i"), put(data + 1, "i")
+        rows = x.sharding
+
+        def total(v):  # a step of its own, between two segments
+            return (v * v).sum()
+
+        def f(x, y):
+            kept = meshard.lax.with_sharding_constraint(y, rows)
+            z = x * 2 + 1
+            return (z / total(z)) + 1, kept * 2 + total(kept)
+
+        jitted = meshard.jit(f)
+        steps = jitted.lower(x, y).executable.steps
+        assert len([s for s in steps if "+" in s.name]) >= 2
+        expected = [whole(one) for one in f(x, y)]
+        for _ in range(5):
+            for found, one in zip(jitted(x, y), expected, strict=True):
+                assert whole(found).tobytes() == one.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+        assert whole(y).tobytes() == (data + 1).tobytes()
 
     alone(body)
 

@@ -151,6 +151,11 @@ PAIRS_AT_ONCE = 1 << 21
 """Pairs of cells that are held at once while they are summed: some hundred megabytes."""
 GROUP_COST = 4096
 """Pairs of cells that take about as long as one group's grids do, besides their cells."""
+DEVICES_AT_ONCE = 8192
+"""Devices whose boxes are compared at once: 64 KB an array, which the allocator keeps and reuses.
+
+Row ``plan-131072``.
+"""
 CHOICE_JOBS = 1024
 """Jobs that are listed in order to count messages while a route is chosen; row ``plan-tree``."""
 TABLE_JOBS = 2_000_000

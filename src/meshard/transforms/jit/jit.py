@@ -236,8 +236,8 @@ class Jitted(Generic[P, R]):
         except Exception as error:
             direct.told(error)
             raise
-        tree = entry.out_tree
-        made: Any = found if tree is None else tree.unflatten(found)
+        tree: Any = entry.out_tree
+        made: R = found if tree is None else tree.unflatten(found)
         return made
 
     def _called(
