@@ -28,11 +28,13 @@ LARGE = 1 << 20
 DOORS = ("numpy", "linalg", "fft", "lax", "nn", "random")
 
 _VIEW = "NumPy gives a view; here elements pass between devices, or pieces are copied"
-_SORTED = "the whole dim is sorted, across devices if it is split: no selection is written yet"
+_SORTED = "the dim is sorted, across devices if it is split: there is no selection across them"
 _DIGITS = "more passes, in a form that keeps all digits and does not overflow"
 _MASKED = "elements are counted on all devices first, so that each process knows the shape"
 _BORDERS = "what is cut off moves all borders between devices"
 _ZEROS = "what is not written to is zero, so that no run differs from another"
+_PASSES = "a pass for each operation when run at once; jit makes them one"
+_CELLS = "a product for each cell, on the workers; of this size that costs as much as the work"
 SLOWER: dict[str, str] = {
     **dict.fromkeys(
         [
@@ -73,6 +75,34 @@ SLOWER: dict[str, str] = {
     **dict.fromkeys(("numpy.compress", "numpy.extract", "expr.x[b]", "numpy.nonzero"), _MASKED),
     **dict.fromkeys(("numpy.diff", "numpy.ediff1d", "expr.x[::2] + 0"), _BORDERS),
     **dict.fromkeys(("numpy.empty", "numpy.empty_like"), _ZEROS),
+    **dict.fromkeys(
+        [
+            "nn.celu",
+            "nn.hard_sigmoid",
+            "nn.hard_silu",
+            "nn.hard_swish",
+            "nn.sparse_sigmoid",
+            "numpy.nanmean",
+            "numpy.nanstd",
+            "numpy.nansum",
+            "numpy.nanvar",
+            "numpy.polyval",
+        ],
+        _PASSES,
+    ),
+    **dict.fromkeys(
+        [
+            "expr.m @ s",
+            "expr.m @ v",
+            "expr.m.T @ m[:, :16]",
+            "expr.m.T @ s",
+            "expr.m.T @ v",
+            "expr.v @ m.T",
+            "numpy.dot",
+            "numpy.inner",
+        ],
+        _CELLS,
+    ),
     "numpy.argsort": "equal elements keep their order, which NumPy does not promise by default",
 }
 """Calls that may be slower, by ``door.name``, and why."""

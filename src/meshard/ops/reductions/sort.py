@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +48,14 @@ register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
 register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
 
 
+def _select_block(x: Block, *, dim: int, kth: tuple[int, ...], descending: bool) -> Block:
+    """Put the elements at some positions where sorting puts them."""
+    return np.partition(x, kth, axis=dim) if x.size else x
+
+
+register(Op("select", _sort_rule, _select_block, dtypes=same_dtype))
+
+
 def _alone(x: Array, name: str, descending: bool) -> Any:
     """Sort an array of one dim that is split."""
     if name == "sort":
@@ -54,7 +63,9 @@ def _alone(x: Array, name: str, descending: bool) -> Any:
     return sort_split(x, bind("positions", x), descending=descending)[1]
 
 
-def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
+def _along(
+    x: Array, *, dim: int, name: str, descending: bool, kth: tuple[int, ...] | None = None
+) -> Any:
     """Sort along a dim in the way that the layout calls for.
 
     Args:
@@ -62,23 +73,25 @@ def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
         dim: the dim.
         name: the row that sorts a dim that is whole.
         descending: whether the greatest comes first.
+        kth: the positions that are needed, if not all are; for ``"sort"``.
     """
     x = regular(x)
+    whole = partial(bind, name) if kth is None else partial(bind, "select", kth=kth)
     layout = x.aval.layout
     others = [d for d in range(x.ndim) if d != dim]
     shards = [sum(a < b for a, b in pairwise(c)) for c in layout.cuts]
     volume = math.prod(x.shape[d] for d in others)
     if shards[dim] < 2 or not volume:
-        return bind(name, x, dim=dim, descending=descending)
+        return whole(x, dim=dim, descending=descending)
     axes = len(layout.cuts[dim]) - 1
     if any(x.shape[d] >= (len(layout.cuts[d]) - 1) * axes for d in others):
-        return bind(name, x, dim=dim, descending=descending)
+        return whole(x, dim=dim, descending=descending)
     if x.ndim == 1:
         return _alone(x, name, descending)
     last = moveaxis(x, dim, -1)
     rows = reshape(last, (volume, x.shape[dim]))
     if volume >= axes * math.prod(shards[d] for d in others):
-        found = bind(name, rows, dim=1, descending=descending)
+        found = whole(rows, dim=1, descending=descending)
         # The merged dim is split, which the dims that it is made of may be too short to be.
         kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
         found = relaid(found, kind, name)
@@ -169,6 +182,12 @@ def argsort(
     _check_kind("argsort", kind)
     x, dim = _operand("argsort", a, axis)
     return when_laid_out("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
+
+
+def selected(x: Array, kth: Sequence[int]) -> Any:
+    """Return an array with the elements at some positions of its last dim as `sort` has them."""
+    dim, places = x.ndim - 1, tuple(sorted(set(kth)))
+    return when_laid_out("select", _along, x, dim=dim, name="sort", descending=False, kth=places)
 
 
 def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import prod as prod_
 from meshard.ops.reductions.reduce import sum as sum_
-from meshard.ops.reductions.sort import sort
+from meshard.ops.reductions.sort import selected, sort
 from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -38,8 +39,18 @@ from meshard.runtime.types import ArrayLike, Block
 # order statistics
 
 
-def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ...]]:
-    """Return the array sorted along one last dim that merges some dims, its dtype, and them."""
+def _ordered(
+    name: str, a: Any, axis: Axis, needed: Callable[[int], Sequence[int]] | None = None
+) -> tuple[Array, Dtype, tuple[int, ...]]:
+    """Return the array sorted along one last dim that merges some dims, its dtype, and them.
+
+    Args:
+        name: the function, for errors.
+        a: the array.
+        axis: the dims.
+        needed: from the size of the merged dim to the positions that must be as sorting has them;
+            None for all of them.
+    """
     x = as_array(a)
     if x.dtype.kind == "c":
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
@@ -53,7 +64,9 @@ def _ordered(name: str, a: Any, axis: Axis) -> tuple[Array, Dtype, tuple[int, ..
         )
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
-    return sort(reshape(last, (*kept, size or 1))), law, dims
+    last = reshape(last, (*kept, size or 1))
+    ordered = sort(last) if needed is None else selected(last, needed(size or 1))
+    return ordered, law, dims
 
 
 def _at(ordered: Array, position: int) -> Any:
@@ -71,7 +84,7 @@ def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepd
 def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the median over dims, all by default; NaN where an element is.
 
-    Computed by a `sort`, which is spread over the devices.
+    Of dims that are split it is found by a `sort`, which is spread over the devices.
 
     Raises:
         ShapeError: if a dim is empty.
@@ -81,7 +94,7 @@ def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
     2.5
     """
-    ordered, law, dims = _ordered("median", a, axis)
+    ordered, law, dims = _ordered("median", a, axis, lambda n: (max(n // 2 - 1, 0), n // 2, n - 1))
     n = ordered.shape[-1]
     found = _at(ordered, n // 2)
     if n % 2 == 0:
@@ -144,10 +157,11 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
     if not ((q >= 0) & (q <= 1)).all():
         most = 1 if name == "quantile" else 100
         raise ArgumentError(f"{name}: q must be from 0 to {most}; got {(q * most).tolist()}.")
-    ordered, law, dims = _ordered(name, a, axis)
+    parts = q.reshape(-1).tolist()
+    ordered, law, dims = _ordered(name, a, axis, partial(_ends, parts))
     results = [
         _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)
-        for at in q.reshape(-1)
+        for at in parts
     ]
     if not q.ndim:
         return results[0]
@@ -155,6 +169,12 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
         raise ArgumentError(f"{name}: q is empty.")
     joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
     return reshape(joined, (*q.shape, *results[0].shape))
+
+
+def _ends(parts: Sequence[float], size: int) -> list[int]:
+    """Return the positions between which quantiles are, and the last one."""
+    places = [q * (size - 1) for q in parts]
+    return [size - 1, *map(math.floor, places), *map(math.ceil, places)]
 
 
 def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
