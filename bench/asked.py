@@ -116,6 +116,7 @@ class Asked:
         process = self._process
         if process.stdin is not None and process.poll() is None:
             try:
+                process.stdin.write(b"null\n")  # mpiexec does not pass on that nothing follows
                 process.stdin.close()
                 process.wait(2)
             except (OSError, subprocess.TimeoutExpired):

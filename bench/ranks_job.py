@@ -7,9 +7,12 @@ of JSON for each task and answers with one, after a mark, since libraries print 
 import gc
 import importlib
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from mpi4py import MPI
 
 from bench.asked import MARK
 from bench.harness import sentence
-from bench.ranks_jobs import Task
+from bench.ranks_jobs import PARENT, Task
 
 WORLD = MPI.COMM_WORLD
 ME = WORLD.Get_rank()
@@ -35,6 +38,13 @@ def asked() -> dict[str, Any] | None:
         time.sleep(1e-3)
     found: dict[str, Any] | None = json.loads(line.tobytes().rstrip(b"\0"))
     return found
+
+
+def end_with(parent: int) -> None:
+    """End the job when the process that asks is gone, however it ended."""
+    while Path(f"/proc/{parent}").exists():
+        time.sleep(1.0)
+    WORLD.Abort(1)
 
 
 def answer(**words: Any) -> None:
@@ -81,6 +91,8 @@ def sampled(task: Task) -> float:
 def main() -> None:
     rows: Rows = importlib.import_module(sys.argv[1]).ROWS
     tasks: dict[tuple[str, str], Task] = {}
+    if ME == 0 and (parent := int(os.environ.get(PARENT, "0"))):
+        threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     while (request := asked()) is not None:
         key = (request["row"], request["peer"])
         if request["what"] == "warm":

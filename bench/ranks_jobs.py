@@ -23,6 +23,8 @@ SMALL = 256
 """Elements of a float32 array of 1 KB."""
 CG_SIDE, CG_ITERATIONS = 128, 448
 """The grid of the linear system that conjugate gradients solve, and how often they go round."""
+PARENT = "BENCH_PARENT"
+"""The variable with the number of the process that asks: a job ends with it."""
 WORK = "bench.ranks_work"
 """The work by meshard and by hand with mpi4py; other libraries have modules of their own."""
 
@@ -51,6 +53,7 @@ class MpiJob:
         mpiexec = find_mpiexec()
         version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
         settings = environment(os.environ, devices_per_process=1, timeout=60)
+        settings[PARENT] = str(os.getpid())
         arguments = ["-m", "bench.ranks_job", work]
         line = command(mpiexec, version, arguments, processes=processes, settings=settings)
         self._asked = Asked(line, f"the job of {processes} processes", settings)
