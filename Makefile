@@ -5,7 +5,7 @@
 #   make docs      the site, in build/docs/html
 #   make ranks     every law in real processes of every kind (an hour; RANKS="-k 'reduce or sort'")
 #   make check     lint, format check, types, floors and public surface
-#   make bench     the benchmarks (BENCH_ARGS="...")
+#   make bench     the benchmarks (BENCH_ARGS="..."); bench-quick takes less than two minutes
 #   make house     the source in figures: size, limits, calls (TREES="../before ." compares two)
 #   make coverage  the tests with branch coverage
 #   make format    format and fix what can be fixed
@@ -50,12 +50,13 @@ DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo
 DOCS := $(VENV)/.stamp-docs
 ORACLE := $(VENV)/.stamp-oracle
+BENCH := $(VENV)/.stamp-bench
 MODEL := $(VENV)/.stamp-$(WEIGHTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks lint check demo docs bench house coverage format clean distclean
+.PHONY: help setup test ranks lint check demo docs bench bench-quick house coverage format clean distclean
 
 help:
 	@sed -n '3,12s/^# *//p' Makefile
@@ -86,8 +87,11 @@ docs: $(DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
 	@echo "build/docs/html/index.html"
 
-bench: $(DEV) $(ORACLE)
+bench: $(DEV) $(ORACLE) $(BENCH)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-quick: $(DEV) $(ORACLE) $(BENCH)
+	$(BIN)/python -m bench --quick $(BENCH_ARGS)
 
 house: $(DEV)
 	$(BIN)/python -m bench.house $(TREES)
@@ -126,6 +130,10 @@ $(DEMO): pyproject.toml | $(BIN)/python
 
 $(DOCS): pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[docs]'
+	@touch $@
+
+$(BENCH): pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[bench]'
 	@touch $@
 
 $(MODEL): | $(BIN)/python

@@ -7,15 +7,33 @@ from typing import Protocol
 from bench.figures import Figure, digits, unit_of
 
 MESHARD, JAX_EAGER, JAX_JIT, BY_HAND = "meshard", "jax eager", "jax jit", "by hand"
-NUMPY, UNJITTED = "numpy", "unjitted"
+NUMPY, UNJITTED, ONE_PROCESS = "numpy", "unjitted", "one process"
+ARRAYS = "whole arrays"
+JAX_OWN, DASK, TORCH, HEAT = "jax own form", "dask", "torch DTensor", "heat"
 PEERS = (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND)
+"""The peers that have a column of their own in the table."""
+IMPORT_NUMPY = "import numpy"
+NO_RIVALS = (MESHARD, UNJITTED, ONE_PROCESS, ARRAYS, IMPORT_NUMPY)
+"""Figures that are no peers of meshard's: its own in other ways, and what it builds on."""
 Figures = Mapping[str, Figure]
 
 
 def jax_best(figures: Figures) -> Figure | None:
-    """The better of JAX op by op and JAX jitted; None when neither was measured."""
-    measured = [figures[peer] for peer in (JAX_EAGER, JAX_JIT) if peer in figures]
+    """The best of JAX op by op, jitted, and in its own form; None when none was measured."""
+    measured = [figures[peer] for peer in (JAX_EAGER, JAX_JIT, JAX_OWN) if peer in figures]
     return min(measured, key=lambda figure: figure.median, default=None)
+
+
+def best_peer(figures: Figures) -> str | None:
+    """The fastest of those that are not meshard; None when there is none."""
+    others = [peer for peer in figures if peer not in NO_RIVALS]
+    return min(others, key=lambda peer: figures[peer].median, default=None)
+
+
+def best_ratio(figures: Figures) -> float | None:
+    """How many times meshard is faster than the best peer; None when one of them is missing."""
+    best = best_peer(figures)
+    return None if best is None else ratio_of(figures, against=best)
 
 
 def ratio_of(figures: Figures, over: str = MESHARD, against: str | None = None) -> float | None:

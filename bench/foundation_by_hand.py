@@ -8,13 +8,14 @@ from bench.by_hand import Array, Blocks, Piece, copy, each, one_blas_thread, pie
 from bench.row import ByHand
 
 CHAIN = 5
+COUNTED = 1 << 24
 
 
-def reshard(parts: tuple[int, int]) -> Callable[[Array], ByHand]:
-    """Copy the overlaps of a 4 x 2 grid and a grid of `parts`."""
+def reshard(parts: tuple[int, int], before: tuple[int, int] = (4, 2)) -> Callable[[Array], ByHand]:
+    """Copy the overlaps of two grids."""
 
     def make(x: Array) -> ByHand:
-        source, target = Blocks(x.shape, (4, 2)), Blocks(x.shape, parts)
+        source, target = Blocks(x.shape, before), Blocks(x.shape, parts)
         plan = pieces(source, target)
         return ByHand(lambda: source.load(x), lambda: each(copy, plan), lambda _: target.whole())
 
@@ -64,6 +65,19 @@ def _strips(target: Blocks, source: Array) -> list[Piece]:
     return found
 
 
+def arange(_: Array) -> ByHand:
+    """Count in kept blocks, in place: a thousand numbers that are moved along."""
+    target = Blocks((COUNTED,), (8,))
+    line = np.arange(1024, dtype=np.float32)
+
+    def fill(k: int) -> None:
+        rows = target.buffers[k].reshape(-1, len(line))
+        first = np.arange(len(rows), dtype=np.float32)[:, None] * len(line)
+        np.add(first + np.float32(k * rows.size), line, out=rows)
+
+    return ByHand(lambda: None, lambda: each(fill, range(8)), lambda _: target.whole())
+
+
 def add_one(x: Array) -> ByHand:
     """The op on kept blocks, on two threads."""
     source, target = Blocks(x.shape, (4, 2)), Blocks(x.shape, (4, 2))
@@ -75,33 +89,34 @@ def add_one(x: Array) -> ByHand:
     )
 
 
-def add_one_small(x: Array) -> ByHand:
-    """The op on 8 tiny blocks, in line."""
-    source, target = Blocks(x.shape, (8,)), Blocks(x.shape, (8,))
-    pairs = list(zip(source.buffers, target.buffers, strict=True))
+def each_small(kernel: Callable[[Array, Array], object]) -> Callable[[Array], ByHand]:
+    """A kernel on 8 tiny blocks, in line; it writes into its second argument."""
 
-    def run() -> None:
-        for data, out in pairs:
-            np.add(data, 1, out=out)
+    def make(x: Array) -> ByHand:
+        source, target = Blocks(x.shape, (8,)), Blocks(x.shape, (8,))
+        pairs = list(zip(source.buffers, target.buffers, strict=True))
 
-    return ByHand(lambda: source.load(x), run, lambda _: target.whole())
+        def run() -> None:
+            for data, out in pairs:
+                kernel(data, out)
+
+        return ByHand(lambda: source.load(x), run, lambda _: target.whole())
+
+    return make
 
 
-def chain(x: Array) -> ByHand:
-    """The 20 ops on 8 tiny blocks, each block through all ops in place."""
-    source, target = Blocks(x.shape, (8,)), Blocks(x.shape, (8,))
-    pairs = list(zip(source.buffers, target.buffers, strict=True))
+def add_one_small(v: Array, out: Array) -> None:
+    """The op."""
+    np.add(v, 1, out=out)
 
-    def run() -> None:
-        for data, out in pairs:
-            v = data
-            for _ in range(CHAIN):
-                np.multiply(v, 0.5, out=out)
-                np.add(out, 1, out=out)
-                np.abs(out, out=out)
-                v = np.sqrt(out, out=out)
 
-    return ByHand(lambda: source.load(x), run, lambda _: target.whole())
+def chain(v: Array, out: Array) -> None:
+    """The 20 ops, in place."""
+    for _ in range(CHAIN):
+        np.multiply(v, 0.5, out=out)
+        np.add(out, 1, out=out)
+        np.abs(out, out=out)
+        v = np.sqrt(out, out=out)
 
 
 def total(x: Array) -> ByHand:

@@ -1,15 +1,18 @@
 """Measure the peers of a row: warm-up, then interleaved repetitions in changing order."""
 
+import functools
 import gc
 import random
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bench.claims import Claim
 from bench.figures import Figure
+from bench.limits import NOTHING, Need
 from bench.machine import Neighbours
 
 
@@ -23,21 +26,37 @@ class Peer(Protocol):
         """Run the work once more; seconds for one call."""
 
 
-class Row(Protocol):
-    """One line of the table."""
+@runtime_checkable
+class Ends(Protocol):
+    """A peer that holds something until its row is done."""
 
-    @property
-    def key(self) -> str:
-        """A short name without spaces, for `--only` and the JSON file."""
+    def end(self) -> None:
+        """Let go of it."""
 
-    @property
-    def title(self) -> str:
-        """What is measured, for people."""
 
-    @property
-    def claims(self) -> Sequence[Claim]:
-        """What meshard promises here."""
+@dataclass(frozen=True, kw_only=True)
+class Row(ABC):
+    """One line of the table.
 
+    Attributes:
+        key: a short name without spaces, for `--only` and the JSON file.
+        title: what is measured, for people.
+        claims: what meshard promises here.
+        need: what no program can do without, from which the machine's limit follows.
+        risky: peers that may hang or abort, which run in a process of their own.
+        notes: what is to be known of a peer's figure, by peer.
+        memory: whether meshard's peak of memory is measured too.
+    """
+
+    key: str
+    title: str
+    claims: Sequence[Claim] = ()
+    need: Need = NOTHING
+    risky: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    memory: bool = False
+
+    @abstractmethod
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """A maker for every peer that can do this work; a maker that raises skips its peer."""
 
@@ -60,12 +79,16 @@ class Outcome:
         figures: by peer.
         errors: one sentence for every peer that was left out.
         others: the part of all cores' time that other processes took meanwhile.
+        limit: the seconds below which this machine cannot do the work; None where nobody knows.
+        peak: the memory that a first call takes beyond operands and result, in results.
     """
 
     row: Row
     figures: dict[str, Figure] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     others: float = 0.0
+    limit: float | None = None
+    peak: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +144,19 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {first}{place}"
 
 
-def measure(row: Row, budget: Budget) -> Outcome:
-    """Measure all peers of `row`; a peer that fails is left out, with its error."""
+def measure(row: Row, budget: Budget, apart: Callable[[Row, str], Peer]) -> Outcome:
+    """Measure all peers of `row`; a peer that fails is left out, with its error.
+
+    Args:
+        row: what is measured.
+        budget: for how long.
+        apart: makes a risky peer of a row, which runs in a process of its own.
+    """
     outcome = Outcome(row)
     peers: dict[str, Peer] = {}
     for name, make in row.peers().items():
+        if name in row.risky:
+            make = functools.partial(apart, row, name)
         try:
             peers[name] = make()
             peers[name].warm_up()
@@ -137,6 +168,9 @@ def measure(row: Row, budget: Budget) -> Outcome:
     samples = _interleave(peers, budget, outcome.errors)
     outcome.others = neighbours.share()
     outcome.figures = {name: Figure.of(times) for name, times in samples.items() if times}
+    for peer in peers.values():
+        if isinstance(peer, Ends):
+            peer.end()
     return outcome
 
 

@@ -4,11 +4,11 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.claims import BY_HAND, JAX_EAGER, MESHARD, Claim
-from bench.harness import Peer
+from bench.claims import IMPORT_NUMPY, JAX_EAGER, MESHARD
+from bench.harness import Peer, Row
 
 PROBE = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 
@@ -44,15 +44,14 @@ class Import:
         return float(told.stdout.split()[-1])
 
 
-@dataclass(frozen=True)
-class ImportRow:
-    """`import meshard` beside `import jax`, and beside `import numpy` in place of by hand."""
+@dataclass(frozen=True, kw_only=True)
+class ImportRow(Row):
+    """`import meshard` beside `import jax`, and beside `import numpy`, which it contains."""
 
-    claims: Sequence[Claim]
     key: str = "import"
-    title: str = "import (by hand: import numpy)"
+    title: str = "import"
 
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """Importers of the three modules."""
-        modules = {MESHARD: "meshard", JAX_EAGER: "jax", BY_HAND: "numpy"}
+        modules = {MESHARD: "meshard", JAX_EAGER: "jax", IMPORT_NUMPY: "numpy"}
         return {peer: functools.partial(Import, module) for peer, module in modules.items()}

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from bench.peers.installed import told
+
 PREFIXES = ("OPENBLAS_", "OMP_", "MKL_", "GOTO_", "BLIS_", "XLA_", "JAX_", "MESHARD_")
 
 
@@ -32,7 +34,8 @@ def facts() -> dict[str, str]:
             if b.get("user_api") == "blas"
         ),
         "environment": _bending_variables(),
-        "jax": _version("jax"),
+        "peers": told(),
+        "compiler": f"llvmlite {_version('llvmlite')}",
         "meshard": " ".join(filter(None, (_version("meshard"), _commit()))),
     }
 
@@ -51,12 +54,28 @@ class Neighbours:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Seconds: all cores busy, this process and its children busy, all cores busy or idle."""
+    """Seconds: all cores busy, this process and all below it busy, all cores busy or idle."""
     fields = _line("/proc/stat").partition("\n")[0].split()[1:9]
     if len(fields) < 8:
         return 0.0, 0.0, 0.0
     ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
-    return sum(ticks) - ticks[3] - ticks[4], sum(os.times()[:4]), sum(ticks)
+    return sum(ticks) - ticks[3] - ticks[4], _own_seconds(), sum(ticks)
+
+
+def _own_seconds() -> float:
+    """Seconds of this process and of all that it started, directly or not, while they run."""
+    spent, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        fields = _line(str(path)).rpartition(")")[2].split()
+        if len(fields) > 14:
+            process = int(path.parent.name)
+            parents[process] = int(fields[1])
+            spent[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    mine, more = set[int](), {os.getpid()}
+    while more:
+        mine |= more
+        more = {process for process, parent in parents.items() if parent in mine} - mine
+    return sum(spent.get(process, 0.0) for process in mine)
 
 
 def _bending_variables() -> str:

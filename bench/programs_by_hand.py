@@ -107,6 +107,19 @@ def heat_numpy(steps: int) -> Callable[[Array], Array]:
     return run
 
 
+def heat_rows(old: Array, new: Array, start: int, buffer: Array) -> None:
+    """A step of some rows of a plate with a border, as many as the buffer has at most."""
+    end = min(start + len(buffer), len(old) - 1)
+    around, out = buffer[: end - start], new[start:end, 1:-1]
+    np.add(old[start - 1 : end - 1, 1:-1], old[start + 1 : end + 1, 1:-1], out=around)
+    np.add(around, old[start:end, :-2], out=around)
+    np.add(around, old[start:end, 2:], out=around)
+    np.multiply(old[start:end, 1:-1], 4, out=out)
+    np.subtract(around, out, out=around)
+    np.multiply(around, RATE, out=around)
+    np.add(old[start:end, 1:-1], around, out=out)
+
+
 def heat(steps: int) -> Callable[[Array], ByHand]:
     """Two plates with a cold border, written in turn, some rows at a time while they are warm."""
 
@@ -124,15 +137,7 @@ def heat(steps: int) -> Callable[[Array], ByHand]:
             for _ in range(steps):
 
                 def part(k: int, old: Array = old, new: Array = new) -> None:
-                    end = min(k + ROWS_AT_ONCE, n + 1)
-                    around, out = buffers[k][: end - k], new[k:end, 1:-1]
-                    np.add(old[k - 1 : end - 1, 1:-1], old[k + 1 : end + 1, 1:-1], out=around)
-                    np.add(around, old[k:end, :-2], out=around)
-                    np.add(around, old[k:end, 2:], out=around)
-                    np.multiply(old[k:end, 1:-1], 4, out=out)
-                    np.subtract(around, out, out=around)
-                    np.multiply(around, RATE, out=around)
-                    np.add(old[k:end, 1:-1], around, out=out)
+                    heat_rows(old, new, k, buffers[k])
 
                 each(part, pieces)
                 old, new = new, old

@@ -1,21 +1,27 @@
 """One process of a job of rows between processes: does what the parent asks, and says how long.
 
-`mpiexec -n 4 python -m bench.ranks_job`. Process 0 reads one line of JSON for each task and answers
-with one, after a mark, since libraries print too.
+`mpiexec -n 4 python -m bench.ranks_job MODULE`, whose `ROWS` are the work. Process 0 reads one line
+of JSON for each task and answers with one, after a mark, since libraries print too.
 """
 
 import gc
+import importlib
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from bench.asked import MARK
 from bench.harness import sentence
-from bench.ranks_jobs import MARK
-from bench.ranks_work import ME, ROWS, WORLD, Task
+from bench.ranks_jobs import Task
+
+WORLD = MPI.COMM_WORLD
+ME = WORLD.Get_rank()
+Rows = Mapping[str, Callable[[], Mapping[str, Callable[[], Task]]]]
 
 
 def asked() -> dict[str, Any] | None:
@@ -42,15 +48,16 @@ def agreed(error: str) -> str:
     return next((e for e in WORLD.allgather(error) if e), "")
 
 
-def warmed(tasks: dict[tuple[str, str], Task], key: tuple[str, str]) -> str:
+def warmed(rows: Rows, tasks: dict[tuple[str, str], Task], key: tuple[str, str]) -> str:
+    """Make a task, check its result, and run it twice; the first error of all processes."""
     error = ""
     try:
-        tasks[key] = ROWS[key[0]]()[key[1]]()
+        tasks[key] = rows[key[0]]()[key[1]]()
         found, expected = tasks[key].found(tasks[key].call())
         for a, b in zip(
             *(x if isinstance(x, list) else [x] for x in (found, expected)), strict=True
         ):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
+            np.testing.assert_allclose(a, b, rtol=tasks[key].tolerance, atol=tasks[key].tolerance)
         for _ in range(2):
             tasks[key].call()
     except Exception as problem:
@@ -72,18 +79,19 @@ def sampled(task: Task) -> float:
 
 
 def main() -> None:
+    rows: Rows = importlib.import_module(sys.argv[1]).ROWS
     tasks: dict[tuple[str, str], Task] = {}
     while (request := asked()) is not None:
         key = (request["row"], request["peer"])
         if request["what"] == "warm":
-            error = warmed(tasks, key)
+            error = warmed(rows, tasks, key)
             answer(**({"error": error} if error else {}))
             if error:
                 tasks.pop(key, None)
         elif request["what"] == "sample":
             answer(seconds=sampled(tasks[key]))
         else:
-            tasks.clear()
+            tasks.pop(key, None)
             gc.collect()
             answer()
     sys.stdout.flush()

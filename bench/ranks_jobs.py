@@ -1,16 +1,16 @@
 """Jobs of several processes that rows between processes talk to, one for each kind, kept."""
 
-import atexit
 import functools
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bench.asked import Asked, JobError
 from meshard.cli.run import command, environment, find_mpiexec
 
 PROCESSES = 4
@@ -19,68 +19,50 @@ SIDE = 4096
 LEAVES = 200
 LEAF = 128
 """Rows and columns of a float32 array of 64 KB."""
-MARK = "@@"
-"""What an answer begins with, since libraries print too."""
-PEERS = {
-    "columns": ("meshard", "mpi datatypes", "mpi packed"),
-    "replicated": ("meshard", "mpi allgather"),
-    "half": ("meshard", "mpi allgather"),
-    "tiles": ("meshard", "mpi datatypes"),
-    "shifted": ("meshard", "mpi sendrecv"),
-    "tree": ("meshard", "mpi packed"),
-    "summed": ("meshard", "mpi allreduce"),
-    "small-sums": ("meshard", "mpi allreduce"),
-    "small-ops": ("meshard", "one process"),
-}
-"""The peers of each row that run under mpiexec (`bench.ranks_work`)."""
+SMALL = 256
+"""Elements of a float32 array of 1 KB."""
+CG_SIDE, CG_ITERATIONS = 128, 448
+"""The grid of the linear system that conjugate gradients solve, and how often they go round."""
+WORK = "bench.ranks_work"
+"""The work by meshard and by hand with mpi4py; other libraries have modules of their own."""
 
 
-class JobError(RuntimeError):
-    """A job says that something is wrong, or has ended."""
+@dataclass(frozen=True)
+class Task:
+    """One peer's work, in one process of a job.
+
+    Attributes:
+        call: the work, timed.
+        found: what this process holds of the result, and what it should be.
+        batch: how often the work is done in one call.
+        tolerance: the relative error allowed.
+    """
+
+    call: Callable[[], Any]
+    found: Callable[[Any], tuple[Any, Any]]
+    batch: int = 1
+    tolerance: float = 1e-5
 
 
 class MpiJob:
     """Four processes under mpiexec; the first is asked, and answers."""
 
-    def __init__(self, processes: int = PROCESSES) -> None:
+    def __init__(self, work: str = WORK, processes: int = PROCESSES) -> None:
         mpiexec = find_mpiexec()
         version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
         settings = environment(os.environ, devices_per_process=1, timeout=60)
-        line = command(
-            mpiexec, version, ["-m", "bench.ranks_job"], processes=processes, settings=settings
-        )
-        self._process = subprocess.Popen(
-            line, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        atexit.register(self.end)
+        arguments = ["-m", "bench.ranks_job", work]
+        line = command(mpiexec, version, arguments, processes=processes, settings=settings)
+        self._asked = Asked(line, f"the job of {processes} processes", settings)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._asked.alive
 
     def ask(self, **words: Any) -> dict[str, Any]:
         """Ask for something; wait for the answer."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(words) + "\n")
-            process.stdin.flush()
-        except OSError as error:
-            raise JobError("the job of 4 processes has ended") from error
-        for line in process.stdout:
-            _, mark, text = line.rpartition(MARK)
-            if mark:
-                found: dict[str, Any] = json.loads(text)
-                if "error" in found:
-                    raise JobError(found["error"])
-                return found
-        raise JobError(f"the job of 4 processes has ended with {process.wait()}")
-
-    def end(self) -> None:
-        """Let the job end; end it if it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        return self._asked.ask(**words)
 
 
 class OwnJob:
@@ -89,65 +71,59 @@ class OwnJob:
     def __init__(self, module: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._module = module
+            port = probe.getsockname()[1]
         self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, address, str(rank)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
+            Asked(
+                [sys.executable, "-m", module, f"127.0.0.1:{port}", str(rank)],
+                f"a process of {module}",
             )
             for rank in range(PROCESSES)
         ]
-        atexit.register(self.end)
+
+    @property
+    def alive(self) -> bool:
+        """Whether all can be asked."""
+        return all(process.alive for process in self._processes)
 
     def ask(self, **words: Any) -> dict[str, Any]:
         """Ask all for something; wait for all answers, and return the slowest's."""
         words["at"] = time.time() + 0.02
+        answers, errors = [], []
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(words) + "\n")
-            process.stdin.flush()
-        answers = [self._answer(process) for process in self._processes]
-        errors = [a["error"] for a in answers if "error" in a]
+            process.send(**words)
+        for process in self._processes:
+            try:
+                answers.append(process.answer())
+            except JobError as error:
+                errors.append(error)
         if errors:
-            raise JobError(errors[0])
+            raise errors[0]
         return max(answers, key=lambda a: a.get("seconds", 0.0))
-
-    def _answer(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
-        assert process.stdout is not None
-        for line in process.stdout:
-            _, mark, text = line.rpartition(MARK)
-            if mark:
-                found: dict[str, Any] = json.loads(text)
-                return found
-        raise JobError(f"a process of {self._module} has ended with {process.wait()}")
-
-    def end(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.kill()
 
 
 class Job(Protocol):
     """Processes that can be asked to do something together."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
 
     def ask(self, **words: Any) -> dict[str, Any]:
         """Ask for something; wait for the answer."""
 
 
 @functools.cache
-def mpi_job() -> MpiJob:
-    """The job of meshard and of mpi4py by hand."""
-    return MpiJob()
+def _jobs() -> dict[str, Job]:
+    """The jobs that there are, by what they work on."""
+    return {}
 
 
-@functools.cache
-def own_job(module: str) -> OwnJob:
-    """The job of another library."""
-    return OwnJob(module)
+def job(work: str = WORK, own: bool = False) -> Job:
+    """The job of a module: under mpiexec, or processes that find each other; anew if it ended."""
+    jobs = _jobs()
+    if work not in jobs or not jobs[work].alive:
+        jobs[work] = OwnJob(work) if own else MpiJob(work)
+    return jobs[work]
 
 
 @dataclass(frozen=True)
@@ -167,15 +143,7 @@ class RanksPeer:
         seconds: float = self.job.ask(what="sample", row=self.row, peer=self.peer)["seconds"]
         return seconds
 
-
-if __name__ == "__main__":  # a look at some rows: python -m bench.ranks_jobs columns 15
-    for row in sys.argv[1].split(","):
-        peers = [RanksPeer(mpi_job(), row, name) for name in PEERS[row]]
-        for peer in peers:
-            peer.warm_up()
-        times: dict[str, list[float]] = {p.peer: [] for p in peers}
-        for _ in range(int(sys.argv[2])):
-            for peer in peers:
-                times[peer.peer].append(peer.sample())
-        mpi_job().ask(what="drop", row="", peer="")
-        print(row, {n: f"{sorted(t)[len(t) // 2] * 1e3:.4g} ms" for n, t in times.items()})
+    def end(self) -> None:
+        """Let go of the operands."""
+        if self.job.alive:
+            self.job.ask(what="drop", row=self.row, peer=self.peer)

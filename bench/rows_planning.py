@@ -1,13 +1,13 @@
 """Rows of planning: what it takes to know who sends what to whom, from 8 to 131,072 devices."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bench.claims import MESHARD, Claim, Within
+from bench.claims import MESHARD, Within
 from bench.harness import Peer, Row, Work
 
 SIDE = 1 << 18
@@ -15,21 +15,15 @@ LEAVES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRow:
-    """A plan, made from layouts that are known.
+class PlanRow(Row):
+    """A plan, made from layouts or shardings.
 
     Attributes:
-        key: a short name without spaces.
-        title: what is measured, for people.
-        claims: what meshard promises here.
         operands: makes new operands, outside the timing.
         work: what is measured.
         batch: calls per repetition.
     """
 
-    key: str
-    title: str
-    claims: Sequence[Claim] = ()
     operands: Callable[[], tuple[Any, ...]]
     work: Callable[..., Any]
     batch: int = 1

@@ -7,11 +7,12 @@ import numpy as np
 
 from bench import programs_by_hand as by_hand
 from bench.by_hand import Array
-from bench.claims import JAX_JIT, NUMPY, Faster, Within
+from bench.claims import JAX_EAGER, JAX_JIT, JAX_OWN, NUMPY, Faster, Within
 from bench.harness import Row
 from bench.libraries import Library, Spec
+from bench.limits import Need
 from bench.row import ArrayRow, Program
-from bench.rows_foundation import FLAT, GRID, normal, square
+from bench.rows_foundation import BYTES, FLAT, GRID, normal, square
 
 SMALL = 16
 STEPS = 50
@@ -62,6 +63,11 @@ def exchanged(x: Array) -> Array:
     )
 
 
+def rotated(x: Array) -> Array:
+    """What ppermute to the next along i gives."""
+    return np.roll(x, len(x) // 4, axis=0)
+
+
 def _collective(
     key: str,
     title: str,
@@ -70,9 +76,10 @@ def _collective(
     expected: Callable[[Array], Array],
     ratio: float,
     hand: Callable[[Array], Any],
+    moved: float,
     check: bool = True,
 ) -> tuple[Row, Row]:
-    common = {
+    common: dict[str, Any] = {
         "specs": (GRID,),
         "program": mapped(work, out, check),
         "expected": expected,
@@ -85,6 +92,8 @@ def _collective(
         title=f"{title}, 64 MiB",
         claims=[Faster(ratio, than=JAX_JIT)],
         inputs=square,
+        need=Need(bytes=moved * BYTES),
+        memory=True,
         **common,
     )
     small = ArrayRow(
@@ -93,14 +102,14 @@ def _collective(
         claims=[Within(60e-6)],
         inputs=lambda: (normal(SMALL, SMALL),),
         batch=20,
+        need=Need(calls=1),
         **common,
     )
     return large, small
 
 
-def heat(library: Library) -> Program:
-    """The steps of `examples/heat.py`."""
-    lax, numpy, spec = library.root.lax, library.numpy, library.placing.PartitionSpec
+def heat_steps(lax: Any, numpy: Any, sizes: tuple[int, int], steps: int = STEPS) -> Program:
+    """The steps of `examples/heat.py`, of a tile on a mesh of so many devices along i and j."""
     rate = by_hand.RATE
 
     def before(edge: Any, axis: str, size: int) -> Any:
@@ -110,20 +119,38 @@ def heat(library: Library) -> Program:
         return lax.ppermute(edge, axis, [(k + 1, k) for k in range(size - 1)])
 
     def step(_: Any, tile: Any) -> Any:
-        above, below = before(tile[-1:], "i", 4), after(tile[:1], "i", 4)
-        left, right = before(tile[:, -1:], "j", 2), after(tile[:, :1], "j", 2)
+        above, below = before(tile[-1:], "i", sizes[0]), after(tile[:1], "i", sizes[0])
+        left, right = before(tile[:, -1:], "j", sizes[1]), after(tile[:, :1], "j", sizes[1])
         rows = numpy.concatenate([above, tile, below], axis=0)
         columns = numpy.concatenate([left, tile, right], axis=1)
         around = rows[:-2] + rows[2:] + columns[:, :-2] + columns[:, 2:]
         return tile + rate * (around - 4 * tile)
 
+    return lambda tile: lax.fori_loop(0, steps, step, tile)
+
+
+def heat(library: Library, steps: int = STEPS) -> Program:
+    """The steps on the 4 x 2 mesh."""
+    spec = library.placing.PartitionSpec
     mapped: Program = library.root.shard_map(
-        lambda tile: lax.fori_loop(0, STEPS, step, tile),
+        heat_steps(library.root.lax, library.numpy, (4, 2), steps),
         mesh=library.mesh,
         in_specs=spec(*GRID),
         out_specs=spec(*GRID),
     )
     return mapped
+
+
+def heat_by_steps(library: Library) -> Program:
+    """One step jitted and called again and again: no loop of collectives that could hang."""
+    step = library.root.jit(heat(library, 1))
+
+    def program(plate: Any) -> Any:
+        for _ in range(STEPS):
+            plate = library.root.block_until_ready(step(plate))
+        return plate
+
+    return program
 
 
 def kmeans(library: Library) -> Program:
@@ -150,6 +177,19 @@ def kmeans(library: Library) -> Program:
     return mapped
 
 
+HEAT = Need(bytes=2 * STEPS * 4 * PLATE**2)
+KMEANS = Need(
+    bytes=ITERATIONS * 4 * POINTS * FEATURES,
+    flops=ITERATIONS * 4 * POINTS * FEATURES * CENTRES,
+)
+OWN_HEAT: dict[str, Any] = {
+    "own": heat_by_steps,
+    "notes": {
+        JAX_OWN: "one jitted step, called again and again, since loops of collectives may abort"
+    },
+}
+
+
 ROWS: tuple[Row, ...] = (
     *_collective(
         "psum",
@@ -159,6 +199,7 @@ ROWS: tuple[Row, ...] = (
         summed,
         1,
         by_hand.psum,
+        5 / 4,
     ),
     *_collective(
         "psum-scatter",
@@ -168,6 +209,7 @@ ROWS: tuple[Row, ...] = (
         summed,
         1 / 1.6,
         by_hand.psum_scatter,
+        5 / 4,
     ),
     *_collective(
         "all-gather",
@@ -177,6 +219,7 @@ ROWS: tuple[Row, ...] = (
         lambda x: x,
         10,
         by_hand.all_gather,
+        2,
         check=False,
     ),
     *_collective(
@@ -187,15 +230,17 @@ ROWS: tuple[Row, ...] = (
         exchanged,
         3,
         by_hand.all_to_all,
+        2,
     ),
     *_collective(
         "ppermute",
         "ppermute over i of P(i,j)",
         lambda lax, x: lax.ppermute(x, "i", ROTATION),
         GRID,
-        lambda x: np.roll(x, len(x) // 4, axis=0),
+        rotated,
         20,
         by_hand.ppermute,
+        0,
     ),
     ArrayRow(
         key="heat",
@@ -208,6 +253,9 @@ ROWS: tuple[Row, ...] = (
         layout=GRID,
         by_hand=by_hand.heat(STEPS),
         tolerance=1e-4,
+        need=HEAT,
+        risky=(JAX_EAGER, JAX_JIT),
+        **OWN_HEAT,
         plain=True,
     ),
     ArrayRow(
@@ -220,6 +268,8 @@ ROWS: tuple[Row, ...] = (
         expected=by_hand.kmeans_numpy(ITERATIONS),
         by_hand=by_hand.kmeans(ITERATIONS),
         tolerance=1e-3,
+        need=KMEANS,
+        risky=(JAX_EAGER, JAX_JIT),
         plain=True,
     ),
 )

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from bench import by_hand
-from bench.claims import BY_HAND, JAX_EAGER, JAX_JIT, MESHARD, Claim, Faster, Within
+from bench.claims import BY_HAND, DASK, JAX_EAGER, JAX_JIT, MESHARD, Faster, Within
 from bench.harness import Peer, Row, Work
 from bench.libraries import Library, Spec, load
+from bench.limits import Need
+from bench.peers.installed import installed
 from bench.verify import WrongResult
 
 SIDE = 4096
@@ -37,13 +39,10 @@ def _moments(result: Any, mean: float, deviation: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomRow:
+class RandomRow(Row):
     """One distribution: libraries have numbers of their own, so that moments are compared.
 
     Attributes:
-        key: a short name without spaces.
-        title: what is measured, for people.
-        claims: what meshard promises here.
         shape: the array's shape.
         draw: the function of `random`, by name.
         fill: NumPy's function for the same, into a buffer.
@@ -53,9 +52,6 @@ class RandomRow:
         batch: see `bench.harness.Work`.
     """
 
-    key: str
-    title: str
-    claims: Sequence[Claim]
     shape: tuple[int, ...]
     draw: str
     fill: Fill
@@ -71,6 +67,7 @@ class RandomRow:
             JAX_EAGER: functools.partial(self._jax, jitted=False),
             JAX_JIT: functools.partial(self._jax, jitted=True),
             BY_HAND: self._handmade,
+            **({DASK: self._dask} if installed("dask") and self.spec is not None else {}),
         }
 
     def _check(self, result: Any) -> None:
@@ -113,6 +110,21 @@ class RandomRow:
         put = library.root.device_put
         return self._work(library, lambda key: put(call(key), place))
 
+    def _dask(self) -> Work:
+        from bench.peers.dask_array import library
+
+        dask = library()
+        chunks = dask.chunks(self.shape, self.spec or ())
+
+        def draw() -> Any:
+            generator = dask.numpy.random.default_rng(0)
+            return getattr(generator, self.draw)(size=self.shape, chunks=chunks).astype(np.float32)
+
+        def check(result: Any) -> None:
+            self._check(result.compute())
+
+        return Work(lambda: (), dask.complete(draw), check, self.batch)
+
     def _handmade(self) -> Work:
         parts = (4, 2) if self.spec is not None else (1,)
         blocks = by_hand.Blocks(self.shape, parts)
@@ -150,6 +162,8 @@ ROWS: tuple[Row, ...] = (
         fill=_normal,
         mean=0.0,
         deviation=1.0,
+        need=Need(bytes=4 * SIDE**2),
+        memory=True,
     ),
     RandomRow(
         key="random-uniform",
@@ -160,6 +174,8 @@ ROWS: tuple[Row, ...] = (
         fill=_uniform,
         mean=0.5,
         deviation=12**-0.5,
+        need=Need(bytes=4 * SIDE**2),
+        memory=True,
     ),
     RandomRow(
         key="random-small",
@@ -172,5 +188,6 @@ ROWS: tuple[Row, ...] = (
         deviation=1.0,
         spec=None,
         batch=20,
+        need=Need(calls=1),
     ),
 )

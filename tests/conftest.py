@@ -23,6 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # as for users (tests/test_segment.py).
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "jax")
+os.environ["MESHARD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "llvm")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import numpy as np

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import meshard
+from bench.kernel_memory import Meter
 from meshard.resharding import plan_reshard, reshard
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
-from tests.kernel_memory import Meter
 
 DEVICES = meshard.devices()
 LINE = Mesh(DEVICES, "x")

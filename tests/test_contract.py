@@ -8,10 +8,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, IncompatibleDevicesError, ShapeError
+from meshard.ops.array import shape
+from meshard.ops.linalg import contract
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
@@ -461,3 +465,41 @@ def test_incompatible_devices():
     a = meshard.device_put(np.ones((4, 4)), meshard.devices()[1])
     with pytest.raises(IncompatibleDevicesError, match=r"matmul: .* Operand 0, float64\[4,4\], is"):
         a @ put(np.ones((4, 4)), "i")
+
+
+def test_a_product_with_a_transpose_reads_the_array_where_it_is(monkeypatch):
+    read, steady = [], contract._steady
+    monkeypatch.setattr(
+        contract, "_steady", lambda x, thin: read.append((x, steady(x, thin))) or read[-1][1]
+    )
+    value = numbers((16, 24), "f4", 0)
+    x, v = put(value, "i"), mnp.ones(16, np.float32)
+    products = [
+        lambda x, v: x.T @ v,
+        lambda x, v: v @ mnp.swapaxes(x.T, 0, 1),
+        lambda x, v: mnp.einsum("ij,i->j", x, v),
+    ]
+    for product in (*products, *map(meshard.jit, products)):
+        assert np.allclose(product(x, v), value.sum(axis=0))
+        assert all(found is x for x, found in read)
+    assert len(read) >= 8 * len(products)
+
+
+def test_transposes_are_known_as_long_as_they_live():
+    x = mnp.ones((2, 3, 4))
+    turned = mnp.transpose(x, (2, 0, 1))
+    assert shape.order_of_dims(turned) == (2, 0, 1)
+    assert shape.order_of_dims(x) is None
+    known = len(shape._orders)
+    del turned
+    assert len(shape._orders) == known - 1
+
+
+@given(st.permutations(range(3)), st.permutations(range(3)))
+def test_products_of_transposes(first, second):
+    a, b = numbers((3, 3, 3), "f4", 0), numbers((3, 3, 3), "f4", 1)
+    x, y = mnp.transpose(mnp.asarray(a), first), mnp.transpose(mnp.asarray(b), second)
+    a, b = a.transpose(first), b.transpose(second)
+    assert np.array_equal(x @ y, a @ b)
+    axes = ([0, 2], [1, 0])
+    assert np.array_equal(mnp.tensordot(x, y, axes=axes), np.tensordot(a, b, axes))

@@ -64,7 +64,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "mpi": frozenset({"numpy", "mpi4py"}),
     "checkpoint": frozenset({"numpy", "ml_dtypes", "safetensors", "zarr"}),
     "compat": frozenset({"numpy"}),
-    "interop": frozenset({"numpy", "jax", "torch"}),
+    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch"}),
     "elastic": frozenset({"numpy"}),
     "cli": frozenset({"numpy", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),

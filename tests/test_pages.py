@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.kernel_memory import Meter
 from meshard.errors import AllocationError
 from meshard.runtime.memory.arena import size_class
 from meshard.runtime.memory.pages import HUGE, Lease, Pages
 from meshard.tuning import POOLED_BYTES
-from tests.kernel_memory import Meter
 
 F8 = np.dtype(np.float64)
 LARGE = 1 << 16  # float64s: 512 KiB

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
-from meshard.ops.fused.compilers import chosen
+from meshard.ops.engine import decision
 from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Loose, Packed, Rows
 from meshard.sharding import P
+from meshard.transforms.lowering import regions
 from meshard.transforms.lowering.regions import with_regions
 from tests.worlds import alone, in_worlds, mesh, put, whole
 
@@ -44,6 +46,14 @@ def same_bits(f: Any, *args: Any) -> None:
         assert whole(found).tobytes() == whole(expected).tobytes()
 
 
+@pytest.fixture
+def numpy_alone():
+    meshard.config.update("jit_compiler", "numpy")
+    yield
+    meshard.config.update("jit_compiler", "auto")
+
+
+@pytest.mark.usefixtures("numpy_alone")
 def test_the_way_follows_size_and_shape():
     def body():
         def chain(x):
@@ -136,6 +146,83 @@ def test_any_program_gives_the_bits_of_its_operations(names, shape, spec, choice
     alone(body)
 
 
+@pytest.fixture
+def always_large(monkeypatch):
+    """Let blocks of any size be large, so that a compiler is asked for all of them."""
+    pytest.importorskip("llvmlite")
+    for module in (decision, regions):
+        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(decision, "TINY_CELL", 0)
+
+
+@pytest.mark.usefixtures("always_large")
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=2, max_size=8),
+    st.sampled_from([(8, 16), (7, 5), (1, 40), (300, 20), (0, 4), (3, 9)]),
+    st.sampled_from([(), ("i",), ("i", "j"), (None, "j"), (("i", "j"),)]),
+    st.randoms(use_true_random=False),
+)
+def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, choice):
+    from meshard.interop.llvm import compiler as llvm
+
+    def f(x):
+        values = [x, x * 0.5]
+        for name, k in zip(names, picks, strict=True):
+            values.append(OPERATIONS[name](values[-1], values[k]))
+        return values[-1], values[len(values) // 2]
+
+    picks = [choice.randrange(2 + n) for n in range(len(names))]
+
+    def body():
+        data = np.random.default_rng(1).standard_normal(shape)
+        data[data > 2] = np.nan
+        data[data < -2] = -np.inf
+        x = put(data, *spec, uneven="balanced")
+        with np.errstate(all="ignore"):
+            jitted = meshard.jit(f)
+            with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+                first = [whole(one) for one in jitted(x)]
+                behind.finish()
+                second = [whole(one) for one in jitted(x)]
+        for one, other in zip(first, second, strict=True):
+            assert one.tobytes() == other.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+
+    alone(body)
+
+
+def test_what_a_segment_gave_is_written_over_by_its_last_reader_and_nothing_else_is():
+    """A value between two segments gives its blocks to the result; arguments keep theirs."""
+
+    def body():
+        data = normal(1024, 512)
+        x, y = put(data, "i"), put(data + 1, "i")
+        rows = x.sharding
+
+        def total(v):  # a step of its own, between two segments
+            return (v * v).sum()
+
+        def f(x, y):
+            kept = meshard.lax.with_sharding_constraint(y, rows)
+            z = x * 2 + 1
+            return (z / total(z)) + 1, kept * 2 + total(kept)
+
+        jitted = meshard.jit(f)
+        steps = jitted.lower(x, y).executable.steps
+        assert len([s for s in steps if "+" in s.name]) >= 2
+        expected = [whole(one) for one in f(x, y)]
+        for _ in range(5):
+            for found, one in zip(jitted(x, y), expected, strict=True):
+                assert whole(found).tobytes() == one.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+        assert whole(y).tobytes() == (data + 1).tobytes()
+
+    alone(body)
+
+
 # XLA
 
 
@@ -145,7 +232,7 @@ def xla():
     jax.config.update("jax_disable_most_optimizations", False)
     meshard.config.update("jit_compiler", "xla")
     yield
-    meshard.config.update("jit_compiler", "numpy")
+    meshard.config.update("jit_compiler", "auto")
     jax.config.update("jax_disable_most_optimizations", True)
 
 
@@ -179,7 +266,7 @@ def test_xla_leaves_to_numpy_what_it_cannot_do():
 
 
 def test_other_compilers_are_refused():
-    told = "jit_compiler must be 'numpy', or one of 'xla'"
+    told = "jit_compiler must be 'auto', 'numpy', or one of 'llvm', 'xla'"
     with pytest.raises(meshard.errors.ArgumentError, match=told):
         meshard.config.update("jit_compiler", "gcc")
 
@@ -219,9 +306,7 @@ def test_xla_runs_bodies_between_collectives():
 def with_regions_of(f: Any, *args: Any) -> Any:
     """Return the body of a function's one shard_map, with what the compiler runs."""
     (eqn,) = meshard.jit(f).trace(*args).program.eqns
-    compiler = chosen()
-    assert compiler is not None
-    return with_regions(eqn.call.body, compiler)
+    return with_regions(eqn.call.body)
 
 
 @pytest.mark.usefixtures("xla")

@@ -288,3 +288,43 @@ def test_alone_there_is_nobody_to_talk_to():
     transport.exchange([], [])
     with pytest.raises(TransportError, match="only this process"):
         transport.exchange([(1, [np.ones(1)])], [])
+
+
+@pytest.mark.parametrize("move", [meshard.device_put, meshard.reshard])
+def test_a_tree_is_one_message_to_each_process(move):
+    def program():
+        world, sent = here(), []
+        exchange = world.transport.exchange
+
+        def counted(sends, receives):
+            sent.append([peer for peer, _ in sends])
+            exchange(sends, receives)
+
+        world.transport.exchange = counted
+        mesh = meshard.make_mesh((4,), ("i",))
+        rows, columns = (NamedSharding(mesh, P(*spec)) for spec in (("i",), (None, "i")))
+        whole = np.arange(64.0).reshape(8, 8)
+        tree = [
+            meshard.make_array_from_callback((8, 8), rows, lambda i, n=n: whole[i] + n)
+            for n in range(5)
+        ]
+        moved = move([*tree, tree[0]], columns)
+        assert moved[5] is moved[0]
+        for n, x in enumerate(moved[:5]):
+            for shard in x.addressable_shards:
+                assert (np.asarray(shard.data) == whole[shard.index] + n).all()
+        return len([peer for peers in sent for peer in peers])
+
+    assert simulate(4, 1, program) == [3] * 4
+
+
+def test_letters_are_swapped():
+    def program():
+        world = here()
+        me, others = world.process_index, [p for p in range(3) if p != world.process_index]
+        letters = [(p, bytes([me, p]) * (me + 1)) for p in others]
+        found = world.transport.swap(letters, [(p, 2 * (p + 1)) for p in others])
+        return {p: bytes(letter) for p, letter in found.items()}
+
+    for me, found in enumerate(simulate(3, 1, program)):
+        assert found == {p: bytes([p, me]) * (p + 1) for p in range(3) if p != me}

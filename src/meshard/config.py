@@ -10,8 +10,15 @@ name                               meaning
 ``default_device``                 the device of this process on which new arrays are placed, or
                                    its name, such as ``"cpu:3"``; ``"cpu"`` or None (default):
                                    the first one
-``jit_compiler``                   ``"numpy"`` (default), or ``"xla"`` where JAX is installed:
-                                   the compiler of operations that jit fuses, on large blocks
+``jit_compiler``                   what runs the operations that jit fuses, on large blocks:
+                                   ``"numpy"``; ``"llvm"``, which needs the extra ``fast`` and
+                                   gives NumPy's bits; ``"xla"``, which needs JAX; ``"auto"``
+                                   (default): ``"llvm"`` if it is installed
+``jit_math``                       ``"exact"`` (default): what is compiled has NumPy's bits;
+                                   ``"fast"``: LLVM computes exp, log, tanh and what is made of
+                                   them by polynomials of its own, within 2 units in the last place
+``cache_dir``                      the absolute path of the folder in which compiled programs are
+                                   kept; None (default): a folder of the user's cache
 ``check``                          how it is checked that processes run the same operations on
                                    arrays that span them: ``"hash"`` (default): where they
                                    communicate; ``"full"``: at each operation; ``"off"``
@@ -20,7 +27,8 @@ name                               meaning
 =================================  =============================================================
 
 The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
-``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``, ``MESHARD_CHECK``,
+``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``,
+``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``,
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
 ``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``, which are about jobs of several
 processes. A variable with a similar name is refused.

@@ -12,6 +12,11 @@ LARGE = 1 << 20
 Handing tasks to the workers takes 5 microseconds or more; copying that much takes about 25. Rows
 ``small-op``, ``add`` and ``reshard-swap``.
 """
+TINY_CELL = 1 << 14
+"""Bytes that a cell reads and writes below which it is never handed to the workers by itself.
+
+A kernel takes 2 microseconds for that many, a task 4; there may be thousands of such cells.
+"""
 COPY_CHUNK = 4 << 20
 """Bytes of a large copy that are one task: a few for each worker, each far longer than its start.
 
@@ -65,6 +70,11 @@ GATHERED_PARTIALS = 1 << 16
 
 Beyond, each reduces a part and passes it on: twice the messages for less traffic. Row ``sum``.
 """
+STACKED_CELLS = 16
+"""Small blocks from which it is quicker to stack them, and to reduce the stack in one call.
+
+A call of NumPy on two small blocks takes 0.3 microseconds, a block in a stack 0.15.
+"""
 SHIFTED_TOTALS = 1 << 16
 """Bytes of the totals of all cells up to which a scan brings them to every cell.
 
@@ -91,6 +101,11 @@ SEGMENT_OPERATIONS = 96
 """Operations in one segment at most: what it has made is alive until it ends.
 
 Row ``jit-heat``.
+"""
+PACKED_CELLS = 16
+"""Small cells up to which an operation that is alone in a segment runs on one after the other.
+
+Packing a block takes half as long as a call of a kernel. Row ``jit-tiny-chain``.
 """
 DEFERRED_OPERATIONS = 48
 """Operations of a body that wait for each other at most before they run; row ``heat``."""
@@ -162,8 +177,16 @@ SAMPLED_UNITS = 32
 EAGER_SECONDS = 2e-3
 """Seconds that a process gives its core away between two looks before it sleeps between them.
 
-The shortest sleep lasts about 130 microseconds, longer than many a message. Rows ``ranks-*``.
+Waking takes about 10 microseconds longer than getting the core back. Rows ``ranks-*``.
 """
+LOST_CORE = 1e-3
+"""Seconds that a core given away may be gone before the next waits sleep instead.
+
+Neighbours with small work give it back sooner; a program of the same session that computes keeps
+it for 3 milliseconds: beside two, a small sum took 5 times as long by giving cores away.
+"""
+REGRETS = 30
+"""How many times as long as the core was gone a process then sleeps rather than give it away."""
 MOST_DATATYPES = 256
 """MPI datatypes of strided boxes that a process keeps, for moves that are repeated."""
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, final
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -191,7 +191,35 @@ class Layout:
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
         """The regions of all pieces."""
-        return tuple([self.box(i) for i in range(self.piece_count)])
+        if self._boxes is not None:
+            return self._boxes
+        # The pieces in C order are the product of the cuts of each dim.
+        starts, stops = [c[:-1] for c in self.cuts], [c[1:] for c in self.cuts]
+        pairs = zip(product(*starts), product(*stops), strict=True)
+        return tuple(map(partial(tuple.__new__, Box), pairs))  # what Box(...) does, without Python
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all pieces."""
+        if self._boxes is not None:
+            return tuple([b.shape for b in self._boxes])
+        return tuple(product(*[[b - a for a, b in pairwise(c)] for c in self.cuts]))
+
+    def by_piece(self, array: NDArray[Any]) -> NDArray[Any] | None:
+        """Return a view of an array of this shape by piece: the dims of the grid come first.
+
+        None if the pieces differ in shape.
+
+        >>> layout = Layout((4, 6), ((0, 2, 4), (0, 6)), np.array([[[0]], [[1]]]))
+        >>> view = layout.by_piece(np.arange(24).reshape(4, 6))
+        >>> view.shape, view[1, 0].ravel().tolist() == list(range(12, 24))
+        ((2, 1, 2, 6), True)
+        """
+        if not self.regular or len(set(self.shapes)) != 1:
+            return None
+        sizes = [n for pair in zip(self.grid, self.shapes[0], strict=True) for n in pair]
+        rank = 2 * self.ndim
+        return array.reshape(sizes).transpose(*range(0, rank, 2), *range(1, rank, 2))
 
     def holders(self, piece: int) -> tuple[int, ...]:
         """Return the ids of the devices that hold one piece, in replica order."""

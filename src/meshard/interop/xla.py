@@ -6,7 +6,7 @@ place. Transcendental functions may differ from NumPy's in the last bits. Needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshard.ops.engine.decide import find_row
-from meshard.ops.fused.compilers import Run, Work
+from meshard.ops.fused.compilers import InputKind, Run, Work
 from meshard.ops.row import Dtype, MoveOp, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -139,8 +139,40 @@ def _lent(block: Any) -> Any:
 
 
 @final
+class _Program:
+    """A jitted function of JAX arrays that runs cells."""
+
+    def __init__(self, f: Callable[..., list[Any]], device: Any) -> None:
+        self._jitted = jax.jit(f)
+        self._device = device
+
+    def __call__(
+        self,
+        world: RuntimeWorld,
+        cells: Sequence[Sequence[Any]],
+        free: Sequence[Collection[int]] = (),
+    ) -> list[list[Block]]:
+        """Return what each cell gives, in new memory."""
+        results: list[list[Block]] = [[] for _ in cells]
+
+        def task(number: int) -> None:
+            with jax.enable_x64(True), jax.default_device(self._device):
+                found = self._jitted(*map(_lent, cells[number]))
+                results[number] = [np.from_dlpack(x) for x in found]
+
+        world.workers.run([partial(task, number) for number in range(len(cells))])
+        return results
+
+    def refusal(self, kinds: Sequence[InputKind]) -> str:
+        """Return nothing: XLA runs what it has taken."""
+        return ""
+
+
+@final
 class Xla:
     """XLA on the host's processor."""
+
+    name = "XLA"
 
     def __init__(self) -> None:
         self._device = jax.devices("cpu")[0]
@@ -151,20 +183,7 @@ class Xla:
 
     def program(self, f: Callable[..., list[Any]]) -> Run:
         """Return a function of JAX arrays as one that runs cells."""
-        jitted, device = jax.jit(f), self._device
-
-        def run(world: RuntimeWorld, cells: Sequence[Sequence[Any]]) -> list[list[Block]]:
-            results: list[list[Block]] = [[] for _ in cells]
-
-            def task(number: int) -> None:
-                with jax.enable_x64(True), jax.default_device(device):
-                    found = jitted(*map(_lent, cells[number]))
-                    results[number] = [np.from_dlpack(x) for x in found]
-
-            world.workers.run([partial(task, number) for number in range(len(cells))])
-            return results
-
-        return run
+        return _Program(f, self._device)
 
 
 COMPILER = Xla()

@@ -1,8 +1,9 @@
 """Letters between two processes of one host, through memory that both see.
 
 In: blocks. Out: their bytes, one run, at the neighbour. Each process writes to its own mail page
-and reads the other's, so that no lock and no call of the system is needed; a letter that does not
-fit into a slot is written to a chunk of the sender's arena, lent until the reader has dropped it.
+and reads the other's, so that no lock is needed, and no call of the system unless the neighbour
+sleeps; a letter that does not fit into a slot is written to a chunk of the sender's arena, lent
+until the reader has dropped it.
 
 Each letter is stamped with the step to which it belongs. Letters arrive in program order, so those
 of a step that the reader has left early come first: it drops them, and gives back what they lend.
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import Struct
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
+from meshard.mpi.doorbell import ANYTHING, Doorbell
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease
 from meshard.runtime.memory.forks import number_of_forks
 from meshard.runtime.processes.agreement import Stamp
@@ -27,6 +29,7 @@ _LINE = 64
 _SLOT = 4096
 _SLOTS = 2
 _WORD = 8
+_DOORBELL = 4
 _FACTS = Struct("QQQQQQQ")
 _HEAD = _WORD + _FACTS.size
 ROOM = _SLOT - _HEAD
@@ -47,17 +50,23 @@ class MailPage:
     """The page that one process of a host writes for the others: letters, and counts of those read.
 
     A line for each process comes first, in which the owner counts the letters that it has read from
-    that process. Slots follow, some for each process, each preceded by the number of its letter: a
-    slot is free as soon as its reader has counted the letter.
+    that process; in the line of the owner itself is its doorbell. Slots follow, some for each
+    process, each preceded by the number of its letter: a slot is free as soon as its reader has
+    counted the letter.
 
     Args:
         memory: the page, of `mail_bytes`.
         place: the owner's number on the host.
         places: how many processes the host has.
+
+    Attributes:
+        place: the owner's number on the host.
+        doorbell: where the owner sleeps.
     """
 
     def __init__(self, memory: memoryview, place: int, places: int) -> None:
         self.place = place
+        self.doorbell = Doorbell(memory[place * _LINE : place * _LINE + _DOORBELL])
         self._memory = memory
         self._places = places
 
@@ -80,13 +89,38 @@ def packed(blocks: Sequence[Block]) -> bytes:
     return b"".join([b.tobytes() for b in blocks])
 
 
+def pack(buffer: Block, blocks: Sequence[Block]) -> None:
+    """Write the elements of all blocks to a buffer, each block's in C order."""
+    for at, shape, dtype, alike in _runs(blocks):
+        if shape:
+            room = np.ndarray((len(alike) * shape[0], *shape[1:]), dtype, buffer, at)
+            np.concatenate(alike, out=room)
+        else:
+            for i, place in enumerate(np.ndarray((len(alike), 1), dtype, buffer, at)):
+                place[0] = alike[i]
+
+
 def unpack(buffer: Block | bytes, boxes: Sequence[Block]) -> None:
     """Fill boxes from their bytes."""
-    at = 0
-    for box in boxes:
-        part = np.ndarray(box.shape, box.dtype, buffer, at)
-        box[...] = part
-        at += box.nbytes
+    for at, shape, dtype, alike in _runs(boxes):
+        parts = np.ndarray((len(alike), *shape), dtype, buffer, at)
+        for box, part in zip(alike, parts, strict=True):
+            box[...] = part
+
+
+def _runs(
+    blocks: Sequence[Block],
+) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any], Sequence[Block]]]:
+    """Yield the blocks of one shape and dtype that follow each other, and where their bytes are."""
+    at = start = 0
+    while start < len(blocks):
+        shape, dtype = blocks[start].shape, blocks[start].dtype
+        stop = start + 1
+        while stop < len(blocks) and blocks[stop].shape == shape and blocks[stop].dtype == dtype:
+            stop += 1
+        yield at, shape, dtype, blocks[start:stop]
+        at += (stop - start) * blocks[start].nbytes
+        start = stop
 
 
 class Stamps(Protocol):
@@ -103,8 +137,8 @@ class Stamps(Protocol):
 class Mailbox:
     """The letters between this process and a neighbour, in both directions.
 
-    Its methods are generators that yield while they wait. Letters arrive in the order in which they
-    were put.
+    Its methods are generators that yield while they wait: the neighbour whose letter they wait for,
+    or None if its reading may help. Letters arrive in the order in which they were put.
 
     Args:
         arena: this process's arena, for letters that are longer than a slot.
@@ -116,6 +150,7 @@ class Mailbox:
             elsewhere are not read.
 
     Attributes:
+        place: the neighbour's number on the host.
         refused: the stamp of the next letter, if it does not belong to this step.
     """
 
@@ -130,9 +165,12 @@ class Mailbox:
     ) -> None:
         self._arena = arena
         self._neighbour = neighbour
-        self._peer = other.place
+        self.place = other.place
         self._process = process
         self._stamps = stamps
+        self._place = own.place
+        self._doorbell = other.doorbell
+        self._asleep = other.doorbell.word
         self._put = own.slots(other.place)
         self._get = other.slots(own.place)
         self._seen_there = other.read_of(own.place)
@@ -155,7 +193,7 @@ class Mailbox:
 
     def put(
         self, blocks: Sequence[Block], lent: Sequence[SharedLease] = ()
-    ) -> Generator[None, None, None]:
+    ) -> Generator[int | None, None, None]:
         """Write a letter; wait while the neighbour has not read the ones before.
 
         Args:
@@ -167,7 +205,7 @@ class Mailbox:
         lease = self._arena.lease(size) if size > ROOM else None
         loans = list(lent) if lease is None else [*lent, lease]
         for one in loans:
-            self._arena.lend(one, (self._peer,))
+            self._arena.lend(one, (self.place,))
         told = int(bool(lent))
         try:
             if lease is None:  # it fits into a slot, or there are no addresses left
@@ -175,19 +213,15 @@ class Mailbox:
                 for at in range(0, max(1, size), ROOM):
                     more = max(0, size - at - ROOM)
                     while not self.post(letter[at : at + ROOM], more, 0, told):
-                        yield
+                        yield None
             else:
-                flat = np.asarray(lease)
-                at = 0
-                for block in blocks:
-                    np.ndarray(block.shape, block.dtype, flat, at)[...] = block
-                    at += block.nbytes
+                pack(np.asarray(lease), blocks)
                 while not self.post(_LENGTH.pack(size), 0, lease.offset, told):
-                    yield
+                    yield None
             loans = []
         finally:
             for one in loans:  # the neighbour has not learned of it
-                self._arena.lend(one, (self._peer,), -1)
+                self._arena.lend(one, (self.place,), -1)
 
     def post(self, letter: bytes, more: int = 0, chunk: int = 0, lent: int = 0) -> bool:
         """Write a letter that fits into a slot; return whether a slot was free.
@@ -210,12 +244,15 @@ class Mailbox:
         slot[_WORD : _HEAD + size] = facts + letter
         self._keep_order()
         count[0] = number
+        self._keep_order()
+        if self._asleep[0]:
+            self._doorbell.after_letter(self._place)
         return True
 
-    def get(self) -> Generator[None, None, Block]:
+    def get(self) -> Generator[int | None, None, Block]:
         """Wait for the next letter and return its bytes."""
         while (found := self.collect()) is None:
-            yield
+            yield self._process
         return found if isinstance(found, np.ndarray) else np.frombuffer(found, np.uint8)
 
     def collect(self) -> bytes | Block | None:
@@ -239,6 +276,8 @@ class Mailbox:
             letter: bytes | Block = bytes(slot[_HEAD : _HEAD + size])
             self._keep_order()
             self._read = self._seen_here[0] = number
+            if self._asleep[0] == ANYTHING:
+                self._doorbell.ring()
             if chunk:
                 (size,) = _LENGTH.unpack_from(slot, _HEAD)
                 letter = self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)

@@ -14,14 +14,20 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, packed, unpack
+from meshard.mpi.doorbell import Doorbell
+from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
-Waiting = Generator[None, None, None]
+Waiting = Generator[int | None, None, None]
+"""Yields while it waits: a process whose letter it waits for, or None for anything else."""
+Letter = tuple[int, bytes | Sequence[Block]]
+"""A process, and what it gets: bytes, or blocks whose elements are the bytes."""
+Found = dict[int, bytes | Block]
+"""The letters of processes."""
 _MARK = 16
 _NOWHERE = -1
 
@@ -35,6 +41,7 @@ class Neighbours:
         mailboxes: the mailbox of each neighbour.
         arenas: the arena of each neighbour.
         table: the sizes that decide how blocks are moved.
+        doorbell: where this process sleeps until one of them has done something.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class Neighbours:
         mailboxes: dict[int, Mailbox],
         arenas: dict[int, Neighbour],
         table: Table,
+        doorbell: Doorbell,
     ) -> None:
         assert pages.arena is not None
         self._pages = pages
@@ -50,9 +58,14 @@ class Neighbours:
         self._mailboxes = mailboxes
         self._arenas = arenas
         self._table = table
+        self.doorbell = doorbell
 
     def __contains__(self, process: int) -> bool:
         return process in self._mailboxes
+
+    def has(self, messages: Sequence[tuple[int, Any]]) -> bool:
+        """Return whether the processes of all messages are neighbours."""
+        return all(message[0] in self._mailboxes for message in messages)
 
     def refused(self, process: int) -> Stamp | None:
         """Return the stamp of a process's next letter, if it does not belong to this step."""
@@ -74,43 +87,37 @@ class Neighbours:
                         return False
         return True
 
-    def swap(
-        self,
-        sends: Sequence[tuple[int, Sequence[Block]]],
-        missing: list[tuple[int, Sequence[Block]]],
-    ) -> Waiting:
-        """Move small boxes; the letters are those of `talk`.
+    def place(self, process: int) -> int:
+        """Return a process's number on the host."""
+        return self._mailboxes[process].place
 
-        Processes whose letters have arrived are taken out of ``missing``.
+    def swap(self, sends: Sequence[Letter], missing: list[tuple[int]], found: Found) -> Waiting:
+        """Pass one letter to each of some neighbours, and get one from each of others.
+
+        The letters are those of `talk` for small boxes. Neighbours whose letters have arrived are
+        taken out of ``missing``, and their letters are put into ``found``.
         """
         mailboxes = self._mailboxes
-        seen, letter = None, b""
-        for peer, blocks in sends:
+        for peer, letter in sends:
             mailbox = mailboxes[peer]
-            if sum([b.nbytes for b in blocks]) > ROOM:
-                yield from mailbox.put(blocks)
-                continue
-            if len(blocks) != 1:
-                seen, letter = None, packed(blocks)
-            elif blocks[0] is not seen:  # often all get the same
-                seen = blocks[0]
-                letter = seen.tobytes()
-            if letter:
+            if not isinstance(letter, bytes):
+                yield from mailbox.put(letter)
+            elif len(letter) > ROOM:
+                yield from mailbox.put([np.frombuffer(letter, np.uint8)])
+            else:
                 while not mailbox.post(letter):
-                    yield
-        missing[:] = [e for e in missing if any(b.nbytes for b in e[1])]
-        while True:
+                    yield None
+        while missing:
             left = []
             for entry in missing:
-                found = mailboxes[entry[0]].collect()
-                if found is None:
+                read = mailboxes[entry[0]].collect()
+                if read is None:
                     left.append(entry)
                 else:
-                    unpack(found, entry[1])
+                    found[entry[0]] = read
             missing[:] = left
-            if not left:
-                return
-            yield
+            if left:
+                yield left[0][0]
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return a generator that sends boxes to a neighbour, and one that receives boxes from it.
@@ -143,7 +150,7 @@ class Neighbours:
             yield from mailbox.put(small)
         if large:
             while not offers:
-                yield
+                yield None
             yield from mailbox.put(self._written(peer, large, offers[0].view(np.int64)))
 
     def _listen(
@@ -307,7 +314,7 @@ def open_neighbours(
         )
         for p, neighbour in found.items()
     }
-    return Neighbours(pages, mailboxes, found, table), able
+    return Neighbours(pages, mailboxes, found, table, opened.page.doorbell), able
 
 
 @final

@@ -7,18 +7,18 @@ waits is a generator; they continue in turn, and the watchdog ends a wait that i
 
 from __future__ import annotations
 
-import os
 import pickle
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 from mpi4py import MPI
 
+from meshard.mpi.mailbox import ROOM, packed, unpack
 from meshard.mpi.messages import Messages
-from meshard.mpi.neighbours import Neighbours
+from meshard.mpi.neighbours import Found, Letter, Neighbours, Waiting
+from meshard.mpi.patience import Patience
 from meshard.mpi.watch import MpiSideChannel
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement
@@ -26,10 +26,10 @@ from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
-from meshard.tuning import EAGER_SECONDS
 
-Job = tuple[Sequence[tuple[Any, ...]], Generator[None, None, None]]
+Job = tuple[Sequence[tuple[Any, ...]], Waiting]
 """Jobs, and the peers for which they wait: the first of each tuple is a peer."""
+_DONE: Any = object()
 
 
 @final
@@ -55,6 +55,7 @@ class MpiTransport:
         self.watchdog = Watchdog(agreement, self.channel, deadline)
         self.hosts: tuple[int, ...] | None = None
         self._near: Neighbours | None = None
+        self._patience = Patience()
         self._born = depth()
         self.settle(table or Table())
 
@@ -66,6 +67,7 @@ class MpiTransport:
     def reach(self, near: Neighbours | None, hosts: tuple[int, ...] | None) -> None:
         """Use memory between processes of one host from now on."""
         self._near = near
+        self._patience.doorbell = None if near is None else near.doorbell
         self.hosts = hosts
 
     def exchange(
@@ -78,9 +80,12 @@ class MpiTransport:
         Raises:
             TransportError: if a peer fails or does not answer before the deadline.
         """
-        if self._near is not None and self._near.is_small(sends, receives):
-            missing = list(receives)
-            self._run([(missing, self._near.swap(sends, missing))])
+        near = self._near
+        if near is not None and near.is_small(sends, receives):
+            found = self._swap(near, _letters(sends), [(p,) for p, own in receives if _size(own)])
+            for peer, boxes in receives:
+                if peer in found:
+                    unpack(found[peer], boxes)
             return
         going, coming = dict(sends), dict(receives)
         jobs: list[Job] = []
@@ -88,6 +93,43 @@ class MpiTransport:
             out, back = going.get(peer, ()), coming.get(peer, ())
             jobs += [([(peer,)], job) for job in self._way(peer).talk(peer, out, back)]
         self._run(jobs)
+
+    def swap(self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]) -> Found:
+        """Send small letters to peers, and return those of peers, of which the sizes are known.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+        near = self._near
+        if near is not None and near.has(letters) and near.has(sizes):
+            return self._swap(near, letters, [(p,) for p, _ in sizes])
+        return self._swap_beyond(letters, sizes)
+
+    def _swap_beyond(
+        self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]
+    ) -> Found:
+        """Swap letters with processes of which some are on other hosts."""
+        near, messages = self._near, self._messages
+        far = {p: [np.frombuffer(x, np.uint8)] for p, x in letters if self._way(p) is messages}
+        boxes = {p: np.empty(n, np.uint8) for p, n in sizes if self._way(p) is messages}
+        found: Found = dict(boxes)
+        jobs: list[Job] = []
+        for peer in {**boxes, **far}:
+            back = [boxes[peer]] if peer in boxes else []
+            jobs += [([(peer,)], job) for job in messages.talk(peer, far.get(peer, []), back)]
+        if near is not None:
+            missing = [(p,) for p, _ in sizes if p not in boxes]
+            inside = [x for x in letters if x[0] not in far]
+            jobs.append((missing, near.swap(inside, missing, found)))
+        self._run(jobs)
+        return found
+
+    def _swap(
+        self, near: Neighbours, letters: Sequence[Letter], missing: list[tuple[int]]
+    ) -> Found:
+        found: Found = {}
+        self._run([(missing, near.swap(letters, missing, found))])
+        return found
 
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
         """Lend complete blocks to neighbours, and return the blocks that they lend, read-only.
@@ -141,29 +183,29 @@ class MpiTransport:
                 deadline has passed.
         """
         refuse_in_child(self._born)
-        watchdog, begun, peers = self.watchdog, 0.0, _peers(jobs)
+        watchdog, patience, long, peers = self.watchdog, self._patience, False, _peers(jobs)
         watchdog.check(peers)
+        patience.begin()
         try:
             while True:
-                left = []
+                left, wanted = [], None
                 for job in jobs:
-                    for _ in job[1]:  # it waits
+                    what = next(job[1], _DONE)
+                    if what is not _DONE:
                         left.append(job)
-                        break
+                        wanted = what
                 if not left:
                     break
                 jobs = left
-                now = time.monotonic()
-                if not begun:
-                    begun = now
+                if patience.gave_core_away():
+                    continue
+                if not long:
+                    long = True
                     watchdog.begin()
-                if now - begun < EAGER_SECONDS and hasattr(os, "sched_yield"):
-                    os.sched_yield()
-                else:
-                    time.sleep(1e-4)
+                if self._slept(jobs, wanted):
                     self._look(jobs)
         except BaseException as error:
-            if not begun:
+            if not long:
                 watchdog.begin()
             missing = _peers(jobs)
             for _, unfinished in jobs:
@@ -173,9 +215,25 @@ class MpiTransport:
                 watchdog.failed(missing, error.Get_error_string())
             watchdog.leave(missing, error)
             raise
-        if begun:
+        finally:
+            patience.end()
+        if long:
             watchdog.end()
         watchdog.met(peers)
+
+    def _slept(self, jobs: Sequence[Job], wanted: int | None) -> bool:
+        """Sleep, unless it is time to look around first, and return whether it did.
+
+        Args:
+            jobs: what waits.
+            wanted: the process whose letter the last of them waits for, if it is known.
+        """
+        near = self._near
+        if near is None or not near.has([entry for peers, _ in jobs for entry in peers]):
+            return self._patience.nap()
+        if wanted is None or len(jobs) > 1:
+            return self._patience.slept(None)
+        return self._patience.slept(near.place(wanted))
 
     def _look(self, jobs: Sequence[Job]) -> None:
         """Check on the other processes while jobs wait."""
@@ -186,6 +244,28 @@ class MpiTransport:
                     self.watchdog.saw(peer, stamp)
         if self.watchdog.look(partial(_peers, jobs)):
             self._messages.sweep()
+
+
+def _letters(sends: Sequence[tuple[int, Sequence[Block]]]) -> list[Letter]:
+    """Return what each peer gets of small blocks: bytes, or the blocks where these are many."""
+    found: list[Letter] = []
+    seen, letter = None, b""
+    for peer, blocks in sends:
+        size = _size(blocks)
+        if size > ROOM:
+            found.append((peer, blocks))
+            continue
+        if len(blocks) != 1:
+            seen, letter = None, packed(blocks)
+        elif blocks[0] is not seen:  # often all get the same
+            seen, letter = blocks[0], blocks[0].tobytes()
+        if letter:
+            found.append((peer, letter))
+    return found
+
+
+def _size(blocks: Sequence[Block]) -> int:
+    return sum([b.nbytes for b in blocks])
 
 
 def _peers(jobs: Sequence[Job]) -> list[int]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar, final, overload
 
 import numpy as np
 
 from meshard.algebra.arguments import (
+    LEAST_INTEGER,
+    MOST_INTEGER,
     described,
     flag_of,
     function_of,
@@ -40,6 +43,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Accept = Callable[[Any, str, str], Any]
 """From a value, the function's name and the argument's to the value that the function gets."""
+Many = Callable[[Sequence[Any]], bool]
+"""Whether each of several values is accepted as it is."""
 
 
 @final
@@ -50,14 +55,18 @@ class _Kind:
         allowed: what it may be, as messages say it.
         accept: returns what the function gets, or raises an `ArgumentError` of any message.
         quick: types of which every value is accepted as it is.
+        many: whether each of several values is accepted as it is, seen without a loop of Python.
     """
 
-    __slots__ = ("accept", "allowed", "quick")
+    __slots__ = ("accept", "allowed", "many", "quick")
 
-    def __init__(self, allowed: str, accept: Accept, *quick: type) -> None:
+    def __init__(
+        self, allowed: str, accept: Accept, *quick: type, many: Many = lambda values: False
+    ) -> None:
         self.allowed = allowed
         self.accept = accept
         self.quick = frozenset(quick)
+        self.many = many
 
 
 def number(value: Any, what: str, name: str) -> Any:
@@ -83,7 +92,15 @@ def number(value: Any, what: str, name: str) -> Any:
     return value
 
 
+def _integers(values: Sequence[Any]) -> bool:
+    """Whether several values are integers of Python's of 64 bits."""
+    plain = {int}.issuperset(map(type, values))
+    return plain and (not values or LEAST_INTEGER <= min(values) <= max(values) <= MOST_INTEGER)
+
+
 def _integer(value: Any, what: str, name: str) -> Any:
+    if type(value) is int and LEAST_INTEGER <= value <= MOST_INTEGER:
+        return value
     return value if isinstance(value, Traced) else integer_of(value, what, name)
 
 
@@ -113,7 +130,7 @@ def _dtype(value: Any, what: str, name: str) -> Any:
 
 
 _SIMPLE = {
-    "int": _Kind("an integer", _integer),
+    "int": _Kind("an integer", _integer, many=_integers),
     "bool": _Kind("True or False", flag_of, bool),
     "float": _Kind("a real number", number, float),
     "str": _Kind("a string", text_of, str),
@@ -201,11 +218,7 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
 
     def accept(value: Any, what: str, name: str) -> Any:
         try:
-            if inner is None and isinstance(value, (list, tuple)):
-                return value
-            found = items_of(value, what, name, "items", ordered=True)
-            if inner is not None:
-                found = tuple([inner.accept(v, what, name) for v in found])
+            found = _items_of(value, what, name, inner, count)
         except OutOfRangeError:
             raise
         except ArgumentError:
@@ -214,7 +227,28 @@ def _sequence(elements: list[str], fixed: bool) -> _Kind:
             raise ArgumentError(refusal(what, name, allowed, value))
         return found
 
-    return _Kind(allowed, accept)
+    return _Kind(allowed, accept, many=_many_tuples(inner, count))
+
+
+def _items_of(value: Any, what: str, name: str, inner: _Kind | None, count: int | None) -> Any:
+    """Return the items of a sequence, each as the function gets it."""
+    if isinstance(value, (list, tuple)):
+        if inner is None:
+            return value
+        if count is None and inner.many(value):
+            return tuple(value)
+    found = items_of(value, what, name, "items", ordered=True)
+    return found if inner is None else tuple([inner.accept(v, what, name) for v in found])
+
+
+def _many_tuples(inner: _Kind | None, count: int | None) -> Many:
+    """Return the test whether several values are tuples of that many values, all accepted."""
+
+    def many(values: Sequence[Any]) -> bool:
+        alike = {tuple}.issuperset(map(type, values)) and {count}.issuperset(map(len, values))
+        return inner is not None and alike and inner.many(list(chain.from_iterable(values)))
+
+    return many
 
 
 @overload

@@ -208,6 +208,17 @@ class SimulatedTransport:
                     )
                 target[...] = sent
 
+    def swap(
+        self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]
+    ) -> dict[int, bytes | Block]:
+        """Send letters, then wait for the peers'."""
+        found: dict[int, bytes | Block] = {p: np.empty(size, np.uint8) for p, size in sizes}
+        self.exchange(
+            [(peer, [np.frombuffer(letter, np.uint8)]) for peer, letter in letters],
+            [(peer, [np.asarray(found[peer])]) for peer, _ in sizes],
+        )
+        return found
+
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
         """Pass blocks on as they are, read-only: one memory, as between neighbours."""
         for block, takers in lent:

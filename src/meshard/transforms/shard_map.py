@@ -19,6 +19,7 @@ from meshard.algebra.arguments import flag_of, instance_of, names_of, refusal
 from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.world import current
 from meshard.errors import (
     ArgumentError,
     ConcretizationError,
@@ -31,13 +32,22 @@ from meshard.errors import (
 )
 from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
 from meshard.runtime.world import here
+from meshard.settings import config
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import known_way_in, to_array, to_grid, way_in
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.boundary import (
+    cells_in,
+    cells_out,
+    known_way_in,
+    to_array,
+    to_grid,
+    way_in,
+)
+from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.tracing.abstract import is_abstract
@@ -68,6 +78,7 @@ class _Leaf:
 
 
 _LEAF = _Leaf()
+_MOST_READY = 256  # types of arguments for which a mapped function knows what to do
 
 
 @overload
@@ -234,6 +245,29 @@ class _Call:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a mapped function does with arrays of some types, where no other code is around it.
+
+    Attributes:
+        scope: the axes that its body runs along.
+        ways_in: for each argument what makes its cells, and their kind.
+        ways_out: by the kind of its only result what makes an array of the cells.
+    """
+
+    scope: Scope
+    ways_in: Sequence[tuple[Callable[[Array], Cells], GridKind]]
+    ways_out: dict[GridKind, Callable[[Cells], Array]]
+
+    def values(self, body: Body, args: Sequence[Any]) -> list[Grid]:
+        """Return the arguments as they are in the body."""
+        found = []
+        for (way, kind), x in zip(self.ways_in, args, strict=True):
+            found.append(Grid(body, kind, way(x)))
+        return found
+
+
+@final
 class _Mapped:
     """What `shard_map` returns."""
 
@@ -252,6 +286,7 @@ class _Mapped:
         self._outputs: dict[Any, list[Any]] = {}
         self._passed: set[tuple[GridKind, PartitionSpec, bool]] = set()
         self._known: tuple[Any, Mesh, Scope] | None = None
+        self._ready: dict[tuple[Any, ...], _Ready] = {}
 
     @property
     def _name(self) -> str:
@@ -267,6 +302,11 @@ class _Mapped:
                 f"are; got the keyword argument {next(iter(kwargs))!r}."
             )
         outer = innermost()
+        ready = self._ready_for(args) if outer is None else None
+        if ready is not None:
+            body = Body(ready.scope)
+            call = _Call(body, args, [], [], ready.values(body, args))
+            return self._run(call, ready, call.values)
         around = outer if isinstance(outer, Body) else None
         scope = self._scope(around)
         recorder = recording()
@@ -275,9 +315,45 @@ class _Mapped:
             body.recorder = Recorder(self._name, recorder)
         leaves, structure = trees.flatten(args)
         call = self._arguments(body, args, leaves, structure)
+        if outer is None:
+            ready = self._kept(call)
+        return self._run(call, ready, optree.tree_unflatten(structure, call.values))
+
+    def _ready_for(self, args: tuple[Any, ...]) -> _Ready | None:
+        """Return what is to do for arrays of these types, if it is known."""
+        key: list[Any] = [config.epoch, self._mesh or ambient_mesh()]
+        for x in args:
+            if type(x) is not Array:
+                return None
+            key.append(x._type)
+        ready = self._ready.get(tuple(key))
+        return ready if ready is not None and ready.scope.world is current() else None
+
+    def _kept(self, call: _Call) -> _Ready | None:
+        """Keep what is to do for arguments that are all arrays, one by one."""
+        scope, arrays = call.scope, [x for x in call.args if type(x) is Array]
+        if scope.auto or len(arrays) < len(call.args) or len(arrays) < len(call.given):
+            return None
+        ways_in = [
+            (cells_in(scope, x._type, spec), value.kind)
+            for x, spec, value in zip(arrays, call.specs, call.values, strict=True)
+        ]
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        key = (config.epoch, self._mesh or ambient_mesh(), *[x._type for x in arrays])
+        found = self._ready[key] = _Ready(scope, ways_in, {})
+        return found
+
+    def _run(self, call: _Call, ready: _Ready | None, values: Any) -> Any:
+        """Run the body on values, and return its results outside of it."""
+        body = call.body
         try:
-            with interpreting(body), entered_mesh(scope.mesh):
-                result = self._f(*optree.tree_unflatten(structure, call.values))
+            with interpreting(body), entered_mesh(call.scope.mesh):
+                result = self._f(*values)
+                if ready is not None and type(result) is Grid and result.body is body:
+                    leave = ready.ways_out.get(result.kind)
+                    if leave is not None:
+                        return leave(result._blocks or result._live())
                 found, shape = trees.flatten(result)
                 grids = self._lifted(body, found, result)
         finally:
@@ -286,6 +362,9 @@ class _Mapped:
         if wanted is None:
             wanted = self._outputs[shape] = self._matched("out_specs", self._out_specs, result)
         joined = self._results(call, grids, wanted, result)
+        if ready is not None and type(result) is Grid:
+            ready.ways_out[result.kind] = cells_out(call.scope, result.kind, wanted[0])
+        recorder = recording()
         if recorder is not None:
             joined = self._recorded(recorder, call, grids, wanted, joined)
         return optree.tree_unflatten(shape, joined)

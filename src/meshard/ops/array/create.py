@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any, Literal, Protocol, overload
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import integer_of, shape_of
 from meshard.algebra.box import Box
+from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
@@ -28,6 +31,7 @@ from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, has_devices, is_array, is_traced
 from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.row import Dtype
+from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
@@ -35,24 +39,27 @@ from meshard.runtime.moving.place import (
     as_host,
     as_sharding,
     check_devices_exist,
-    filled,
     home,
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
+from meshard.tuning import CACHE_PIECE, COPY_CHUNK, LARGE
+
+Writer = Callable[[Block, tuple[int, ...]], None]
+"""Writes a box of an array, given where it begins in the array."""
 
 
 def _made(
     shape: tuple[int, ...],
     dtype: Dtype,
     device: Any,
-    make: Callable[[Box], Block],
+    write: Writer | None,
     what: str,
     committed: bool | None = None,
 ) -> Array:
-    """Make an array piece by piece."""
+    """Make an array piece by piece; without a writer, of zeros."""
     world = here()
     sharding = as_sharding(device, what)
     if sharding is not None:
@@ -61,10 +68,42 @@ def _made(
     kind = world.type_of(shape, dtype, sharding or home(world), settled)
 
     def fill(kind: ArrayType) -> Array:
-        return filled(here(), kind, lambda piece: make(kind.layout.box(piece)), what)
+        return _written(kind, write, what)
 
     found: Array = make_later(what, kind, fill, asked=settled)
     return found
+
+
+def _written(kind: ArrayType, write: Writer | None, what: str) -> Array:
+    """Make an array of a type: large pieces are written in parts, on the workers."""
+    world = here()
+    agree(world, what, (), (kind,))
+    new = world.memory.zeros if write is None else world.memory.allocate
+    blocks: list[Block | None] = [None] * kind.layout.piece_count
+    tasks: list[Callable[[], None]] = []
+    total = 0
+    for piece in kind.local:
+        box = kind.layout.box(piece)
+        block = blocks[piece] = new(box.shape, kind.dtype)
+        if write is not None:
+            total += block.nbytes
+            tasks += _parts(write, block, box)
+    if total < LARGE:
+        for task in tasks:
+            task()
+    else:
+        world.workers.run(tasks)
+    return Array(kind, tuple(blocks))
+
+
+def _parts(write: Writer, block: Block, box: Box) -> list[Callable[[], None]]:
+    """Return what writes a block, a few rows at a time if it is large."""
+    count = max(1, block.nbytes // COPY_CHUNK) if block.ndim else 1
+    if count == 1:
+        return [partial(write, block, box.starts)]
+    first, *others = box.starts
+    cuts = balanced_cuts(block.shape[0], min(count, block.shape[0]))
+    return [partial(write, block[a:b], (first + a, *others)) for a, b in pairwise(cuts)]
 
 
 def _from_nested(value: Any) -> Any:
@@ -195,25 +234,23 @@ def _full(
 ) -> Array:
     """Make an array of one value, or of values that broadcast to its shape."""
     if not value.ndim:
-        return _made(
-            shape, value.dtype, device, lambda b: _constant(b.shape, value), what, committed
-        )
+        constant = partial(_constant, value) if value.any() else None
+        return _made(shape, value.dtype, device, constant, what, committed)
     try:
         whole = np.broadcast_to(value, shape)
     except ValueError as error:
         raise ShapeError(
             f"{what}: values of shape {value.shape} do not broadcast to {shape}."
         ) from error
-    return _made(shape, value.dtype, device, lambda b: whole[b.slices], what, committed)
+    return _made(shape, value.dtype, device, partial(_box_of, whole), what, committed)
 
 
-def _constant(shape: tuple[int, ...], value: Block) -> Block:
-    memory = here().memory
-    if not value.any():
-        return memory.zeros(shape, value.dtype)
-    block = memory.allocate(shape, value.dtype)
-    block[...] = value
-    return block
+def _constant(value: Block, out: Block, starts: tuple[int, ...]) -> None:
+    out[...] = value
+
+
+def _box_of(whole: Block, out: Block, starts: tuple[int, ...]) -> None:
+    out[...] = whole[tuple([slice(a, a + n) for a, n in zip(starts, out.shape, strict=True)])]
 
 
 class Constant(Protocol):
@@ -392,16 +429,62 @@ def arange(
     work = accumulator(wanted) if is_float(wanted) else wanted
     one, two = np.asarray([first, first + by][: max(size, 1)]).astype(wanted)[[0, -1]].astype(work)
 
-    def part(box: Box) -> Block:
-        counted = np.arange(box.starts[0], box.stops[0])
-        if wanted == np.bool_:
-            return np.asarray(np.where(counted, two, one), wanted)
-        with np.errstate(over="ignore"):  # unsigned ones count down through zero
-            values: Block = counted.astype(work) * (two - one) + one
-        values[counted == 0], values[counted == 1] = one, two
-        return values.astype(wanted)
+    with np.errstate(over="ignore"):
+        apart = one if wanted == np.bool_ else two - one
 
-    return _made((size,), wanted, device, part, "arange")
+    def step_on(numbers: Block, first: int) -> None:
+        if apart != 1:
+            numbers *= apart
+        if one != 0:
+            numbers += one
+        if first < 2:
+            numbers[: 2 - first] = [one, two][first : first + numbers.size]
+
+    def write(out: Block, starts: tuple[int, ...]) -> None:
+        if wanted == np.bool_:
+            out[...] = [one, two][starts[0] : starts[0] + out.size]
+            return
+        with np.errstate(over="ignore"):  # unsigned ones count down through zero
+            _count(out, starts[0], work, step_on)
+
+    return _made((size,), wanted, device, write, "arange")
+
+
+def _count(out: Block, first: int, work: Dtype, change: Callable[[Block, int], None]) -> None:
+    """Write what becomes of the numbers from ``first`` on, a piece that fits the cache at a time.
+
+    Args:
+        out: where, an array of one dim.
+        first: the number of its first element.
+        work: the dtype to compute in.
+        change: turns numbers into elements in place, given the first of them.
+    """
+    for start in range(0, out.size, _AT_ONCE):
+        piece = out[start : start + _AT_ONCE]
+        numbers = piece if work == out.dtype else np.empty(piece.size, work)
+        least, greatest = first + start, first + start + piece.size
+        if greatest <= _EXACT.get(work.char, 0):
+            np.add(_unit(work)[: piece.size], np.asarray(least).astype(work), out=numbers)
+        else:
+            numbers[...] = np.arange(least, greatest).astype(work)
+        change(numbers, least)
+        if numbers is not piece:
+            piece[...] = numbers.astype(out.dtype)
+
+
+_EXACT = {"f": 1 << 24, "d": 1 << 53, **dict.fromkeys("bBhHiIlLqQ", 1 << 63)}
+"""By dtype up to where all whole numbers can be added without an error, but for integers' wraps."""
+
+
+_AT_ONCE = CACHE_PIECE // 2
+"""Numbers that are counted before they are turned into elements, while they are in the cache."""
+
+
+@cache
+def _unit(work: Dtype) -> Block:
+    """Return the numbers from zero on that are counted at once."""
+    numbers: Block = np.arange(_AT_ONCE).astype(work)
+    return numbers
 
 
 def _limits(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
@@ -537,16 +620,22 @@ def linspace(
     first, last = np.asarray(first, exact)[()], np.asarray(last, exact)[()]
     step = (last - first) / parts
 
-    def part(box: Box) -> Block:
-        counted = np.arange(box.starts[0], box.stops[0])
-        values: Block = counted.astype(exact)
-        values = values * step if step != 0 else values / parts * (last - first)
+    def step_on(values: Block, at: int) -> None:
+        if step != 0:
+            values *= step
+        else:
+            values /= parts
+            values *= last - first
         values += first
-        if endpoint:
-            values[counted == parts] = last
-        return (np.floor(values) if wanted.kind in "iu" else values).astype(wanted)
+        if endpoint and at <= parts < at + values.size:
+            values[parts - at] = last
+        if wanted.kind in "iu":
+            np.floor(values, out=values)
 
-    result = _made((count,), wanted, device, part, "linspace")
+    def write(out: Block, starts: tuple[int, ...]) -> None:
+        _count(out, starts[0], exact, step_on)
+
+    result = _made((count,), wanted, device, write, "linspace")
     return (result, step) if retstep else result
 
 
@@ -581,22 +670,42 @@ def _by_position(
     sizes: tuple[int, int | None],
     dtype: Any,
     device: Any,
-    test: Callable[[Any, Any], Any],
+    tests: tuple[Callable[[Any, Any], Any], Callable[[int, Block, tuple[int, ...]], None]],
     k: Any,
 ) -> Any:
-    """Return a matrix whose elements are the results of a test of j - i and ``k``."""
+    """Return a matrix of the results of a test of j and i + ``k``, and what writes a box of it."""
     shape = shape_of((sizes[0], sizes[0] if sizes[1] is None else sizes[1]), what)
     wanted = default_float() if dtype is None else as_dtype(dtype)
+    test, write = tests
     if is_traced(k):
-        off = expand_dims(arange(shape[1]), 0) - expand_dims(arange(shape[0]), 1)
-        return array(test(off, k).astype(wanted), device=device)
+        columns, rows = expand_dims(arange(shape[1]), 0), expand_dims(arange(shape[0]), 1)
+        return array(test(columns, rows + k).astype(wanted), device=device)
 
-    def part(box: Box) -> Block:
-        rows = np.arange(box.starts[0], box.stops[0])[:, None]
-        hits: Block = np.asarray(test(np.arange(box.starts[1], box.stops[1]) - rows, k))
-        return hits.astype(wanted)
+    return _made(shape, wanted, device, partial(write, int(k)), what)
 
-    return _made(shape, wanted, device, part, what)
+
+def _diagonal(k: int, out: Block, starts: tuple[int, ...]) -> None:
+    """Write ones where j = i + k, zeros elsewhere."""
+    out[...] = 0
+    off = starts[0] - starts[1] + k  # in the box, too, the diagonal is where j = i + off
+    rows = np.arange(max(0, -off), min(out.shape[0], out.shape[1] - off))
+    out[rows, rows + off] = 1
+
+
+def _below(k: int, out: Block, starts: tuple[int, ...]) -> None:
+    """Write ones where j <= i + k, zeros elsewhere."""
+    off, width = starts[0] - starts[1] + k, out.shape[1]
+    for a in range(0, out.shape[0], _ROWS_BELOW):
+        rows = out[a : a + _ROWS_BELOW]
+        least = np.arange(rows.shape[0])[:, None] + (a + off)
+        # Columns that are below the diagonal in all of these rows, and in none of them.
+        inside, outside = np.clip([a + off + 1, a + off + len(rows)], 0, width).tolist()
+        rows[:, :inside], rows[:, outside:] = 1, 0
+        rows[:, inside:outside] = np.arange(inside, outside) <= least
+
+
+_ROWS_BELOW = 64
+"""Rows of a triangle that are written together: only near the diagonal is anything compared."""
 
 
 @checked
@@ -616,7 +725,7 @@ def eye(
     >>> mnp.eye(2, 3, k=1, dtype=int).tolist()
     [[0, 1, 0], [0, 0, 1]]
     """
-    return _by_position("eye", (N, M), dtype, device, operator.eq, k)
+    return _by_position("eye", (N, M), dtype, device, (operator.eq, _diagonal), k)
 
 
 @checked
@@ -635,7 +744,7 @@ def tri(
     >>> mnp.tri(2, 3, dtype=int).tolist()
     [[1, 0, 0], [1, 1, 0]]
     """
-    return _by_position("tri", (N, M), dtype, device, operator.le, k)
+    return _by_position("tri", (N, M), dtype, device, (operator.le, _below), k)
 
 
 @checked

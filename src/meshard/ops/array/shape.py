@@ -7,7 +7,9 @@ device, the elements are first dealt out anew in C order.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -295,10 +297,36 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
             raise ArgumentError(
                 f"transpose: axes {tuple(axes)} is not a permutation of the {x.ndim} dims."
             )
-    return bind("transpose", x, axes=order)
+    found: Array = bind("transpose", x, axes=order)
+    before = order_of_dims(x)
+    order = order if before is None else tuple([before[d] for d in order])
+    if order != tuple(range(x.ndim)):
+        _orders[id(found)] = order, weakref.ref(found, partial(_forgotten, id(found)))
+    return found
 
 
 permute_dims = transpose
+_orders: dict[int, tuple[tuple[int, ...], weakref.ref[Array]]] = {}
+"""By the number of an array that `transpose` has made the order of its dims; while it lives."""
+
+
+def _forgotten(number: int, gone: weakref.ref[Array]) -> None:
+    entry = _orders.get(number)
+    if entry is not None and entry[1] is gone:  # the number may be another array's by now
+        del _orders[number]
+
+
+def order_of_dims(x: Array) -> tuple[int, ...] | None:
+    """Return the order in which an array has the dims of the one that it is a transpose of.
+
+    This depends on what the program did, unlike the order of a block's elements in memory, which
+    also depends on the number of processes. So a kernel may choose its way by it.
+
+    Returns:
+        For each dim of the array its number in the other one; None if it is not a transpose.
+    """
+    entry = _orders.get(id(x))
+    return None if entry is None else entry[0]
 
 
 def matrix_transpose(x: ArrayLike, /) -> Array:

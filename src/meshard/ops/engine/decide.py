@@ -8,13 +8,15 @@ Rows are looked up here and nowhere else.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise, product
+from functools import cached_property, reduce
+from itertools import pairwise, repeat
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import balanced_cuts
@@ -26,7 +28,6 @@ from meshard.ops.dtypes.kernels import for_operands
 from meshard.ops.dtypes.laws import order_matters, result_dtypes, weak_dtypes
 from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.decision import (
-    Cell,
     Cells,
     Combination,
     Decision,
@@ -169,26 +170,58 @@ def _propagated(
 
 @final
 @dataclass(frozen=True)
-class _Place:
-    """One cell of the factors that a kernel's runs are cut along.
+class _Places:
+    """The cells of the factors that a kernel's runs are cut along, as arrays over all of them.
 
     Attributes:
-        at: the cell along each factor that is split.
-        bounds: the positions of each factor that the cell holds.
+        count: how many there are.
+        shards: into how many cells each factor is cut.
+        at: the cell along each factor that runs are cut along.
+        bounds: the positions of each factor that a cell holds; one pair where all hold the same.
     """
 
-    at: Mapping[str, int]
-    bounds: Mapping[str, tuple[int, int]]
+    count: int
+    shards: Mapping[str, int]
+    at: Mapping[str, NDArray[np.int64]]
+    bounds: Mapping[str, tuple[Any, Any]]
 
-    def shape(self, term: Sequence[Dim]) -> tuple[int, ...]:
-        """Return the shape of the block that the cell reads or gives."""
-        spans = {f: stop - start for f, (start, stop) in self.bounds.items()}
-        return tuple(math.prod(spans[f] for f in dim) for dim in term)
+    def pieces(self, term: Sequence[Dim]) -> tuple[int, ...]:
+        """Return the number of the piece that each cell reads or gives.
+
+        The cells of the factors that split an operand, in C order, are the pieces of its layout.
+        """
+        piece = np.zeros(self.count, np.int64)
+        for factor in (f for dim in term for f in dim if f in self.at):
+            piece = piece * self.shards[factor] + self.at[factor]
+        return tuple(piece.tolist())
+
+    def elements(self, term: Sequence[Dim]) -> int:
+        """Return how many elements all cells together read or give."""
+        spans = [self.bounds[f][1] - self.bounds[f][0] for dim in term for f in dim]
+        return int(np.sum(reduce(operator.mul, spans, np.ones(self.count, np.int64))))
 
     @property
     def volume(self) -> int:
-        """The factor positions that the cell holds."""
-        return math.prod(stop - start for start, stop in self.bounds.values())
+        """The most factor positions that a cell holds, or somewhat more if cuts are uneven."""
+        if not self.count:
+            return 0
+        return math.prod([int(np.max(stop - start)) for start, stop in self.bounds.values()])
+
+    def local(self, op: Op, params: Params, term: Sequence[Dim]) -> Iterator[Params]:
+        """Yield the parameters of each run, of a kernel for which they differ.
+
+        Args:
+            op: the operation.
+            params: its parameters.
+            term: the dims of its first result.
+        """
+        assert op.local is not None
+        bounds = [np.broadcast_to(np.transpose(b), (self.count, 2)) for b in self.bounds.values()]
+        rows = zip(*[b.tolist() for b in bounds], strict=True) if bounds else repeat((), self.count)
+        for spans in rows:
+            own = {f: (start, stop) for f, (start, stop) in zip(self.bounds, spans, strict=True)}
+            sizes = {f: stop - start for f, (start, stop) in own.items()}
+            yield op.local(params, own, tuple(math.prod(sizes[f] for f in dim) for dim in term))
 
 
 @final
@@ -322,62 +355,52 @@ class _Kernel:
         # Every result of a run is the same piece, so all must be split over the same factors.
         count = outputs[0].layout.piece_count
         assert all(t.layout.piece_count == count for t in outputs), self.op.name
-        rule, reduced = self.rule, [(f,) for f in self.found.reduced]
-        runs: list[Cell] = []
-        of_piece: list[list[int]] = [[] for _ in range(count)]
-        index: list[int] = []
-        nbytes = volume = 0
+        rule, places = self.rule, self._places()
+        reduced = [(f,) for f in self.found.reduced]
         itemsizes = [0 if t is None else t.dtype.itemsize for t in self.arrays]
         itemsizes.append(outputs[0].dtype.itemsize)
-        for place in self._places():
-            # Runs that agree in all factors but the contracted ones give parts of one piece. The
-            # contracted ones come last, so that `of_piece` lists these runs in mesh order.
-            shapes = [place.shape(term) for term in (*rule.inputs, rule.outputs[0])]
-            own = self.params
-            if self.op.local is not None:
-                own = self.op.local(self.params, place.bounds, shapes[-1])
-            pieces = tuple(
-                -1 if array is None else self._piece(term, place)
-                for array, term in zip(self.arrays, rule.inputs, strict=True)
-            )
-            of_piece[self._piece(rule.outputs[0], place)].append(len(runs))
-            runs.append(Cell(pieces, own))
-            index.append(self._piece(reduced, place))
-            nbytes += sum(math.prod(s) * n for s, n in zip(shapes, itemsizes, strict=True))
-            volume = max(volume, place.volume)
+        terms = (*rule.inputs, rule.outputs[0])
+        own = None
+        if self.op.local is not None:
+            own = tuple(places.local(self.op, self.params, rule.outputs[0]))
+        # Runs that agree in all factors but the contracted ones give parts of one piece. The
+        # contracted ones come last, so that runs of a piece are in mesh order.
         return Cells(
-            runs=tuple(runs),
-            of_piece=tuple(map(tuple, of_piece)),
-            contraction_index=tuple(index),
-            nbytes=nbytes,
-            volume=volume,
+            count=places.count,
+            operands=tuple(
+                None if array is None else places.pieces(term)
+                for array, term in zip(self.arrays, rule.inputs, strict=True)
+            ),
+            result=places.pieces(rule.outputs[0]),
+            pieces=count,
+            params=self.params,
+            own_params=own,
+            contraction_index=places.pieces(reduced),
+            nbytes=sum(
+                places.elements(term) * n for term, n in zip(terms, itemsizes, strict=True) if n
+            ),
+            volume=places.volume,
             single=all(self.found.factors[f].shards == 1 for f in self.names),
         )
 
-    def _places(self) -> Iterator[_Place]:
-        """Yield the cells that this process has devices for."""
+    def _places(self) -> _Places:
+        """Return the cells that this process has devices for."""
         factors, names = self.found.factors, self.names
+        shards = {f: factors[f].shards for f in names}
+        numbers = np.arange(math.prod(shards.values()))
         processes = self._processes()
-        for place in product(*(range(factors[f].shards) for f in names)):
-            if processes is not None and self.world.process_index not in processes[place]:
-                continue
-            at = dict(zip(names, place, strict=True))
-            yield _Place(
-                at,
-                {
-                    f: (factors[f].cuts[at[f]], factors[f].cuts[at[f] + 1]) if f in at else (0, n)
-                    for f, n in self.rule.sizes.items()
-                },
-            )
-
-    def _piece(self, term: Sequence[Dim], place: _Place) -> int:
-        """Return the number of the piece that a cell reads or gives."""
-        factors = self.found.factors
-        # The cells of the factors that split the operand, in C order: the pieces of its layout.
-        piece = 0
-        for factor in (f for dim in term for f in dim if f in factors):
-            piece = piece * factors[factor].shards + place.at[factor]
-        return piece
+        if processes is not None:
+            held = (processes == self.world.process_index).any(axis=-1)
+            numbers = np.flatnonzero(held)
+        at: dict[str, NDArray[np.int64]] = {}
+        rest = numbers
+        for f in reversed(names):
+            rest, at[f] = np.divmod(rest, shards[f])
+        bounds: dict[str, tuple[Any, Any]] = {f: (0, n) for f, n in self.rule.sizes.items()}
+        for f in names:
+            cuts = np.array(factors[f].cuts)
+            bounds[f] = cuts[at[f]], cuts[at[f] + 1]
+        return _Places(len(numbers), shards, at, bounds)
 
     def _processes(self) -> Any:
         """Return the processes of the devices of each cell; None if this world is alone."""

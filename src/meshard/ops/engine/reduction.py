@@ -10,7 +10,7 @@ processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -29,7 +29,7 @@ from meshard.plan.move.part import Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import CACHE_PIECE, GATHERED_PARTIALS, LARGE
+from meshard.tuning import CACHE_PIECE, GATHERED_PARTIALS, LARGE, STACKED_CELLS
 
 Shape = tuple[int, ...]
 
@@ -58,24 +58,39 @@ class Reduction:
     @cached_property
     def routes(self) -> _Routes:
         """Who sends what to whom, where partial results are small."""
-        sends = [
-            (m.peer, tuple([(c.origin, c.shape[1:], c.region[1:]) for c in m.copies]))
-            for m in self.gather.sends
-        ]
+        sends: list[tuple[int, tuple[_Sent, ...]]] = []
+        known: dict[Any, tuple[_Sent, ...]] = {}
+        for message in self.gather.sends:
+            boxes = tuple(
+                [
+                    (c.origin, k, c.shape[1:], c.region[1:])
+                    for k in range(len(self.dtypes))
+                    for c in message.copies
+                ]
+            )
+            sends.append((message.peer, known.setdefault(repr(boxes), boxes)))
         receives = []
         for message in self.gather.receives:
-            places = []
-            for c in message.copies:
-                recipe = self.gather.recipes[c.piece]
-                assert recipe is not None
-                box = None if c.shape[1:] == recipe.shape[1:] else c.target[1:]
-                places.append((c.piece, c.target[0].start, recipe.shape[1:], box))
-            receives.append((message.peer, tuple(places)))
+            places, size = [], 0
+            for k, dtype in enumerate(self.dtypes):
+                for c in message.copies:
+                    recipe = self.gather.recipes[c.piece]
+                    assert recipe is not None
+                    shape, whole = c.shape[1:], recipe.shape[1:]
+                    box = None if shape == whole else (whole, c.target[1:])
+                    places.append((c.piece, c.target[0].start, k, size, shape, box))
+                    size += math.prod(shape) * dtype.itemsize
+            receives.append((message.peer, size, tuple(places)))
         own = [
             None if recipe is None else [(c.target[0].start, c.origin) for c in recipe.copies]
             for recipe in self.gather.recipes
         ]
-        return _Routes(tuple(sends), tuple(receives), tuple(own))
+        sizes = [(peer, size) for peer, size, _ in receives]
+        return _Routes(tuple(sends), tuple(receives), tuple(sizes), tuple(own))
+
+
+_Sent = tuple[int, int, Shape, Index]
+_Place = tuple[int, int, int, int, Shape, tuple[Shape, Index] | None]
 
 
 @final
@@ -84,16 +99,20 @@ class _Routes:
     """How small partial results reach those who combine them.
 
     Attributes:
-        sends: for each peer the pieces of the partial layout of which it gets a box: the box's
-            shape and place.
-        receives: for each peer what it sends: the result's piece, the cell and its shape, and the
-            box of it; None for all of it. Where several processes have it, each sends a box.
+        sends: for each peer the boxes that it gets, of one dtype after the other: the piece of the
+            partial layout, the dtype's number, the box's shape and place. Peers that get the same
+            share one tuple.
+        receives: for each peer the bytes that it sends, and what these are, box by box: the
+            result's piece, the cell, the dtype's number, where the box begins, and its shape. Where
+            several peers have a cell, each sends a box of it: the cell's shape and the place in it.
+        sizes: the bytes that each peer sends.
         own: for each piece of the result the cells that are here, and their partial pieces; None
             for a piece that is not held here.
     """
 
-    sends: tuple[tuple[int, tuple[tuple[int, Shape, Index], ...]], ...]
-    receives: tuple[tuple[int, tuple[tuple[int, int, Shape, Index | None], ...]], ...]
+    sends: tuple[tuple[int, tuple[_Sent, ...]], ...]
+    receives: tuple[tuple[int, int, tuple[_Place, ...]], ...]
+    sizes: tuple[tuple[int, int], ...]
     own: tuple[list[tuple[int, int]] | None, ...]
 
 
@@ -183,6 +202,8 @@ def combined(
     if len(blocks) == 1:
         return (blocks[0],)
     if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
+        if len(blocks) >= STACKED_CELLS and blocks[0].dtype.kind in "iufc":
+            return (_stacked(combine, np.array(blocks)),)
         total = combine(blocks[0], blocks[1])
         for block in blocks[2:]:
             total = combine(total, block)
@@ -192,6 +213,17 @@ def combined(
     spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
     world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
     return (total,)
+
+
+def _stacked(combine: np.ufunc, stack: Block) -> Any:
+    """Join the rows of a stack, the first with the second, and so on, in one call.
+
+    NumPy goes through rows in order, but adds up single elements in an order of its own.
+    """
+    dtype = stack.dtype if combine in (np.add, np.multiply) else None
+    if stack[0].size > 1:
+        return combine.reduce(stack, axis=0, dtype=dtype)
+    return combine.accumulate(stack, axis=0, dtype=dtype)[-1]
 
 
 def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:
@@ -269,76 +301,89 @@ def _whole(world: RuntimeWorld, combine: Any, parts: Sequence[tuple[Any, ...]]) 
     return tuple([np.asarray(b) for b in combined(world, combine, parts)])
 
 
-Message = tuple[int, list[Block]]
-"""A peer, and the blocks that go to it or come from it."""
-
-
 def _combined_small(
     world: RuntimeWorld, reduction: Reduction, own: Mapping[int, tuple[Any, ...]], combine: Any
 ) -> list[tuple[Any, ...]]:
     """Combine partial results where all of them come to all who need the result.
 
-    One exchange carries the results of all dtypes; what is received is written where it is read.
+    Each process writes one letter to each other, with the results of all dtypes; what comes is
+    combined where it has arrived.
     """
     routes, dtypes = reduction.routes, reduction.dtypes
-    # For each piece of the result that is held here, and each of its cells: a block per dtype.
-    found: list[list[list[Any]] | None] = [
-        None if o is None else [[None] * len(dtypes) for _ in range(reduction.cells)]
-        for o in routes.own
-    ]
-    sends: list[Message] = [(peer, []) for peer, _ in routes.sends]
-    receives: list[Message] = [(peer, []) for peer, _ in routes.receives]
-    for k, dtype in enumerate(dtypes):
-        mine = {i: np.asarray(parts[k], dtype) for i, parts in own.items()}
-        for (_, blocks), (_, boxes) in zip(sends, routes.sends, strict=True):
-            blocks += _sent(mine, boxes)
-        for (_, blocks), (_, places) in zip(receives, routes.receives, strict=True):
-            blocks += _rooms(found, k, places, partial(world.memory.allocate, dtype=dtype))
-        _keep(found, k, mine, routes.own)
-    if sends or receives:
-        world.transport.exchange(sends, receives)
-    return [
-        () if cells is None else _whole(world, combine, [tuple(c) for c in cells])
-        for cells in found
-    ]
+    mine = {
+        i: [np.asarray(x, dtype) for x, dtype in zip(parts, dtypes, strict=True)]
+        for i, parts in own.items()
+    }
+    letters = _letters(routes, mine)
+    came = world.transport.swap(letters, routes.sizes) if letters or routes.sizes else {}
+    found = _with_own(routes, mine, reduction.cells)
+    plain = isinstance(combine, np.ufunc) and reduction.cells > 1
+    for peer, _, places in routes.receives:
+        letter = came[peer]  # which a ufunc only reads, and the result is no view of it
+        _put(found, letter if plain else bytearray(letter), places, dtypes)
+    if not plain:
+        found = [cells and [tuple(cell) for cell in cells] for cells in found]
+    return [() if cells is None else _whole(world, combine, cells) for cells in found]
 
 
-def _sent(mine: Mapping[int, Block], boxes: Sequence[tuple[int, Shape, Index]]) -> list[Block]:
-    """Return what a peer gets of this process's partial results."""
-    return [mine[i] if mine[i].shape == shape else _box(mine[i], box) for i, shape, box in boxes]
+def _with_own(routes: _Routes, mine: Mapping[int, Sequence[Block]], count: int) -> list[Any]:
+    """Return for each piece of the result its cells, those of this process filled in.
 
-
-def _keep(
-    found: Sequence[list[list[Any]] | None],
-    k: int,
-    mine: Mapping[int, Block],
-    own: Sequence[list[tuple[int, int]] | None],
-) -> None:
-    """Put this process's own partial results of one dtype in their places."""
-    for cells, here in zip(found, own, strict=True):
+    Of a piece that is held here there is a list of cells, each with a block per dtype; else None.
+    """
+    found: list[Any] = []
+    for here in routes.own:
+        cells: list[Any] | None = None if here is None else [None] * count
         for cell, origin in here or ():
             assert cells is not None
-            cells[cell][k] = mine[origin]
+            cells[cell] = mine[origin]
+        found.append(cells)
+    return found
 
 
-def _rooms(
-    found: Sequence[list[list[Any]] | None],
-    k: int,
-    places: Sequence[tuple[int, int, Shape, Index | None]],
-    allocate: Callable[[Shape], Block],
-) -> list[Block]:
-    """Return where a peer's blocks of one dtype go, in new blocks that are put in their places.
+def _letters(routes: _Routes, mine: Mapping[int, Sequence[Block]]) -> list[tuple[int, bytes]]:
+    """Return what each peer gets of this process's partial results."""
+    letters: list[tuple[int, bytes]] = []
+    last, letter = None, b""
+    for peer, boxes in routes.sends:
+        if boxes is not last:  # often all get the same
+            last = boxes
+            blocks = [
+                mine[i][k] if mine[i][k].shape == shape else _box(mine[i][k], box)
+                for i, k, shape, box in boxes
+            ]
+            letter = blocks[0].tobytes() if len(blocks) == 1 else b"".join([*map(_bytes, blocks)])
+        letters.append((peer, letter))
+    return letters
+
+
+def _put(
+    found: Sequence[Any],
+    letter: bytes | bytearray | Block,
+    places: Sequence[_Place],
+    dtypes: Sequence[Dtype],
+) -> None:
+    """Put the partial results of a letter in their places.
 
     Where several peers send one box each of a cell, the first to be seen makes the block.
     """
-    rooms = []
-    for piece, cell, shape, box in places:
+    for piece, number, k, at, shape, part in places:
+        block = np.ndarray(shape, dtypes[k], letter, at)
         cells = found[piece]
-        assert cells is not None
-        if box is None or cells[cell][k] is None:
-            cells[cell][k] = allocate(shape)
-        rooms.append(cells[cell][k] if box is None else _box(cells[cell][k], box))
-    return rooms
+        cell = cells[number]
+        if cell is None:
+            cell = cells[number] = [None] * len(dtypes)
+        if part is None:
+            cell[k] = block
+            continue
+        whole, place = part
+        if cell[k] is None:
+            cell[k] = np.empty(whole, dtypes[k])
+        _box(cell[k], place)[...] = block
+
+
+def _bytes(block: Block) -> bytes:
+    return block.tobytes()
 
 
 def _box(block: Block, index: Index) -> Block:

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,17 @@ from meshard.ops.engine.reduction import combined, combined_across
 from meshard.ops.row import Params
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import BLAS_THREADED, LARGE
+from meshard.tuning import BLAS_THREADED, STACKED_CELLS, TINY_CELL
 
 Kernel = Callable[..., Any]
 Runner = Callable[[Any, Sequence[Any]], Any]
 """From a world, or a body, and operands to the result."""
+_ALL = slice(None)
 Finish = Callable[[tuple[Block | None, ...]], Any]
 """From the blocks of a result, None for one elsewhere, to the value that an interpreter gives."""
 
 
-def fast_path(
-    decision: KernelDecision,
-    pieces: Sequence[tuple[int, ...]],
-    finish: Finish,
-    held: Sequence[int] | None = None,
-    count: int = 0,
-) -> Runner | None:
+def fast_path(decision: KernelDecision, finish: Finish | None) -> Runner | None:
     """Return the shortest way to run small cells one by one; None where more is to be done.
 
     It is there where the kernel's results on one or two operands need no after-care, and cells map
@@ -45,73 +40,145 @@ def fast_path(
 
     Args:
         decision: the decision.
-        pieces: for each cell the operands' pieces, -1 for a number.
         finish: makes the result's value from its blocks; best a function of C, such as a
-            ``partial`` of a class.
-        held: for each cell the result's piece, in ascending order; all of them if None.
-        count: how many pieces the result has, if ``held`` is given.
+            ``partial`` of a class. None where operands and results are tuples of blocks.
     """
-    if not _needs_no_care(decision):
+    cells = decision.cells
+    if not _needs_no_care(decision) or not cells.in_order:
         return None
-    if held is None:
-        held, count = range(len(pieces)), len(pieces)
-    if any(p not in (i, -1) for i, own in zip(held, pieces, strict=True) for p in own):
+    held, count = cells.result, cells.pieces
+    if any(column is not None and column != held for column in cells.operands):
         return None
     kernel: Kernel = decision.row.kernel
+    number = _number_operand(kernel, decision.operands)
     here = slice(held[0], held[-1] + 1)
-    if here.stop - here.start > len(held):  # pieces of others lie between them
+    among = count if finish is None else here.stop - here.start
+    if among > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
-    return _paths(kernel, finish, here, count).get(tuple(p < 0 for p in pieces[0]))
-
-
-def _paths(
-    kernel: Kernel, finish: Finish, here: slice, count: int
-) -> dict[tuple[bool, ...], Runner]:
-    """Return the shortest ways, by which of the operands are numbers.
-
-    Args:
-        kernel: computes a block.
-        finish: as for `fast_path`.
-        here: from the first to the last of the result's pieces that this process holds.
-        count: how many pieces the result has; an operand may have fewer, and lack the last ones.
-    """
+    numbers = tuple(column is None for column in cells.operands)
+    if finish is None:
+        return _CELL_PATHS[numbers](kernel, number)
+    way = _PATHS[numbers]
+    if here.stop - here.start == count:
+        return way(kernel, number, finish)
     before, after = (None,) * here.start, (None,) * (count - here.stop)
-    partly = len(before) + len(after) > 0
+    return way(kernel, number, lambda found: finish(before + found + after), here)
 
-    def unary(where: Any, operands: Sequence[Any]) -> Any:
+
+Number = Callable[[Any], Any]
+
+
+def _unary(kernel: Kernel, number: Number, finish: Finish, here: slice = _ALL) -> Runner:
+    """Return the shortest way to run a kernel of one operand."""
+
+    def run(where: Any, operands: Sequence[Any]) -> Any:
         x = operands[0]
         a = x._blocks or x._live()
-        if partly:
-            return finish(before + tuple(map(kernel, a[here])) + after)
-        return finish(tuple(map(kernel, a)))
+        return finish(tuple(map(kernel, a if here is _ALL else a[here])))
 
-    def binary(where: Any, operands: Sequence[Any]) -> Any:
+    return run
+
+
+def _binary(kernel: Kernel, number: Number, finish: Finish, here: slice = _ALL) -> Runner:
+    """Return the shortest way to run a kernel of two operands."""
+
+    def run(where: Any, operands: Sequence[Any]) -> Any:
         x, y = operands
         a, b = x._blocks or x._live(), y._blocks or y._live()
-        if partly:
-            return finish(before + tuple(map(kernel, a[here], b[here])) + after)
+        if here is not _ALL:
+            a, b = a[here], b[here]
         return finish(tuple(map(kernel, a, b)))
 
-    def number_right(where: Any, operands: Sequence[Any]) -> Any:
-        x, number = operands
-        a = x._blocks or x._live()
-        if partly:
-            return finish(before + tuple([kernel(b, number) for b in a[here]]) + after)
-        return finish(tuple([kernel(b, number) for b in a]))
+    return run
 
-    def number_left(where: Any, operands: Sequence[Any]) -> Any:
-        number, x = operands
-        a = x._blocks or x._live()
-        if partly:
-            return finish(before + tuple([kernel(number, b) for b in a[here]]) + after)
-        return finish(tuple([kernel(number, b) for b in a]))
 
-    return {
-        (False,): unary,
-        (False, False): binary,
-        (False, True): number_right,
-        (True, False): number_left,
-    }
+def _number_right(kernel: Kernel, number: Number, finish: Finish, here: slice = _ALL) -> Runner:
+    """Return the shortest way to run a kernel of an operand and a number."""
+
+    def run(where: Any, operands: Sequence[Any]) -> Any:
+        x, y = operands
+        a = x._blocks or x._live()
+        return finish(tuple(map(kernel, a if here is _ALL else a[here], repeat(number(y)))))
+
+    return run
+
+
+def _number_left(kernel: Kernel, number: Number, finish: Finish, here: slice = _ALL) -> Runner:
+    """Return the shortest way to run a kernel of a number and an operand."""
+
+    def run(where: Any, operands: Sequence[Any]) -> Any:
+        x, y = operands
+        b = y._blocks or y._live()
+        return finish(tuple(map(kernel, repeat(number(x)), b if here is _ALL else b[here])))
+
+    return run
+
+
+_PATHS: dict[tuple[bool, ...], Callable[..., Runner]] = {
+    (False,): _unary,
+    (False, False): _binary,
+    (False, True): _number_right,
+    (True, False): _number_left,
+}
+"""The shortest ways, by which of the operands are numbers."""
+
+_CELL_PATHS: dict[tuple[bool, ...], Callable[[Kernel, Number], Runner]] = {
+    (False,): lambda kernel, number: lambda where, given: tuple(map(kernel, given[0])),
+    (False, False): lambda kernel, number: lambda where, given: tuple(map(kernel, *given)),
+    (False, True): lambda kernel, number: (
+        lambda where, given: tuple(map(kernel, given[0], repeat(number(given[1]))))
+    ),
+    (True, False): lambda kernel, number: (
+        lambda where, given: tuple(map(kernel, repeat(number(given[0])), given[1]))
+    ),
+}
+"""The same on tuples of blocks."""
+
+
+def _number_operand(kernel: Kernel, operands: Sequence[ArrayType | None]) -> Number:
+    """Return what makes of a number what a kernel takes for all cells.
+
+    A function of NumPy makes an array of a number in each call, of the dtype that it says.
+    """
+    arrays = [t for t in operands if t is not None]
+    if type(kernel) is not np.ufunc or len(arrays) == len(operands):
+        return _as_it_is
+    known: dict[type, np.dtype[Any] | None] = {}
+
+    def number(x: Any) -> Any:
+        kind = type(x)
+        if kind not in known:
+            known[kind] = _dtype_of_number(kernel, operands, kind)
+        dtype = known[kind]
+        if dtype is None:
+            return x
+        try:
+            return np.asarray(x, dtype)
+        except OverflowError:  # the function may compare it all the same, or says why not
+            return x
+
+    return number
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+def _dtype_of_number(
+    kernel: np.ufunc, operands: Sequence[ArrayType | None], kind: type
+) -> np.dtype[Any] | None:
+    """Return the dtype that a function of NumPy gives a Python number; None if it is not known."""
+    if kind not in (int, float):  # True and False are not weak, and complex numbers are rare
+        return None
+    given = [kind if t is None else t.dtype for t in operands]
+    if any(isinstance(d, np.dtype) and d.kind not in "iufc" for d in given):
+        return None
+    try:
+        found = kernel.resolve_dtypes((*given, *[None] * kernel.nout))
+    except TypeError:
+        return None
+    dtype: np.dtype[Any] = found[operands.index(None)]
+    return None if dtype.kind == "b" else dtype  # whether a number is true it says of any size
 
 
 def _where_held(kernel: Kernel, *given: Any) -> Any:
@@ -122,7 +189,7 @@ def _where_held(kernel: Kernel, *given: Any) -> Any:
 def _needs_no_care(decision: KernelDecision) -> bool:
     cells, dtypes = decision.cells, decision.dtypes
     return (
-        cells.nbytes < LARGE
+        not cells.large
         and len(decision.outputs) == 1
         and decision.combination is None
         and not any(decision.moves)
@@ -130,10 +197,11 @@ def _needs_no_care(decision: KernelDecision) -> bool:
         and not dtypes.contiguous
         and not any(dtypes.weak)
         and decision.row.style in ("ufunc", "view")
-        and not any(c.params for c in cells.runs)
+        and not cells.params
+        and cells.own_params is None
         and len(decision.outputs[0].shape) > 0
-        and len(cells.runs) > 0
-        and len(cells.runs[0].pieces) <= 2
+        and cells.count > 0
+        and 1 <= len(cells.operands) <= 2
     )
 
 
@@ -141,7 +209,7 @@ def may_join_chain(decision: KernelDecision) -> bool:
     """Whether an operation on large cells may be computed together with others, in pieces."""
     dtypes = decision.dtypes
     return (
-        decision.cells.nbytes >= LARGE
+        decision.cells.large
         and decision.row.style == "ufunc"
         and len(decision.outputs) == 1
         and dtypes.out_usable
@@ -188,7 +256,12 @@ def run_cells(
     threads: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if decision.row.style == "blas" and decision.cells.volume > BLAS_THREADED:
         threads = world.workers.blas_threads(one=not decision.cells.single)
-    if decision.cells.nbytes < LARGE:
+    if not decision.cells.large:
+        stack = _stack_of(decision, given)
+        if stack is not None:
+            assert decision.row.stacked is not None
+            found = kernel(stack, **decision.row.stacked(decision.cells.params))
+            return list(zip(found, strict=True))
         results = []
         with threads:
             for cell in decision.cells.runs:
@@ -199,6 +272,26 @@ def run_cells(
     with threads:
         world.workers.run(tasks)
     return results
+
+
+def _stack_of(decision: KernelDecision, given: Sequence[Any]) -> Block | None:
+    """Return the blocks that many tiny cells read, stacked; None where they run one by one.
+
+    A row of a stack is contiguous, and the kernel adds up its elements as those of a block.
+    """
+    cells = decision.cells
+    if decision.row.stacked is None or cells.own_params is not None:
+        return None
+    if cells.count < STACKED_CELLS or cells.nbytes >= cells.count * TINY_CELL:
+        return None
+    ((x, pieces),) = zip(given, cells.operands, strict=True)
+    if pieces is None:
+        return None
+    blocks = [x[p] for p in pieces]
+    shape, dtype = blocks[0].shape, blocks[0].dtype
+    if dtype.kind not in "biufc" or not shape or 0 in shape:
+        return None
+    return np.array(blocks) if {shape}.issuperset([b.shape for b in blocks]) else None
 
 
 def _cell_blocks(decision: KernelDecision, given: Sequence[Any], cell: Cell) -> list[Any]:
@@ -212,25 +305,59 @@ def _tasks(
     decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any], kernel: Kernel
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
-    results: list[tuple[Any, ...]] = [()] * len(decision.cells.runs)
+    results: list[tuple[Any, ...]] = [()] * decision.cells.count
     output = decision.outputs[0]
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
-    piece_of = {number: i for i, g in enumerate(decision.cells.of_piece) for number in g}
+    shapes = output.layout.shapes
+    if len(shapes) == 1:  # as in a body, where all cells are like the one
+        shapes *= decision.cells.count
+    else:
+        shapes = tuple([shapes[piece] for piece in decision.cells.result])
 
     tasks: list[Callable[[], None]] = []
-    parts = -(-world.workers.threads // max(1, len(decision.cells.runs)))
+    parts = -(-world.workers.threads // max(1, decision.cells.count))
     for number, cell in enumerate(decision.cells.runs):
         blocks, params = _cell_blocks(decision, given, cell), cell.params
         if pooled:
-            out = world.memory.allocate(output.layout.boxes[piece_of[number]].shape, output.dtype)
+            shape = shapes[number]
             if decision.row.style == "ufunc":
-                results[number] = (out,)
+                blocks, order = _in_memory_order(blocks, shape)
+                out = world.memory.allocate([shape[d] for d in order], output.dtype)
+                results[number] = (out.transpose(np.argsort(order)),)
                 for slab, rows in _slabs(blocks, out, parts):
                     tasks.append(partial(kernel, *slab, out=rows, **params))
                 continue
-            params = {**params, "out": out}
+            params = {**params, "out": world.memory.allocate(shape, output.dtype)}
         tasks.append(partial(_put, kernel, blocks, params, results, number))
     return tasks, results
+
+
+def _in_memory_order(
+    blocks: Sequence[Any], shape: tuple[int, ...]
+) -> tuple[list[Any], Sequence[int]]:
+    """Return an elementwise cell with its dims in the order that its blocks have in memory.
+
+    Going through transposed blocks in C order would touch a cache line for each element.
+
+    Returns:
+        The blocks, and for each of their dims which dim of the result it is.
+    """
+    orders = {_order_of(x) for x in blocks if np.shape(x) == shape}
+    order = orders.pop() if len(orders) == 1 else None
+    if order is None or list(order) == sorted(order):
+        return list(blocks), range(len(shape))
+    wide = [
+        x.reshape((1,) * (len(shape) - x.ndim) + x.shape).transpose(order) if np.ndim(x) else x
+        for x in blocks
+    ]
+    return wide, order
+
+
+def _order_of(x: Block) -> tuple[int, ...]:
+    """Return the dims of a block from the greatest stride to the least."""
+    if x.flags.c_contiguous:
+        return tuple(range(x.ndim))
+    return tuple(sorted(range(x.ndim), key=lambda d: -abs(x.strides[d])))
 
 
 def _put(
@@ -274,7 +401,7 @@ def _run_partial(
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)
     else:
-        count = len(cells.of_piece)
+        count = cells.pieces
         own = {
             cells.contraction_index[number] * count + piece: results[number]
             for piece, group in enumerate(cells.of_piece)

@@ -7,16 +7,15 @@ a few rows at a time; small ones are packed, so that one kernel call serves all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, final
 
+from meshard.ops.engine.decision import is_large
 from meshard.ops.fused.compilers import chosen
 from meshard.ops.fused.piecewise import Piecewise
-from meshard.ops.fused.segment_compiled import CompiledSegment
+from meshard.ops.fused.segment_compiled import CompiledSegment, Way
 from meshard.ops.fused.ways import Base, Input, Loose, Packed, Rows
-from meshard.runtime.array.array import Array
-from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE, SEGMENT_OPERATIONS
+from meshard.tuning import SEGMENT_OPERATIONS
 
 
 @final
@@ -50,7 +49,8 @@ class FusedSegment:
         for k, x in enumerate(operands):
             if x in self.gives and self._places(part, k) != self._pieces:
                 return False
-        if not self.parts or self.nbytes + part.decision.cells.nbytes < LARGE:
+        nbytes = self.nbytes + part.decision.cells.nbytes
+        if not self.parts or not is_large(nbytes, len(self._pieces)):
             return True
         return self._rows and self._keeps_rows(part, operands)
 
@@ -59,8 +59,8 @@ class FusedSegment:
             return False
         return all(part.cut[k] for k, x in enumerate(operands) if x in self.gives)
 
-    def _places(self, part: Piecewise, operand: int) -> tuple[int, ...]:
-        return tuple([c.pieces[operand] for c in part.decision.cells.runs])
+    def _places(self, part: Piecewise, operand: int) -> tuple[int, ...] | None:
+        return part.decision.cells.operands[operand]
 
     def add(
         self, part: Piecewise, operands: Sequence[Any], numbers: Sequence[Any], gives: Any
@@ -88,8 +88,7 @@ class FusedSegment:
                 if x not in self.reads:
                     self.reads.append(x)
                 cut = part.cut is not None and part.cut[k]
-                pieces = self._places(part, k)
-                own = None if pieces and pieces[0] < 0 else pieces
+                own = self._places(part, k)
                 reads.append(self._input((x, own, cut, weak), self.reads.index(x), own, cut))
                 if own is None and weak is not None:
                     self._numbers[x, own, cut, weak] = weak.type
@@ -104,9 +103,7 @@ class FusedSegment:
             self._inputs.append(Input(number, pieces, cut))
         return self._known[key]
 
-    def finished(
-        self, wanted: Collection[Any], donated: Collection[Any] = ()
-    ) -> Callable[[RuntimeWorld, Sequence[Any]], list[Array]]:
+    def finished(self, wanted: Collection[Any], donated: Collection[Any] = ()) -> Way:
         """Return what runs the segment: from its operands to the values that are wanted.
 
         Args:
@@ -121,14 +118,20 @@ class FusedSegment:
         out = [k for k, x in enumerate(self.gives) if x in wanted]
         fixed, converted = self._fixed_and_converted()
         base = Base(self._inputs, fixed, converted, work, out, self._pieces)
-        large = self.nbytes >= LARGE
+        large = is_large(self.nbytes, len(self._pieces))
+        over = [i for i, x in enumerate(self.reads) if x in donated]
+        way = self._way(base, large, over)
         compiler = chosen() if large else None
         if compiler is not None:
-            compiled = CompiledSegment(base, compiler)
+            compiled = CompiledSegment(base, compiler, way, over)
             if compiled.possible:
                 return compiled
+        return way
+
+    def _way(self, base: Base, large: bool, over: Sequence[int]) -> Way:
+        """Return how NumPy runs the segment."""
         if large and self._rows:
-            return Rows(base, [i for i, x in enumerate(self.reads) if x in donated])
+            return Rows(base, over)
         packed = Packed(base)
         return packed if packed.possible else Loose(base)
 

@@ -17,7 +17,7 @@ import numpy as np
 from meshard.algebra.arguments import shown
 from meshard.algebra.rule import OpRule, Term
 from meshard.errors import ArgumentError, IncompatibleDevicesError, ShapeError
-from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis
+from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis, order_of_dims
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, is_float, operand_dtype
@@ -95,10 +95,12 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     m, n, k = math.prod(rows), math.prod(columns), math.prod(first[way.batch + way.rows :])
     thin = m == 1 or n == 1
     left, right = _steady(x, thin).transpose(way.left), _steady(y, thin).transpose(way.right)
-    if batch and len(rows) == len(columns) == way.inner == 1:
-        found = np.matmul(left, right)  # reshaped, strided blocks would be copied
-    else:
-        found = np.matmul(left.reshape((*batch, m, k)), right.reshape((*batch, k, n)))
+    if not len(rows) == len(columns) == way.inner == 1:  # reshaped, strided blocks would be copied
+        left, right = left.reshape((*batch, m, k)), right.reshape((*batch, k, n))
+    if result is not None and way.out == tuple(range(result.ndim)) and m > 1 < n:
+        np.matmul(left, right, out=result.reshape((*batch, m, n)))
+        return result
+    found = np.matmul(left, right)
     return found.reshape((*batch, *rows, *columns)).transpose(way.out)
 
 
@@ -152,11 +154,26 @@ def contract(what: str, x: Any, y: Any, rule: str, dtype: Any = None) -> Any:
     if dtype is None and x.dtype != y.dtype:
         common_dtype(what, (x.dtype, y.dtype))
     wanted = None if dtype is None else as_dtype(dtype)
+    given, _, out = rule.partition("->")
+    (x, left), (y, right) = map(_turned_back, (x, y), given.split(","))
+    rule = f"{left}, {right} -> {out.strip()}".rstrip()
     try:
         return bind("contract", x, y, rule=rule, dtype=wanted)
     except IncompatibleDevicesError as error:
         message = str(error).replace("contract:", f"{what}:", 1)
         raise IncompatibleDevicesError(message) from None
+
+
+def _turned_back(x: Any, term: str) -> tuple[Any, str]:
+    """Return the array that ``x`` is a transpose of, and the names of its dims.
+
+    Its blocks are in C order as a rule, so that BLAS can read them as they are.
+    """
+    order, names = order_of_dims(x), term.split()
+    if order is None or len(names) != len(order):
+        return x, " ".join(names)
+    places = tuple(map(order.index, range(len(order))))
+    return bind("transpose", x, axes=places), " ".join([names[p] for p in places])
 
 
 @checked

@@ -73,15 +73,14 @@ def batches(leaves: Sequence[Moved], *, donate: bool) -> list[tuple[int, ...]]:
     """
     if len(leaves) == 1:
         return [(0,)]
-    known: dict[int, int] = {}
+    known: dict[tuple[int, int, int], tuple[int, int]] = {}
     sizes = []
     for leaf in leaves:
-        ends = leaf.source, leaf.destination
-        for layout in ends:
-            if id(layout) not in known:
-                known[id(layout)] = largest_piece(layout)
-        before, after = (known[id(layout)] * leaf.itemsize for layout in ends)
-        sizes.append((before, after))
+        before, after, itemsize = leaf.source, leaf.destination, leaf.itemsize
+        key = id(before), id(after), itemsize
+        if key not in known:
+            known[key] = largest_piece(before) * itemsize, largest_piece(after) * itemsize
+        sizes.append(known[key])
     most, limit = [max(pair) for pair in sizes], BATCH
     order = list(range(len(leaves)))
     if donate:

@@ -50,6 +50,12 @@ class Recipe:
     covered: bool
     layered: bool
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether boxes in their own shape fill the piece, and so an array of a dim at least."""
+        flat = any(c.within is not None for c in self.copies)
+        return bool(self.shape) and self.alias is None and self.covered and not flat
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,11 @@ class Message:
 
     peer: int
     copies: tuple[Copy, ...]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether some of the boxes are runs of a flat piece."""
+        return any(c.within is not None for c in self.copies)
 
 
 @final
@@ -81,6 +92,52 @@ class Part:
     def elements(self) -> int:
         """The elements of all pieces that are filled, not views."""
         return sum(math.prod(r.shape) for r in self.recipes if r is not None and r.alias is None)
+
+    @cached_property
+    def plain(self) -> Plain | None:
+        """The same as short lists, if all pieces are filled by boxes in their own shape."""
+        held = [(i, r) for i, r in enumerate(self.recipes) if r is not None]
+        if not all(r.is_plain for _, r in held) or any(m.is_flat for m in self.receives):
+            return None
+        return Plain(
+            len(self.recipes),
+            tuple([(i, r.shape, tuple(map(_local, r.copies))) for i, r in held]),
+            tuple([(m.peer, tuple(map(_going, m.copies))) for m in self.sends]),
+            tuple(
+                [(m.peer, tuple([(c.piece, c.target) for c in m.copies])) for m in self.receives]
+            ),
+        )
+
+
+def _local(copy: Copy) -> tuple[int, int, Index, Index]:
+    return copy.operand, copy.origin, copy.region, copy.target
+
+
+def _coming(copy: Copy) -> tuple[int, Index]:
+    return copy.piece, copy.target
+
+
+def _going(copy: Copy) -> tuple[int, int, Index, tuple[int, ...]]:
+    return copy.operand, copy.origin, copy.region, copy.shape
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The work of one process where all is copied, box by box.
+
+    Attributes:
+        count: the number of pieces, those that are not held here too.
+        pieces: each piece that is held: its number and shape, and for each local copy the
+            operand, its piece, the box of it, and the place in the new piece.
+        sends: for each peer the boxes that it gets: operand, piece, box and shape.
+        receives: for each peer the places that it fills: piece and box.
+    """
+
+    count: int
+    pieces: tuple[tuple[int, tuple[int, ...], tuple[tuple[int, int, Index, Index], ...]], ...]
+    sends: tuple[tuple[int, tuple[tuple[int, int, Index, tuple[int, ...]], ...]], ...]
+    receives: tuple[tuple[int, tuple[tuple[int, Index], ...]], ...]
 
 
 @final

@@ -36,7 +36,7 @@ class Traced(ArrayMethods):
             choose.
     """
 
-    __slots__ = ("_type",)
+    __slots__ = ("__weakref__", "_type")
     per_device = False
 
     def _concrete(self, what: str) -> Block:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshard.algebra.box import Index
 from meshard.plan.figures.window import quota
-from meshard.plan.move.part import Copy, Part, Recipe, Replicas
+from meshard.plan.move.part import Copy, Part, Plain, Recipe, Replicas
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.slabs import slabs
 from meshard.runtime.types import Block, Blocks
@@ -155,6 +155,9 @@ class _Pieces:
         if part.receives or (self._replicas is not None and self._replicas.lent):
             allocate = memory.reachable
         small = part.elements * dtype.itemsize < LARGE
+        if small and part.plain is not None:
+            self._begin_plain(part.plain, allocate)
+            return
         for recipe in part.recipes:
             if recipe is None:
                 results.append(None)
@@ -177,6 +180,18 @@ class _Pieces:
             else:
                 tasks += self._copies(memory, recipe, target)
 
+    def _begin_plain(
+        self, plain: Plain, allocate: Callable[[tuple[int, ...], np.dtype[Any]], Block]
+    ) -> None:
+        """Make small pieces that are copied box by box."""
+        operands, dtype = self._operands, self._dtype
+        results: list[Block | None] = [None] * plain.count
+        self.results = results
+        for number, shape, boxes in plain.pieces:
+            target = results[number] = allocate(shape, dtype)
+            for operand, origin, region, place in boxes:
+                target[place] = operands[operand][origin][region]  # type: ignore[index]
+
     def _copies(self, memory: Memory, recipe: Recipe, target: Block) -> list[Callable[[], None]]:
         """Return the tasks that fill a piece: a single one if copies overlap."""
         copies = []
@@ -190,6 +205,8 @@ class _Pieces:
 
     def give_up_views(self, world: RuntimeWorld) -> None:
         """Copy the pieces that would keep a large buffer alive for a small part of it."""
+        if not self._views:
+            return
         for number in pins_too_much(self._views):
             recipe, view = self._part.recipes[number], self._views[number]
             assert recipe is not None
@@ -199,24 +216,36 @@ class _Pieces:
 
     def add_messages(self, sends: dict[int, list[Block]], receives: dict[int, list[Block]]) -> None:
         """Add the boxes to send to each peer, and those to be received into."""
+        if self._part.plain is not None:
+            self._add_plain(self._part.plain, sends, receives)
+            return
         for message in self._part.sends:
-            boxes = sends.get(message.peer)
-            if boxes is None:
-                boxes = sends[message.peer] = []
+            boxes = sends.setdefault(message.peer, [])
             for copy in message.copies:
                 origin = self._operands[copy.operand][copy.origin]
                 assert origin is not None
                 box = origin[copy.region]
                 boxes.append(box if box.shape == copy.shape else np.broadcast_to(box, copy.shape))
         for message in self._part.receives:
-            boxes = receives.get(message.peer)
-            if boxes is None:
-                boxes = receives[message.peer] = []
+            boxes = receives.setdefault(message.peer, [])
             for copy in message.copies:
                 target = self.results[copy.piece]
                 assert target is not None
                 plain = copy.within is None and copy.target  # NumPy returns a scalar for 0-d
                 boxes.append(target[copy.target] if plain else _target(target, copy))
+
+    def _add_plain(
+        self, plain: Plain, sends: dict[int, list[Block]], receives: dict[int, list[Block]]
+    ) -> None:
+        operands, results = self._operands, self.results
+        for peer, going in plain.sends:
+            boxes = sends.setdefault(peer, [])
+            for operand, origin, region, shape in going:
+                box = operands[operand][origin][region]  # type: ignore[index]
+                boxes.append(box if box.shape == shape else np.broadcast_to(box, shape))
+        for peer, coming in plain.receives:
+            boxes = receives.setdefault(peer, [])
+            boxes += [results[piece][place] for piece, place in coming]  # type: ignore[index]
 
     def held_bytes(self) -> int:
         """Return the bytes of the pieces, without what is still to be received."""

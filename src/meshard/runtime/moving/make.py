@@ -121,19 +121,22 @@ def device_put(
     given_up = _given_up(donate, may_alias, x, what)
     check_same_values(x, leaves, targets, what)
     results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
-    leaving: list[tuple[Any, Sharding | None]] = []
+    staying: list[tuple[Array, Sharding | None]] = []
+    leaving: list[tuple[Array, Sharding | None]] = []
     for leaf, target, gone in zip(leaves, targets, given_up, strict=True):
-        if gone and type(leaf) is Array:
-            leaving.append((leaf, target))
+        if type(leaf) is Array:
+            (leaving if gone else staying).append((leaf, target))
         elif leaf is not None and (id(leaf), target) not in results:
             results[id(leaf), target] = placed(leaf, target)
-    if leaving:
-        from meshard.runtime.moving.moved import (
-            moved_away,  # not loaded where arrays are kept
-        )
+    for together, donate in (staying, False), (leaving, True):
+        if together:
+            from meshard.runtime.moving.moved import (
+                moved_together,  # not loaded where arrays are kept
+            )
 
-        for (leaf, target), result in zip(leaving, moved_away(leaving, what), strict=True):
-            results[id(leaf), target] = result
+            moved = moved_together(together, donate, what)
+            for (leaf, target), result in zip(together, moved, strict=True):
+                results[id(leaf), target] = result
     pairs = zip(leaves, targets, strict=True)
     return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
 

@@ -165,10 +165,12 @@ def moved(
         return move.run(progress)
 
 
-def moved_away(leaves: Sequence[tuple[Array, Sharding | None]], what: str) -> list[Any]:
-    """Return arrays that are given up, each moved to its target."""
+def moved_together(
+    leaves: Sequence[tuple[Array, Sharding | None]], donate: bool, what: str
+) -> list[Any]:
+    """Return arrays, which are given up or not, each moved to its target."""
     tree = Tree([x for x, _ in leaves], [t for _, t in leaves])
-    return moved(tree, True, None, what=what)
+    return moved(tree, donate, None, what=what)
 
 
 @final
@@ -217,10 +219,11 @@ class _Mover:
         self._results: list[Any] = [None] * len(tree.leaves)
         self._arrived: set[int] = set()
         self._lost: list[str] = []
+        self._staying: dict[tuple[ArrayType, ArrayType], bool] = {}
 
     def run(self, progress: Progress) -> list[Any]:
-        world, leaves, targets = self._world, self._tree.leaves, self._tree.targets
-        types = [_type_of(world, x, t, self._what) for x, t in zip(leaves, targets, strict=True)]
+        world, leaves = self._world, self._tree.leaves
+        types = self._types()
         every: list[ArrayType] = []
         for leaf, type_ in zip(leaves, types, strict=True):
             if type_ is not None:
@@ -246,6 +249,27 @@ class _Mover:
             raise teller.failure
         return self._results
 
+    def _types(self) -> list[ArrayType | None]:
+        """Return what each leaf becomes; None for one that is placed."""
+        found: list[ArrayType | None] = []
+        known: dict[Any, ArrayType | None] = {}  # the leaves of a tree are often alike
+        for leaf, target in zip(self._tree.leaves, self._tree.targets, strict=True):
+            if target is None or type(leaf) is not Array:
+                found.append(None)
+                continue
+            key = leaf._type, id(target)
+            if key not in known:
+                known[key] = _type_of(self._world, leaf._type, target, self._what)
+            found.append(known[key])
+        return found
+
+    def _stays(self, type_: ArrayType, result: ArrayType) -> bool:
+        """Whether an array of one type is already where another type is."""
+        known = self._staying.get((type_, result))
+        if known is None:
+            known = self._staying[type_, result] = type_.layout == result.layout
+        return known
+
     def _announce(self, ways: Sequence[_Way]) -> None:
         """Refuse what the window or a budget does not allow, before anything has moved."""
         world = self._world
@@ -265,27 +289,30 @@ class _Mover:
             type_ = types[number]
             if leaf is None:
                 continue
-            key = id(leaf), targets[number]
-            if type_ is None:
-                if key not in known:
-                    known[key] = placed(leaf, targets[number], what=self._what)
-            elif leaf._type.layout == type_.layout:
-                if key not in known:
-                    known[key] = Array(type_, leaf._live())
-            else:
+            if type_ is not None and not self._stays(leaf._type, type_):
                 continue
+            key = id(leaf), targets[number]
+            if key not in known:
+                if type_ is None:
+                    known[key] = placed(leaf, targets[number], what=self._what)
+                else:
+                    known[key] = Array(type_, leaf._live())
             self._results[number] = known[key]
 
     def _ways(self, types: Sequence[ArrayType | None]) -> list[_Way]:
         """Return each distinct way of an array to a layout, once."""
         routes = self._tree.routes
         found: dict[tuple[int, ArrayType], _Way] = {}
+        parts: dict[tuple[ArrayType, ArrayType], Part] = {}
         for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
-            if type_ is None or leaf._type.layout == type_.layout:
+            if type_ is None or self._stays(leaf._type, type_):
                 continue
             way = found.get((id(leaf), type_))
             if way is None:
-                part = part_between(self._world, leaf._type, type_)
+                part = parts.get((leaf._type, type_))
+                if part is None:
+                    part = part_between(self._world, leaf._type, type_)
+                    parts[leaf._type, type_] = part
                 way = found[id(leaf), type_] = _Way(leaf, type_, part, routes[number], [])
             way.leaves.append(number)
         return list(found.values())
@@ -411,12 +438,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _type_of(
-    world: RuntimeWorld, leaf: Any, target: Sharding | None, what: str
+    world: RuntimeWorld, type_: ArrayType, target: Sharding, what: str
 ) -> ArrayType | None:
-    """Return what an array that moves becomes; None for a leaf that is placed."""
-    if target is None or type(leaf) is not Array:
-        return None
+    """Return what arrays of a type that move become; None for those that are placed."""
     check_devices_exist(world, target, what)
-    if not leaf.committed and spans(world, target):
+    if not type_.committed and spans(world, target):
         return None
-    return world.type_of(leaf.shape, leaf.dtype, target, True)
+    return world.type_of(type_.shape, type_.dtype, target, True)

@@ -34,6 +34,13 @@ class LocalTransport:
                 "There is only this process, but a plan asks it to send or receive."
             )
 
+    def swap(
+        self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]
+    ) -> dict[int, bytes | Block]:
+        """Refuse letters; there are no peers."""
+        self.exchange([(peer, ()) for peer, _ in letters], [(peer, ()) for peer, _ in sizes])
+        return {}
+
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
         """Refuse to lend or take; there are no neighbours."""
         if lent or taken:

@@ -53,6 +53,19 @@ class Transport(Protocol):
             TransportError: if a peer fails or does not answer before the deadline.
         """
 
+    def swap(
+        self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]
+    ) -> dict[int, bytes | Block]:
+        """Send small letters to peers, and return those of peers, of which the sizes are known.
+
+        Args:
+            letters: the peers to send to, and what each gets; at least one byte.
+            sizes: the peers to hear of, and how many bytes each sends.
+
+        Raises:
+            TransportError: if a peer fails or does not answer before the deadline.
+        """
+
     def share(self, lent: Lent, taken: Taken) -> list[Block]:
         """Lend complete blocks to neighbours, and return the blocks that they lend, read-only.
 

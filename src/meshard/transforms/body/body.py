@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -19,9 +19,9 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
-from meshard.ops.engine.accept import accept
+from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
-from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
+from meshard.ops.engine.decision import KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
@@ -42,7 +42,28 @@ from meshard.tuning import MOST_MASKS
 
 Runner = Callable[["Body", Sequence[Any]], Any]
 Kinds = tuple[GridKind | type, ...]
-Decide = Callable[[Scope, Kinds, dict[str, Any]], Runner]
+OnCells = Callable[[Any, Sequence[Any]], Any]
+"""From cells, a tuple for each grid, and numbers to the cells of the result, or of each result."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What an operation does on values of given kinds.
+
+    Attributes:
+        run: from the body and the values to the result, or a tuple of results.
+        kinds: the kinds of the results, where ``on_cells`` is there.
+        on_cells: what runs it on nothing but cells, where all devices run the code; those that
+            other processes hold are None. None if there is no such way.
+    """
+
+    run: Runner
+    kinds: tuple[GridKind, ...] = ()
+    on_cells: OnCells | None = None
+
+
+Decide = Callable[[Scope, Kinds, dict[str, Any]], Decided]
 
 
 _NOBODY: Any = None
@@ -117,11 +138,31 @@ class Body(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run one operation on all cells and return its result, or a tuple of results."""
-        values = accept(name, operands, self.lift)
-        kinds = tuple([x.kind if type(x) is Grid else type(x) for x in values])
-        run = runner_of(self.scope, name, kinds, params)
+        scope, values = self.scope, operands
+        known: list[Any] = [name, params]
+        own = not operands
+        for x in operands:
+            kind = type(x)
+            if kind is Grid and x.body is self:
+                own = True
+                known.append(x.kind)
+            elif kind in WEAK:
+                known.append(kind)
+            else:
+                own = False
+                break
+        if not own:  # values from outside, or numbers alone
+            values = accept(name, operands, self.lift)
+            known[2:] = [x.kind if type(x) is Grid else type(x) for x in values]
+        if scope.epoch != config.epoch:
+            scope.forget()
+        key = tuple(known)
+        found: Decided | None = scope.tables[_NUMBER].get(key)  # `Memo.table`, without a call
+        if found is None:
+            found = decided(scope, name, key[2:], params)
+        run = found.run
         if self.recorder is None:
-            if self.scope.world.profiles and not self.typed:
+            if scope.world.profiles and not self.typed:
                 return self._timed(name, run, values)
             return run(self, values)
         result = run(self, values)
@@ -202,34 +243,32 @@ def _over(outer: Scope, scope: Scope, grid: Any) -> Any:
     return grid.reshape(shape)
 
 
-_RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners in bodies", 1 << 14)
-_NUMBER = _RUNNERS.number
+_DECIDED: Memo[tuple[Any, ...], Decided] = Memo("operations in bodies", 1 << 14)
+_NUMBER = _DECIDED.number
 
 
-def runner_of(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
-    """Return what runs an operation on values of these kinds, worked out once per scope."""
-    if scope.epoch != config.epoch:
-        scope.forget()
-    key = name, params, kinds
-    found: Runner | None = scope.tables[_NUMBER].get(key)  # `Memo.table`, without a call
+def decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
+    """Return what an operation does on values of these kinds, worked out once per scope."""
+    key = (name, params, *kinds)
+    found = _DECIDED.table(scope).get(key)
     if found is not None:
         return found
-    return _RUNNERS.keep(scope, key, _runner(scope, name, kinds, params))
+    return _DECIDED.keep(scope, key, _decided(scope, name, kinds, params))
 
 
-def _runner(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
+def _decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
     collective = COLLECTIVES.get(name)
     if collective is not None:
         return collective(scope, kinds, dict(params))
     grids = [k for k in kinds if isinstance(k, GridKind)]
     if any(k.weak for k in grids):
-        return _weakly(scope, name, kinds, params)
+        return Decided(_weakly(scope, name, kinds, params))
     types = [k.type if isinstance(k, GridKind) else k for k in kinds]
     decision = decide(scope.world, name, types, params)
     extent, varies = _axes_of_results(scope, grids)
     results = tuple(scope.kind(t, extent, varies) for t in decision.outputs)
     if scope.auto:
-        return _each_array(scope, name, params, results)
+        return Decided(_each_array(scope, name, params, results))
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
     if isinstance(decision, MoveDecision):
         return _moving(scope, decision, results[0], onto)
@@ -264,21 +303,29 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
 
 def _moving(
     scope: Scope, decision: MoveDecision, kind: GridKind, onto: Sequence[tuple[int, ...] | None]
-) -> Runner:
+) -> Decided:
     everything = tuple(range(scope.count(kind.extent)))
     world, part, dtype = scope.world, decision.part, kind.dtype
 
+    def moved(given: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+        sets = [
+            [(x[m[i]],) for x, m in zip(given, onto, strict=True) if m is not None] for i in wanted
+        ]
+        return [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
+
     def run(body: Body, values: Sequence[Grid]) -> Grid:
         numbers = body.active(kind.extent)
-        wanted = everything if numbers is None else numbers
-        sets = [
-            [(x.cells[m[i]],) for x, m in zip(values, onto, strict=True) if m is not None]
-            for i in wanted
-        ]
-        found = [blocks[0] for blocks in run_parts(world, part, sets, dtype, 0)]
+        given = [x.cells for x in values]
+        found = moved(given, everything if numbers is None else numbers)
         return Grid(body, kind, scattered(found, numbers, len(everything)))
 
-    return run
+    local = scope.local(kind.extent)
+
+    def on_cells(where: Any, given: Sequence[Any]) -> Any:
+        found = moved(given, everything if local is None else local)
+        return scattered(found, local, len(everything))
+
+    return Decided(run, (kind,), on_cells)
 
 
 def _computing(
@@ -286,72 +333,88 @@ def _computing(
     decision: KernelDecision,
     kinds: tuple[GridKind, ...],
     onto: Sequence[tuple[int, ...] | None],
-) -> Runner:
-    (alone,) = decision.cells.runs
+) -> Decided:
     extent = kinds[0].extent
-    count = scope.count(extent)
-    cells = tuple(
-        Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
-    )
-    whole = _of_cells(decision, cells, bool(extent))
-    fast = fast_path(whole, [c.pieces for c in cells], partial(Grid, _NOBODY, kinds[0]))
-    if fast is not None:
-        return _fast(scope, _general(scope, decision, whole, kinds), extent, fast)
-    run = _general(scope, decision, whole, kinds)
+    count, held = scope.count(extent), scope.local(extent)
+    here = tuple(range(count)) if held is None else held
+    whole = _of_cells(decision, range(count), onto, bool(extent))
+    general = _General(scope, decision, onto, kinds)
+    if here:  # else other processes hold all cells
+        own = _of_cells(decision, here, onto, bool(extent))
+        own = replace(own, cells=replace(own.cells, result=here, pieces=count))
+        fast = fast_path(own, partial(Grid, _NOBODY, kinds[0]))
+        if fast is not None:
+            return Decided(_fast(general.run, fast), kinds, fast_path(own, None))
     if not may_join_chain(whole):
-        return run
+        return Decided(general.run, kinds, general.on_cells)
 
     def put_off(body: Body, values: Sequence[Any]) -> Any:
         if body.mask is not None:
-            return run(body, values)
+            return general.run(body, values)
         return _deferred(body, whole, kinds[0], onto, values, body.active(extent))
 
-    return put_off
+    return Decided(put_off)
 
 
-def _general(
-    scope: Scope,
-    decision: KernelDecision,
-    whole: KernelDecision,
-    kinds: tuple[GridKind, ...],
-) -> Runner:
-    """Return what runs the kernel for whichever cells are wanted."""
-    extent = kinds[0].extent
-    count, cells, weak = scope.count(extent), whole.cells.runs, decision.dtypes.weak
-    world, kernel, casts = scope.world, decision.row.kernel, decision.dtypes.casts
-    parts: dict[tuple[int, ...], KernelDecision] = {}
+@final
+class _General:
+    """Runs the kernel of an operation for whichever cells are wanted."""
 
-    def own(numbers: tuple[int, ...] | None) -> KernelDecision:
-        if numbers is None:
-            return whole
-        known = parts.get(numbers)
+    def __init__(
+        self,
+        scope: Scope,
+        decision: KernelDecision,
+        onto: Sequence[tuple[int, ...] | None],
+        kinds: tuple[GridKind, ...],
+    ) -> None:
+        self._world, self._decision, self._onto, self._kinds = scope.world, decision, onto, kinds
+        self._extent = kinds[0].extent
+        self._local = scope.local(self._extent)
+        self._count = scope.count(self._extent)
+        self._parts: dict[tuple[int, ...] | None, KernelDecision] = {}
+
+    def _of(self, numbers: tuple[int, ...] | None) -> KernelDecision:
+        """Return the decision about some of the cells."""
+        known = self._parts.get(numbers)
         if known is None:
-            if len(parts) > MOST_MASKS:
-                parts.clear()
-            known = _of_cells(decision, tuple([cells[i] for i in numbers]), bool(extent))
-            parts[numbers] = known
+            if len(self._parts) > MOST_MASKS:
+                self._parts.clear()
+            cells = range(self._count) if numbers is None else numbers
+            known = _of_cells(self._decision, cells, self._onto, bool(self._extent))
+            self._parts[numbers] = known
         return known
 
-    def run(body: Body, values: Sequence[Any]) -> Any:
-        numbers = body.active(extent)
-        given = [
-            x.cells if type(x) is Grid else (x if to is None else to.type(x))
-            for x, to in zip(values, weak, strict=True)
+    def _columns(self, decision: KernelDecision, given: Sequence[Any]) -> list[list[Any]]:
+        """Return for each result the blocks of its cells."""
+        dtypes = decision.dtypes
+        ready = [
+            x if to is None or type(x) is tuple else to.type(x)
+            for x, to in zip(given, dtypes.weak, strict=True)
         ]
-        found = run_cells(own(numbers), world, given, kernel)
-        grids = []
-        for k, kind in enumerate(kinds):
-            blocks = [as_block(results[k], casts[k]) for results in found]
-            grids.append(Grid(body, kind, scattered(blocks, numbers, count)))
+        found = run_cells(decision, self._world, ready, decision.row.kernel)
+        return [[as_block(row[k], cast) for row in found] for k, cast in enumerate(dtypes.casts)]
+
+    def run(self, body: Body, values: Sequence[Any]) -> Any:
+        """Return the result, or a tuple of results."""
+        numbers, count = body.active(self._extent), self._count
+        given = [x.cells if type(x) is Grid else x for x in values]
+        grids = [
+            Grid(body, kind, scattered(blocks, numbers, count))
+            for kind, blocks in zip(
+                self._kinds, self._columns(self._of(numbers), given), strict=True
+            )
+        ]
         return grids[0] if len(grids) == 1 else tuple(grids)
 
-    return run
+    def on_cells(self, where: Any, given: Sequence[Any]) -> Any:
+        """Return the cells of the result, or of each result."""
+        columns = self._columns(self._of(self._local), given)
+        found = [scattered(blocks, self._local, self._count) for blocks in columns]
+        return found[0] if len(found) == 1 else found
 
 
-def _fast(scope: Scope, general: Runner, extent: Extent, fast: Runner) -> Runner:
+def _fast(general: Runner, fast: Runner) -> Runner:
     """Return the shortest way where all cells are wanted, and the general one elsewhere."""
-    if scope.local(extent) is not None:  # other processes hold some of the cells
-        return general
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         if body.mask is not None:
@@ -384,24 +447,41 @@ def _deferred(
             cells = x.cells
             args.append(tuple([cells[i] for i in m]))
     cells = decision.cells
-    params = cells.runs[0].params
+    params = cells.params if cells.own_params is None else cells.own_params[0]
     kernel = partial(decision.row.kernel, **params) if params else decision.row.kernel
-    operation = Pending(body.scope.world, kernel, args, kind, len(cells.runs), numbers)
+    operation = Pending(body.scope.world, kernel, args, kind, cells.count, numbers)
     grid = Grid(body, kind, operation)
     operation.held_by(grid)
     return grid
 
 
-def _of_cells(decision: KernelDecision, cells: tuple[Cell, ...], many: bool) -> KernelDecision:
-    """Return a decision about one cell as one about many, whose results all look alike."""
-    alone = decision.cells
+def _of_cells(
+    decision: KernelDecision,
+    numbers: Sequence[int],
+    onto: Sequence[tuple[int, ...] | None],
+    many: bool,
+) -> KernelDecision:
+    """Return a decision about one cell as one about many, whose results all look alike.
+
+    Args:
+        decision: the decision.
+        numbers: the cells.
+        onto: for each operand the cell of it that each cell reads; None for a number.
+        many: whether there are others.
+    """
+    alone, count = decision.cells, len(numbers)
+    own = alone.own_params
     return replace(
         decision,
         cells=replace(
             alone,
-            runs=cells,
-            of_piece=(tuple(range(len(cells))),),
-            nbytes=alone.nbytes * len(cells),
+            count=count,
+            operands=tuple([None if m is None else tuple([m[i] for i in numbers]) for m in onto]),
+            result=tuple(range(count)),
+            pieces=count,
+            own_params=None if own is None else own * count,
+            contraction_index=(0,) * count,
+            nbytes=alone.nbytes * count,
             single=alone.single and not many,
         ),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -22,7 +23,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.recording_wires import lay_out
 from meshard.transforms.body.scope import Extent, GridKind, Running, Scope
 
@@ -142,22 +143,54 @@ def _way_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Enter:
     named = frozenset(a for dim in axes for a in dim)
     local = _local_shape(type.shape, axes, scope.sizes)
     kind = scope.kind(cell_type(scope, local, type.dtype), scope.extent(named), named)
-    pieces = _pieces(axes, scope.sizes, [a for a in scope.manual if a in named]).ravel().tolist()
-    wanted = NamedSharding(scope.mesh, spec)
-    there = type.sharding == wanted
-    nothing = (None,) * len(pieces)
-    params = (("in_spec", spec),)
-    world = scope.world
+    nothing = (None,) * scope.count(kind.extent)
+    cells_of = cells_in(scope, type, spec)
 
     def enter(body: Running, x: Array | None) -> Grid:
-        if x is None:
-            return Grid(body, kind, nothing)
-        if world.agreement is not None:
-            agree(world, "shard_map", params, (type,))
-        blocks = (x if there else placed(x, wanted, what="shard_map"))._live()
-        return Grid(body, kind, tuple([blocks[p] for p in pieces]))
+        return Grid(body, kind, nothing if x is None else cells_of(x))
 
     return enter
+
+
+@memoized(most=1 << 12)
+def cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Array], Cells]:
+    """Return what makes the cells of a body of an array of a type, which no other body encloses.
+
+    Bringing it in is a step of the processes that it spans.
+    """
+    world, cells_of, params = scope.world, _cells_in(scope, type, spec), (("in_spec", spec),)
+    if world.agreement is None:
+        return cells_of
+
+    def agreed(x: Array) -> Cells:
+        agree(world, "shard_map", params, (type,))
+        return cells_of(x)
+
+    return agreed
+
+
+def _cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Array], Cells]:
+    axes = spec.axes(type.ndim)
+    pieces = _pieces_of_cells(scope, axes)
+    wanted = NamedSharding(scope.mesh, spec)
+    in_order = pieces == list(range(len(pieces)))
+    if type.sharding == wanted and in_order:
+        return lambda x: x._blocks or x._live()
+    if in_order:
+        return lambda x: placed(x, wanted, what="shard_map")._live()
+
+    def cells_of(x: Array) -> Cells:
+        blocks = placed(x, wanted, what="shard_map")._live()
+        return tuple([blocks[p] for p in pieces])
+
+    return cells_of
+
+
+def _pieces_of_cells(scope: Scope, axes: Axes) -> list[int]:
+    """Return the piece that each cell is of an array that axes split."""
+    order = [a for a in scope.manual if any(a in dim for dim in axes)]
+    found: list[int] = _pieces(axes, scope.sizes, order).ravel().tolist()
+    return found
 
 
 def _counts(sizes: Mapping[str, int], axes: Axes) -> list[int]:
@@ -212,7 +245,7 @@ def to_array(body: Running, grid: Grid, spec: PartitionSpec) -> Any:
     """Return the array that a body's grid is outside: an Array, or a grid of the outer body."""
     scope, outer = body.scope, body.outer
     if outer is None and not scope.auto:
-        return way_out(scope, grid.kind, spec)(grid)
+        return cells_out(scope, grid.kind, spec)(grid._blocks or grid._live())
     join = _Join(body, grid, spec)
     around = outer.scope.manual if outer is not None else ()
     submeshes = outer.scope.submeshes if outer is not None else (scope.mesh,)
@@ -233,26 +266,33 @@ Leave = Callable[[Grid], Array]
 """From a grid of one kind to the array that it is outside."""
 
 
-@memoized(most=1 << 12)
 def way_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Leave:
     """Return how grids of a kind leave a body along all axes of a mesh: cells become blocks."""
+    join = cells_out(scope, kind, spec)
+    return lambda grid: join(grid._blocks or grid._live())
+
+
+@memoized(most=1 << 12)
+def cells_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Callable[[Cells], Array]:
+    """Return what makes an array of the cells of a grid of a kind."""
     axes = spec.axes(kind.ndim)
     shape = tuple([n * c for n, c in zip(kind.shape, _counts(scope.sizes, axes), strict=True)])
     type = scope.world.type_of(shape, kind.dtype, NamedSharding(scope.mesh, spec), True)
     choices = _cells_of_pieces(scope, kind.extent, axes)
     firsts = [c[0] for c in choices]
 
-    def leave(grid: Grid) -> Array:
-        cells = grid.cells
+    def join(cells: Cells) -> Array:
         return Array(type, tuple([cells[i] for i in firsts]))
 
-    def leave_first(grid: Grid) -> Array:
+    def join_first(cells: Cells) -> Array:
         # Replication is claimed and not checked: the first cell that this process holds is taken.
-        cells = grid.cells
         blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
         return Array(type, tuple(blocks))
 
-    return leave if all(len(c) == 1 for c in choices) else leave_first
+    if max(map(len, choices)) > 1:
+        return join_first
+    in_order = firsts == list(range(scope.count(kind.extent)))
+    return partial(Array, type) if in_order else join
 
 
 def _cells_of_pieces(scope: Scope, extent: Extent, axes: Axes) -> list[list[int]]:

@@ -32,7 +32,7 @@ class Grid(Traced):
     value of each cell that this process holds.
     """
 
-    __slots__ = ("__weakref__", "_blocks", "_pending", "body", "kind")
+    __slots__ = ("_blocks", "_pending", "body", "kind")
     body: Running
     per_device = True
 

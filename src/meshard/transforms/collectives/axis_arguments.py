@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from meshard.algebra.arguments import described, shown
@@ -37,12 +38,23 @@ def whole_numbers(given: Any, what: str, name: str) -> tuple[int, ...]:
         raise ArgumentError(f"{what}: {name} takes integers, got {shown(only)}.") from None
 
 
+def are_pairs(given: Any) -> bool:
+    """Whether something is a list or tuple of pairs of integers, seen without a loop of Python."""
+    if type(given) not in (list, tuple) or not {tuple}.issuperset(map(type, given)):
+        return False
+    return {int}.issuperset(map(type, chain.from_iterable(given))) and {2}.issuperset(
+        map(len, given)
+    )
+
+
 def pairs_of(given: Any, what: str) -> tuple[tuple[int, ...], ...]:
     """Return pairs of integers as Python's.
 
     Raises:
         ArgumentError: if something else is given.
     """
+    if are_pairs(given):
+        return tuple(given)
     found = tuple([whole_numbers(p, what, "a pair of perm") for p in _items(given)])
     wrong = [p for p in found if len(p) != 2]
     if wrong:
@@ -72,13 +84,15 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
         AxisNameError: if one is not bound.
         ArgumentError: if one is named twice.
     """
+    interpreter = innermost()
+    bound = interpreter.axis_sizes if interpreter is not None else {}
+    if type(given) is str and given in bound:
+        return (given,)
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, (tuple, list)):
         raise AxisNameError(
             f"{what}: axis_name must be a string or a tuple of strings, got {described(given)}."
         )
-    interpreter = innermost()
-    bound = interpreter.axis_sizes if interpreter is not None else {}
     for name in names:
         if not isinstance(name, str) or name not in bound:
             here = (
@@ -99,7 +113,8 @@ def positions(axes: Sequence[str]) -> int:
     """Return the number of positions along axes that are bound here."""
     interpreter = innermost()
     assert interpreter is not None
-    return math.prod([interpreter.axis_sizes[a] for a in axes])
+    sizes = interpreter.axis_sizes
+    return sizes[axes[0]] if len(axes) == 1 else math.prod([sizes[a] for a in axes])
 
 
 def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
@@ -141,7 +156,7 @@ def checked_dim(given: Any, ndim: int, what: str, name: str) -> int:
     Raises:
         ArgumentError: if there is no such dim.
     """
-    (dim,) = whole_numbers((given,), what, name)
+    (dim,) = (given,) if type(given) is int else whole_numbers((given,), what, name)
     if not -ndim <= dim < ndim:
         raise ArgumentError(f"{what}: {name} {dim} is out of bounds for array of dimension {ndim}.")
     return dim % ndim

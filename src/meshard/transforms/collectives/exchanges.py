@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import itemgetter
 from typing import Any, final
 
 import numpy as np
@@ -36,7 +37,7 @@ from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Message, Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import TURNED_AT_ONCE
+from meshard.tuning import LARGE, STACKED_CELLS, TURNED_AT_ONCE
 
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
@@ -138,14 +139,24 @@ class Exchange:
     received: Callable[[], Mapping[int, int]]
     turned: tuple[Shape, Shape] | None = None
 
-    def run(self, cells: Cells, active: Active = None) -> list[Any]:
+    @cached_property
+    def everywhere(self) -> Callable[[Cells], tuple[Any, ...]]:
+        """What runs it where all groups take part: from the cells to those of the result."""
+        if self._at_once:
+            return self._all_turned
+        routes = self._routes
+        if routes is None:
+            return lambda cells: tuple(self.run(cells))
+        if -1 not in routes:
+            return picked(routes)
+        zeros, shape, dtype = self.field.world.memory.zeros, self.shape, self.field.dtype
+        return lambda cells: tuple([cells[i] if i >= 0 else zeros(shape, dtype) for i in routes])
+
+    def run(self, cells: Cells, active: Active = None) -> Sequence[Any]:
         """Return the cells of the result; those that are not held or not active are None."""
-        if active is None and self._at_once:
-            return self._all_turned(cells)
-        field, part, routes = self.field, self.part, self._routes
-        if routes is not None and active is None:
-            zeros = field.world.memory.zeros
-            return [cells[i] if i >= 0 else zeros(self.shape, field.dtype) for i in routes]
+        if active is None and (self._at_once or self._routes is not None):
+            return self.everywhere(cells)
+        field, part = self.field, self.part
         if active is not None:
             ends = (len(self.order), len(part.recipes))
             part = _masked(part, *(_of_groups(active, n // self.groups) for n in ends))
@@ -162,12 +173,20 @@ class Exchange:
         alone = field.world.process_count == 1
         return self.turned is not None and alone and 0 < nbytes <= TURNED_AT_ONCE
 
-    def _all_turned(self, cells: Cells) -> list[Any]:
+    @cached_property
+    def _all_turned(self) -> Callable[[Cells], tuple[Any, ...]]:
+        """What stacks the cells, turns the stack at once, and takes it apart."""
         assert self.turned is not None
         sizes, dims = self.turned
-        stack = np.array([cells[i] for i in self.order]).reshape(self.groups, -1, *sizes)
-        turned = stack.transpose(0, *[1 + d for d in dims])
-        return list(turned.reshape(len(self.order), *self.shape))
+        before, after = (self.groups, -1, *sizes), (len(self.order), *self.shape)
+        order, turn = picked(self.order), (0, *[1 + d for d in dims])
+        in_order = self.order == tuple(range(len(self.order)))
+
+        def turned(cells: Cells) -> tuple[Any, ...]:
+            stack = np.array(cells if in_order else order(cells))
+            return tuple(stack.reshape(before).transpose(turn).reshape(after))
+
+        return turned
 
     @cached_property
     def _routes(self) -> tuple[int, ...] | None:
@@ -239,6 +258,34 @@ class FoldExchange:
         partials = Partials(field.mesh, self.axes, tuple(placement), shape, (field.dtype,))
         scatter = None if self.scatter is None else len(rest) + self.scatter
         return plan_reduction(field.world, partials, scatter)
+
+    @cached_property
+    def everywhere(self) -> Callable[[Cells], tuple[Any, ...]]:
+        """What runs it where all groups take part: from the cells to those of the result."""
+        members, groups = self._counts
+        field, combine, order = self.field, self.combine, picked(self._order)
+        if field.world.process_count > 1 or not self._small or not isinstance(combine, np.ufunc):
+            return lambda cells: tuple(self.run(cells))
+        if members >= STACKED_CELLS and groups * math.prod(field.shape) > 1:
+            # NumPy adds rows one after another, in order, unless they are of one element.
+            shape, dtype = (members, groups, *field.shape), field.dtype
+            return lambda cells: tuple(
+                combine.reduce(np.array(order(cells)).reshape(shape), axis=0, dtype=dtype)
+            )
+        if not field.shape:
+            return lambda cells: tuple(
+                [np.asarray(reduce(combine, order(cells)[g::groups])) for g in range(groups)]
+            )
+        if groups == 1 and self._order == tuple(range(members)):
+            return lambda cells: (reduce(combine, cells),)
+        return lambda cells: tuple(
+            [reduce(combine, order(cells)[g::groups]) for g in range(groups)]
+        )
+
+    @property
+    def _small(self) -> bool:
+        """Whether cells are combined on this thread, and members keep the whole."""
+        return self.scatter is None and _nbytes(self.field) < LARGE
 
     def run(self, cells: Cells, active: Active = None) -> list[Any]:
         """Return the cells of the result; those that are not held or not active are None."""
@@ -372,6 +419,13 @@ def _exchange(
         received=received,
         turned=recut.turned,
     )
+
+
+def picked(numbers: Sequence[int]) -> Callable[[Cells], tuple[Any, ...]]:
+    """Return what takes some of the cells, in order: best a function of C."""
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda cells: tuple([cells[i] for i in numbers])
 
 
 def _nbytes(field: Field) -> int:

@@ -8,12 +8,14 @@ product, the first name the slowest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.checked import checked
+from meshard.ops.engine.accept import WEAK
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -43,26 +45,34 @@ def _each(leaf: Callable[[Any], Any], x: Any) -> Any:
 
 def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
     axes = bound_axes(axis_name, name)
-    more = index_groups(groups, axes, name, False)
+    more = {} if groups is None else index_groups(groups, axes, name, False)
 
     def leaf(value: Any) -> Any:
-        if type(value) in (bool, int, float, complex):
+        if type(value) in WEAK:
             if name != "psum":
                 return value
             if not more:
                 return value * positions(axes)
-        array = as_array(value)
-        check_numbers(array, name)
-        if name == "psum" and array.dtype == np.bool_:
-            array = array.astype(np.int64)
-        if array.dtype.kind == "c" and name != "psum":
-            raise ArgumentError(
-                f"{name}: complex numbers have no order; got {array.dtype}. Reduce the real and "
-                "the imaginary part, or the absolute value."
-            )
+        array = value if isinstance(value, Traced) else as_array(value)
+        kind = array.dtype.kind
+        if kind not in "iuf":
+            check_numbers(array, name)
+            array = _summable(array, name)
         return bind(name, array, axes=axes, **more) if axes else array
 
     return _each(leaf, x)
+
+
+def _summable(array: Any, name: str) -> Any:
+    """Return an array that can be added, or compared; bools are counted."""
+    if name == "psum" and array.dtype == np.bool_:
+        return array.astype(np.int64)
+    if array.dtype.kind == "c" and name != "psum":
+        raise ArgumentError(
+            f"{name}: complex numbers have no order; got {array.dtype}. Reduce the real and "
+            "the imaginary part, or the absolute value."
+        )
+    return array
 
 
 def psum(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
@@ -237,7 +247,15 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     """
     axes = bound_axes(axis_name, "ppermute")
     n = positions(axes)
-    pairs = pairs_of(perm, "ppermute")
+    origins = _origins(pairs_of(perm, "ppermute"), n, axes)
+    return _each(lambda value: bind("ppermute", as_array(value), axes=axes, sources=origins), x)
+
+
+@lru_cache(maxsize=256)
+def _origins(
+    pairs: tuple[tuple[int, ...], ...], n: int, axes: tuple[str, ...]
+) -> tuple[int | None, ...]:
+    """Return for each position the one that it receives from; None for none."""
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
     if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         raise ArgumentError(
@@ -253,9 +271,7 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     origin: list[int | None] = [None] * n
     for a, b in pairs:
         origin[b] = a
-    return _each(
-        lambda value: bind("ppermute", as_array(value), axes=axes, sources=tuple(origin)), x
-    )
+    return tuple(origin)
 
 
 @checked(perm="Write the source of each position as a list: [1, 0].")

@@ -29,7 +29,7 @@ from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, ArrayType
 from meshard.runtime.watching.ledger import communicated
-from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
+from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
@@ -261,8 +261,8 @@ class _RaggedPlan:
         }
 
 
-def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
-    return _Ragged(scope, kinds, params).run
+def _ragged(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
+    return Decided(_Ragged(scope, kinds, params).run)
 
 
 @final

@@ -23,9 +23,9 @@ from meshard.errors import ArgumentError
 from meshard.plan.move.wires import Wire, collective_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.processes.canonical import call_text
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import communicated
-from meshard.transforms.body.body import COLLECTIVES, Body, Kinds, Runner
+from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
@@ -36,6 +36,7 @@ from meshard.transforms.collectives.exchanges import (
     Exchange,
     Field,
     FoldExchange,
+    picked,
     plan_all_to_all,
     plan_fold,
     plan_gather,
@@ -103,16 +104,22 @@ class _Planned:
     rest: Axes
 
     @cached_property
-    def in_order(self) -> bool:
-        """Whether one plan takes the cells as they come, and gives them so."""
-        (_, inputs, outputs), *more = self.parts
-        natural = tuple((i,) for i in range(len(outputs)))
-        return not more and inputs == tuple(range(len(inputs))) and outputs == natural
+    def everywhere(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """What runs it where all groups take part: from its cells to those of the result."""
+        (plan, inputs, outputs), *more = self.parts
+        if more or inputs != tuple(range(len(inputs))):
+            return partial(self.run, active=None)
+        origins = [0] * self.count
+        for number, places in enumerate(outputs):
+            for place in places:
+                origins[place] = number
+        if origins == list(range(len(outputs))):
+            return plan.everywhere
+        spread, every = picked(origins), plan.everywhere
+        return lambda cells: spread(every(cells))
 
     def run(self, cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
         """Return the cells of the result."""
-        if self.in_order:
-            return tuple(self.parts[0][0].run(cells, active))
         found: list[Any] = [None] * self.count
         for plan, inputs, outputs in self.parts:
             for cell, places in zip(
@@ -138,7 +145,7 @@ def _planned(
         numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
     )
     cells = tuple(range(field.count(field.extent)))
-    outputs = tuple((int(p),) for p in places)
+    outputs = tuple(zip(places.tolist(), strict=True))
     return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
 
 
@@ -203,11 +210,11 @@ class CollectiveRow:
     whole: Callable[[Mapping[str, Any]], Sequence[int]] = lambda params: ()
     dims: Callable[[list[Any], Mapping[str, Any]], list[Any]] = lambda dims, params: dims
 
-    def decide(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+    def decide(self, scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
         """Return what runs it on grids of a kind."""
         (kind,) = kinds
         assert isinstance(kind, GridKind)
-        return _Collective(self, scope, kind, params).run
+        return _Collective(self, scope, kind, params).decided
 
 
 def register(row: CollectiveRow) -> None:
@@ -264,7 +271,41 @@ class _Collective:
         self.call = f"{call_text(row.name, tuple(params.items()))} of {kind.str_short()}"
         self._ways: dict[Extent, _Way] = {}
 
-    def run(self, body: Body, values: Sequence[Grid]) -> Grid:
+    @property
+    def decided(self) -> Decided:
+        """What it does on grids of the kind, on nothing but their cells too if it can."""
+        scope = self.scope
+        if scope.auto or self.factor != 1:
+            return Decided(self._run)
+        way = self._ways[()] = self._way(())
+        every, onto = way.pieces[0].everywhere, scope.onto(self.kind.extent, way.extent)
+        if onto != tuple(range(scope.count(self.kind.extent))):
+            return Decided(self._run)
+        world, out = scope.world, way.out
+        if world.agreement is not None:
+            every = self._agreed(every, way.pieces[0].rest)
+
+        def run(body: Body, values: Sequence[Grid]) -> Grid:
+            if body.mask is not None or body.notes is not None or world.ledgers:
+                return self._run(body, values)
+            x = values[0]
+            return Grid(body, out, every(x._blocks or x._live()))
+
+        return Decided(run, (out,), lambda where, given: every(given[0]))
+
+    def _agreed(
+        self, every: Callable[[Sequence[Any]], tuple[Any, ...]], rest: Axes
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Return what runs it on all cells, as a step that all of its processes run."""
+        scope, call = self.scope, self.call
+
+        def run(cells: Sequence[Any]) -> tuple[Any, ...]:
+            agree_on_collective(scope, call, rest, None)
+            return every(cells)
+
+        return run
+
+    def _run(self, body: Body, values: Sequence[Grid]) -> Grid:
         """Run it, or only say what it moves."""
         (x,) = values
         scope, world, mask = self.scope, self.scope.world, body.mask
@@ -353,12 +394,18 @@ class _Collective:
         for number, piece in enumerate(pieces):
             results = piece.run([None if b is None else b[number] for b in given], active)
             found.append([results[i] for i in scope.onto(piece.extent, full)])
-        return tuple(
-            [
-                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
-                for i, t in enumerate(outputs)
-            ]
-        )
+        made = [tuple(blocks) for blocks in zip(*found, strict=True)]
+        return tuple(map(_array_or_none, outputs, made, given))
+
+
+def _array_or_none(
+    type_: ArrayType, blocks: Blocks, given: Sequence[Block | None] | None
+) -> Array | None:
+    """Return a cell of a result; None where the cell was none, or its device did not take part."""
+    nothing = all(b is None for b in blocks)
+    if given is None or (nothing and any(b is not None for b in given)):
+        return None
+    return Array(type_, blocks)
 
 
 def _receipts(pieces: Sequence[_Planned]) -> Receipts:
@@ -532,7 +579,7 @@ register(
 )
 
 
-def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
     axes: Axes = params["axes"]
     real = [a for a in axes if scope.sizes[a] > 1]
     extent = scope.extent(scope.manual if scope.auto else real)
@@ -553,17 +600,21 @@ def _axis_index(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
         ]
         kind = scope.kind(types[0], extent, varies)
         cells = tuple(Array(t, (b,)) for t, b in zip(types, blocks, strict=True))
-    return lambda body, values: Grid(body, kind, cells)
+    return Decided(
+        lambda body, values: Grid(body, kind, cells), (kind,), lambda where, given: cells
+    )
 
 
 COLLECTIVES["axis_index"] = _axis_index
 
 
-def _pcast(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Runner:
+def _pcast(scope: Scope, kinds: Kinds, params: dict[str, Any]) -> Decided:
     (kind,) = kinds
     assert isinstance(kind, GridKind)
     now = scope.kind(kind.type, kind.extent, kind.varies | frozenset(params["axes"]))
-    return lambda body, values: Grid(body, now, values[0].cells)
+    return Decided(
+        lambda body, values: Grid(body, now, values[0].cells), (now,), lambda where, given: given[0]
+    )
 
 
 COLLECTIVES["pcast"] = _pcast

@@ -171,6 +171,7 @@ def _step(number: int, item: Item, live: int, topology: Topology, names: Names) 
         tuple([_communication(w, everywhere=item.exact) for w in wires]),
         sum(seconds_of([w], topology) for w in wires),
         live,
+        item.step.runner(),
     )
 
 

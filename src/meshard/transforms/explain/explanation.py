@@ -85,6 +85,8 @@ class ExplainedStep:
         communications: what it moves each time.
         seconds: how long that takes on the topology, each time.
         live_bytes: the memory in use while it runs, on the device that uses most.
+        runner: who runs it, if a compiler was asked (`jit_compiler`): ``"LLVM"``, or NumPy and why,
+            as in ``"NumPy: complex128 is computed by NumPy"``; else nothing.
     """
 
     number: int
@@ -100,6 +102,7 @@ class ExplainedStep:
     communications: tuple[Communication, ...]
     seconds: float
     live_bytes: int
+    runner: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -258,6 +261,14 @@ class Explanation:
             ("time of communication", f"{time_text(self.seconds)} on {self.topology!r}"),
             ("peak memory of a device", f"{memory} are arguments"),
         ]
+        runners: dict[str, list[str]] = {}
+        for s in self.steps:
+            if s.runner:
+                runners.setdefault(s.runner, []).append(str(s.number))
+        for told, numbers in runners.items():
+            who, _, why = told.partition(": ")
+            what = f"step{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+            rows.append((f"run by {who}", f"{what}, because {why}" if why else what))
         return Table((), rows, "<<")
 
     def _table(

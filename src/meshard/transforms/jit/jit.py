@@ -7,7 +7,9 @@ call the program that was made for such arguments, and runs it.
 from __future__ import annotations
 
 import functools
+import operator
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.mesh import ambient_mesh
+from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.runtime import trees
@@ -22,7 +25,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.place import home
+from meshard.runtime.moving.place import chosen_device, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
@@ -43,6 +46,10 @@ from meshard.transforms.tracing.signature import (
 )
 
 _NUMBERS = (int, float, complex)
+
+
+def _nothing() -> None:
+    """Say that there are no programs yet."""
 
 
 P = ParamSpec("P")
@@ -169,6 +176,8 @@ class Jitted(Generic[P, R]):
         self._arguments = Arguments(f, self._what, self._options)
         self._choose_wrapper: ChooseWrapper = lambda: None
         self._plain = not self._arguments.any_static
+        # What was made for the world of the last call; a world is not kept by functions.
+        self._known: Callable[[], Programs | None] = _nothing
 
     def wrap_results(self, choose: ChooseWrapper) -> Jitted[P, R]:
         """Say what callers get for results, which are Arrays by default; return this function.
@@ -205,6 +214,42 @@ class Jitted(Generic[P, R]):
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
             return self._inside(args, kwargs)
+        known = self._known()
+        if kwargs or known is None or known.world is not current():
+            return self._called(args, kwargs, None)
+        # What a signature holds besides the tree, which the number of these arguments says: each
+        # of them is an array or a number, or there is no such key.
+        key: list[Any] = [ambient_mesh(), chosen_device(), config.epoch]
+        for x in args:
+            key.append(x._type if type(x) is Array else type(x))
+        plain = tuple(key)
+        entry = known.plain.get(plain)
+        if entry is None:
+            return self._called(args, kwargs, plain)
+        direct, world = entry.direct, known.world
+        if direct is None or world.ledgers:
+            return entry(world, list(args))
+        try:
+            found: Any = direct.run(world, args)
+        except OverflowError as error:
+            raise direct.told(error) from None
+        except Exception as error:
+            direct.told(error)
+            raise
+        tree: Any = entry.out_tree
+        made: R = found if tree is None else tree.unflatten(found)
+        return made
+
+    def _called(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: tuple[Any, ...] | None
+    ) -> Any:
+        """Run the program for arguments of any kind, which is made if there is none yet.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the others.
+            plain: the key of these arguments if each of them is an array or a number; else None.
+        """
         world = here()
         rest: tuple[Any, ...] = args
         named: dict[str, Any] = kwargs
@@ -214,6 +259,7 @@ class Jitted(Generic[P, R]):
         given: Any = (rest, named)
         leaves, tree = trees.flatten(given)
         key: list[Any] = [tree, statics, ambient_mesh(), config.epoch, home(world)]
+        as_given = len(leaves) == len(args)
         for number, x in enumerate(leaves):
             kind: Any = type(x)
             if kind is Array:
@@ -221,11 +267,10 @@ class Jitted(Generic[P, R]):
             elif kind in _NUMBERS:
                 key.append(kind)
             else:
+                as_given = False
                 x = leaves[number] = accepted(self._arguments, statics, tree, number, x, self._what)
                 key.append(x._type)
-        programs = world.programs.get(self)
-        if programs is None:
-            programs = world.programs.setdefault(self, Programs())
+        programs = self._programs(world)
         signature = tuple(key)
         entry = programs.entries.get(signature)
         if entry is None:
@@ -239,7 +284,18 @@ class Jitted(Generic[P, R]):
                     self._choose_wrapper(),
                 ),
             )
+        if plain is not None and as_given and all(map(operator.is_, leaves, args)):
+            programs.keep(programs.plain, plain, entry)
         return entry(world, leaves)
+
+    def _programs(self, world: RuntimeWorld) -> Programs:
+        """Return what was made for a world, which calls find at once from now on."""
+        programs = world.programs.get(self)
+        if programs is None:
+            programs = world.programs.setdefault(self, Programs(world))
+        if self._plain:
+            self._known = weakref.ref(programs)
+        return programs
 
     def _trace(
         self,
@@ -252,7 +308,7 @@ class Jitted(Generic[P, R]):
     ) -> Trace:
         avals = tuple([k if isinstance(k, type) else (k.shape, k.dtype) for k in kinds])
         key = tree, statics, ambient_mesh(), config.epoch, home(world), avals
-        known: Programs = world.programs.setdefault(self, Programs())
+        known: Programs = world.programs.setdefault(self, Programs(world))
         return known.trace(
             key,
             lambda: trace_of(
@@ -296,7 +352,7 @@ class Jitted(Generic[P, R]):
 
         told = [f"the argument {arguments.told(path, statics)}" for path in tree.paths()]
         key = tree, statics, ambient_mesh(), config.epoch, home(world)
-        programs = world.programs.setdefault(self, Programs())
+        programs = world.programs.setdefault(self, Programs(world))
         return result_of(programs, key, self._name, (self._f, flat), leaves, told)
 
     def _constrained(self, tree: Any, shardings: Any, name: str) -> Any:
@@ -348,6 +404,7 @@ class Jitted(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Forget all programs."""
+        self._known = _nothing
         here().programs.pop(self, None)
 
     def _cache_size(self) -> int:

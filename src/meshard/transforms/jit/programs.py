@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, final
 
+from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.jit.stages import ProgramEntry
 from meshard.transforms.tracing.signature import Trace
 from meshard.tuning import MOST_PROGRAMS
@@ -22,17 +23,22 @@ class Programs:
     """What was traced and lowered.
 
     Attributes:
+        world: the world in which it was.
         entries: for each signature and layout of arguments what a call runs.
         traces: for each signature without it, the trace.
         nested: for each signature inside other functions, the trace.
+        plain: the entries of signatures that were met with a flat list of arrays and numbers: by
+            the types of these, and what else a signature holds.
     """
 
-    __slots__ = ("_making", "entries", "nested", "traces")
+    __slots__ = ("__weakref__", "_making", "entries", "nested", "plain", "traces", "world")
 
-    def __init__(self) -> None:
+    def __init__(self, world: RuntimeWorld) -> None:
+        self.world = world
         self.entries: dict[Any, ProgramEntry] = {}
         self.traces: dict[Any, Trace] = {}
         self.nested: dict[Any, Any] = {}
+        self.plain: dict[tuple[Any, ...], ProgramEntry] = {}
         # Two threads that call a function for the first time trace it once. A function that calls
         # itself with arrays gets here again.
         self._making = threading.RLock()

@@ -13,7 +13,7 @@ from typing import Any, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.body.body import COLLECTIVES, Body, Runner, runner_of
+from meshard.transforms.body.body import COLLECTIVES, Body, Decided, OnCells, Runner, decided
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import (
     cell_types,
@@ -44,12 +44,17 @@ class Does:
         wires: what it moves.
         parts: the programs that it runs.
         around: what moves besides, around its parts.
+        runner: tells who runs it, if a compiler was asked.
+        on_cells: the same from cells to cells, where all is as it was when this was lowered; None
+            if there is no such way.
     """
 
     run: Run
     wires: Sequence[Wire] = ()
     parts: tuple[NamedPart, ...] = ()
     around: Callable[[], Sequence[Moving]] = nothing_around
+    runner: Callable[[], str] = str
+    on_cells: OnCells | None = None
 
 
 def one_or_all(values: Sequence[Any]) -> Any:
@@ -78,7 +83,8 @@ def row_step(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], 
     """Return the results of a row or a collective, without cells, and what it does."""
     scope, operands = body.scope, _some_grid(body, operands)
     kinds = tuple(map(kind_of, operands))
-    first = runner_of(scope, eqn.name, kinds, eqn.params)
+    does = decided(scope, eqn.name, kinds, eqn.params)
+    first = does.run
     told: list[Wire] = []
     body.notes = told
     try:
@@ -88,7 +94,20 @@ def row_step(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], 
     results = list(found) if len(eqn.outputs) > 1 else [found]
     if scope.auto and eqn.name not in COLLECTIVES:
         told = _wires_of_parts(scope, eqn, operands)
-    return results, Does(_runner(scope, eqn, kinds, first), told)
+    run = _runner(scope, eqn, kinds, first)
+    return results, Does(run, told, on_cells=_on_cells(scope, eqn, kinds, results, does))
+
+
+def _on_cells(
+    scope: Scope, eqn: Eqn, kinds: tuple[CellKind, ...], results: Sequence[Grid], does: Decided
+) -> OnCells | None:
+    """Return what runs an operation on cells, if values have the kinds that they were given."""
+    if any(isinstance(k, GridKind) and k.weak is not None for k in kinds):
+        if all(k.weak is not None for k in kinds if isinstance(k, GridKind)):
+            return None  # numbers alone: the first is made an array where it runs
+        now = tuple([k.weak or k if isinstance(k, GridKind) else k for k in kinds])
+        does = decided(scope, eqn.name, now, eqn.params)
+    return does.on_cells if does.kinds == tuple([x.kind for x in results]) else None
 
 
 def _some_grid(body: Body, operands: Sequence[Any]) -> Sequence[Any]:
@@ -124,7 +143,7 @@ def _runner(scope: Scope, eqn: Eqn, kinds: tuple[CellKind, ...], first: Runner) 
         own = tuple([x.kind if type(x) is Grid else type(x) for x in values])
         found = known.get(own)
         if found is None:
-            found = known[own] = runner_of(scope, name, own, params)
+            found = known[own] = decided(scope, name, own, params).run
         return found(body, values)
 
     written = sum(isinstance(x, Literal) for x in eqn.inputs)

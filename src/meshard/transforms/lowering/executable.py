@@ -22,6 +22,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind, Scope
+from meshard.transforms.lowering.prepared import Function, Prepared
 from meshard.transforms.program.program import Eqn, Kind, Listed, Var, listing
 
 AnyKind = Kind | GridKind
@@ -60,6 +61,8 @@ class Step:
         parts: the programs that it runs.
         once: whether it is part of a loop's body and gives the same in every turn, so that only
             the first turn runs it.
+        runner: tells who runs it, if a compiler was asked: its name, or NumPy and why.
+        on_cells: in a body, the same from cells to cells, as in `Executable.on_cells`.
     """
 
     name: str
@@ -75,15 +78,13 @@ class Step:
     eqns: tuple[Eqn, ...] = ()
     parts: tuple[NamedPart, ...] = ()
     once: bool = False
+    runner: Callable[[], str] = str
+    on_cells: Run | None = None
 
 
 def _keeping(step: Step, slots: Container[int]) -> Step:
     """Return a step that does not let go of some slots."""
     return replace(step, dead=tuple([i for i in step.dead if i not in slots]))
-
-
-_Code = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
-"""What a step runs, and the slots that it reads, sets and lets go of."""
 
 
 @final
@@ -124,19 +125,70 @@ class Executable:
         return found
 
     @cached_property
-    def _code(self) -> list[_Code]:
-        return [
-            (s.run, s.reads, s.writes[0] if len(s.writes) == 1 else s.writes, s.dead)
-            for s in self.steps
-        ]
+    def _numbers(self) -> dict[int, Any]:
+        """The slots of the numbers that are written in the program."""
+        return {i: x for i, x in enumerate(self.template) if x is not None}
 
     @cached_property
-    def _watched_code(self) -> list[_Code]:
-        """The steps as they run while a ledger or a profile is open."""
-        return [
-            (partial(self._watched, step), reads, writes, dead)
-            for step, (_, reads, writes, dead) in zip(self.steps, self._code, strict=True)
-        ]
+    def _runs(self) -> list[Run]:
+        return [s.run for s in self.steps]
+
+    @cached_property
+    def _watched_runs(self) -> list[Run]:
+        """What the steps run while a ledger or a profile is open."""
+        return [partial(self._watched, s) for s in self.steps]
+
+    @cached_property
+    def _whole(self) -> _Stretch:
+        return self._stretch(0, len(self.steps), range(len(self.inputs)), self.results)
+
+    @cached_property
+    def _turn(self) -> tuple[_Stretch, _Stretch]:
+        """What only the first turn of a loop runs, and what each turn does with the results."""
+        first, given = sum(s.once for s in self.steps), range(len(self.inputs))
+        read = {i for s in self.steps[first:] for i in s.reads} | set(self.results)
+        kept = [i for s in self.steps[:first] for i in s.writes if i in read]
+        return (
+            self._stretch(0, first, given, kept),
+            self._stretch(first, len(self.steps), (*given, *kept), self.results),
+        )
+
+    def _stretch(
+        self, start: int, stop: int, given: Sequence[int], results: Sequence[int]
+    ) -> _Stretch:
+        """Return some of the steps, given the values of some slots, as one function."""
+        made = Prepared(self.steps[start:stop], given, results, self._numbers)
+        return _Stretch(self, made, start, stop)
+
+    def direct(self, sole: bool) -> Direct | None:
+        """Return the shortest way to the results while no ledger is open, or to the only one.
+
+        None if a number that is written in the program is a result.
+        """
+        if not self._numbers.keys().isdisjoint(self.results):
+            return None
+        given = range(len(self.inputs))
+        made = Prepared(self.steps, given, self.results, self._numbers, sole=sole)
+        stretch = _Stretch(self, made, 0, len(self.steps))
+        if sole and len(self.steps) == 1:
+            (step,) = self.steps
+            if step.reads == tuple(given) and step.writes == self.results:
+                return Direct(step.run, stretch)
+        return Direct(made.function(self._runs), stretch)
+
+    @cached_property
+    def on_cells(self) -> Executable | None:
+        """The same program on cells, a tuple for each grid; None if some step needs more.
+
+        It runs where all devices run the code, this process holds all cells, and what is given has
+        the kinds of `inputs`; then all values have the kinds that they were lowered for.
+        """
+        runs = [s.on_cells for s in self.steps]
+        grids = all(isinstance(k, GridKind) and k.weak is None for k in self.outputs)
+        if not grids or None in runs:
+            return None
+        steps = [replace(s, run=s.on_cells or s.run) for s in self.steps]
+        return replace(self, steps=tuple(steps))
 
     def repeated(self, fixed: int) -> Executable:
         """Return the program as a loop's body, of which some steps need to run only once.
@@ -165,24 +217,15 @@ class Executable:
 
         What is the same in every turn is computed in the first.
         """
-        first = sum(s.once for s in self.steps)
-        if not first:
+        if not self.steps or not self.steps[0].once:
             return partial(self.run, where)
-        read = {i for s in self.steps[first:] for i in s.reads} | set(self.results)
-        writes = [i for s in self.steps[:first] for i in s.writes if i in read]
-        kept: list[tuple[int, Any]] = []
+        first, rest = self._turn
+        kept: list[list[Any]] = []
 
         def turn(given: Sequence[Any]) -> list[Any]:
-            slots = list(self.template)
-            slots[: len(given)] = given
             if not kept:
-                self._run(where, slots, 0, first)
-                kept.extend((i, slots[i]) for i in writes)
-            else:
-                for i, value in kept:
-                    slots[i] = value
-            self._run(where, slots, first, len(self.steps))
-            return [slots[i] for i in self.results]
+                kept.append(first.run(where, given))
+            return rest.run(where, [*given, *kept[0]])
 
         return turn
 
@@ -193,44 +236,19 @@ class Executable:
             where: the world; in a body of `shard_map` the `Body`.
             given: the values captured, then the arguments.
         """
-        slots = list(self.template)
-        slots[: len(given)] = given
-        self._run(where, slots, 0, len(self.steps))
-        return [slots[i] for i in self.results]
-
-    def _run(self, where: Any, slots: list[Any], start: int, stop: int) -> None:
-        """Run some of the steps."""
-        number = start
-        try:
-            code = self._watched_code if where.ledgers else self._code
-            if stop - start < len(code):
-                code = code[start:stop]
-            for run, reads, writes, dead in code:
-                found = run(where, [slots[i] for i in reads])
-                if isinstance(writes, int):
-                    slots[writes] = found
-                else:
-                    for slot, value in zip(writes, found, strict=True):
-                        slots[slot] = value
-                for slot in dead:
-                    slots[slot] = None
-                number += 1
-        except OverflowError as error:
-            refusal = too_large(self.steps[number].name, error)
-            self._tell(refusal, number)
-            raise refusal from None
-        except Exception as error:
-            self._tell(error, number)
-            raise
+        return self._whole.run(where, given)
 
     def text(self) -> str:
         """Return what runs as a listing, with how each value is laid out."""
         return listing(self.listed())
 
-    def _tell(self, error: Exception, number: int) -> None:
+    def told(self, error: Exception, number: int) -> Exception:
+        """Return the error to raise where a step has raised one; a note says where that is."""
+        step = self.steps[number]
+        found = too_large(step.name, error) if isinstance(error, OverflowError) else error
         if self.scope is None:
-            step = self.steps[number]
-            error.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
+            found.add_note(f"It happened in {step.name} of jit of {self.name!r}, at {step.line}.")
+        return found
 
     def _watched(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
         """Run a step while a ledger or a profile is open."""
@@ -248,6 +266,61 @@ class Executable:
         with timed(where, step.name, "step", step.line) as ran_on:
             ran_on([k.sharding for k in step.outputs if isinstance(k, ArrayType)])
             return step.run(where, given)
+
+
+@final
+class _Stretch:
+    """Some steps of a program that run one after the other.
+
+    Args:
+        executable: the program.
+        prepared: the steps as one function.
+        start: the number of the first.
+        stop: the number behind the last.
+    """
+
+    def __init__(self, executable: Executable, prepared: Prepared, start: int, stop: int) -> None:
+        self._executable, self._prepared = executable, prepared
+        self._steps = slice(start, stop)
+
+    @cached_property
+    def _plain(self) -> Function:
+        return self._prepared.function(self._executable._runs[self._steps])
+
+    @cached_property
+    def _watched(self) -> Function:
+        return self._prepared.function(self._executable._watched_runs[self._steps])
+
+    def run(self, where: Any, given: Sequence[Any]) -> list[Any]:
+        """Return the results."""
+        function = self._watched if where.ledgers else self._plain
+        try:
+            found: list[Any] = function(where, given)
+        except OverflowError as error:
+            raise self.told(error) from None
+        except Exception as error:
+            self.told(error)
+            raise
+        return found
+
+    def told(self, error: Exception) -> Exception:
+        """Return the error to raise where the function has raised one."""
+        return self._executable.told(error, self._steps.start + self._prepared.step_of(error))
+
+
+@final
+class Direct:
+    """The shortest way from what a program reads to its results.
+
+    Attributes:
+        run: from the world and what the program reads to the results, or to the only one.
+        told: returns the error to raise where `run` has raised one.
+    """
+
+    __slots__ = ("run", "told")
+
+    def __init__(self, run: Function, stretch: _Stretch) -> None:
+        self.run, self.told = run, stretch.told
 
 
 def turns(

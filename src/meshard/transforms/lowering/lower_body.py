@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from meshard.ops.engine.accept import WEAK
-from meshard.ops.fused.compilers import chosen
 from meshard.runtime.doors import innermost, interpreting
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import to_array, to_grid
@@ -91,6 +90,8 @@ def lower_program(
                 around=does.around,
                 eqns=eqns,
                 parts=does.parts,
+                runner=does.runner,
+                on_cells=does.on_cells,
             )
         )
     results = [x.value if isinstance(x, Literal) else values[x] for x in program.outputs]
@@ -127,7 +128,7 @@ def _stepped(
     if call is None:
         return row_step(body, eqn, operands)
     if isinstance(call, RegionCall):
-        return region_step(body, call, operands)
+        return region_step(body, call, operands, everywhere, lower_program)
     if isinstance(call, ShardMapCall):
         results, own = enter_typed(call, operands)
         return results, Does(partial(_run_nested, call, own), parts=(("body", own, 1),))
@@ -150,8 +151,7 @@ def enter_typed(call: ShardMapCall, operands: Sequence[Any]) -> tuple[list[Any],
     """Follow a call of a body without cells: return its results, and the body lowered."""
     count = len(call.body.captured)
     captured, given = operands[:count], operands[count:]
-    compiler = chosen()
-    program = call.body if compiler is None else with_regions(call.body, compiler)
+    program = with_regions(call.body)
     kept: list[Executable] = []
 
     def run(*cells: Any) -> list[Any]:

@@ -21,8 +21,8 @@ from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.boundary import to_array, to_grid, way_in, way_out
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.boundary import cells_in, cells_out, to_array, to_grid, way_in, way_out
+from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.body_steps import one_or_all
 from meshard.transforms.lowering.executable import AnyKind, Executable, Moving, Run
@@ -73,7 +73,7 @@ def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -
     ways_in = _ways_in(scope, types[count:], call.in_specs)
     ways_out = _ways_out(scope, own.outputs, call.out_specs)
 
-    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    def through_grids(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         body = Body(scope)
         try:
             values = [way(body, x) for way, x in zip(ways_in, operands[count:], strict=True)]
@@ -85,6 +85,7 @@ def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -
             body.close()
         return one_or_all(made)
 
+    run = _on_cells(own, call, kinds, through_grids) or through_grids
     specs = [*[PartitionSpec()] * count, *call.in_specs]
     entering = [
         (wire, number)
@@ -92,6 +93,71 @@ def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -
         for wire in _entering(scope, t, k, s)
     ]
     return LoweredMap(own, tuple([x._type for x in results]), run, tuple(entering))
+
+
+def _on_cells(
+    own: Executable, call: ShardMapCall, kinds: Sequence[Kind], through_grids: Run
+) -> Run | None:
+    """Return the shortest way through a body: blocks are its cells, and cells the results' blocks.
+
+    Args:
+        own: the body.
+        call: the call.
+        kinds: the types of the call's operands, which they have or the other way is taken.
+        through_grids: the other way, also taken while a ledger or a profile is open.
+    """
+    scope, on_cells, count = own.scope, own.on_cells, len(call.body.captured)
+    if on_cells is None or scope is None or scope.auto:
+        return None
+    arrays = [k for k in kinds if isinstance(k, ArrayType)]
+    if len(arrays) < len(kinds):
+        return None
+    if scope.world.process_count > 1 and not all(map(_is_here, arrays[:count])):
+        return None  # it moves, which is a step of all processes here, and within a body is none
+    ways_in = [
+        (t, _constant if t.layout.replicated else cells_in(scope, t, PartitionSpec()))
+        for t in arrays[:count]
+    ]
+    pairs = zip(arrays[count:], call.in_specs, strict=True)
+    ways_in += [(t, cells_in(scope, t, s)) for t, s in pairs]
+    outputs = [k for k in own.outputs if isinstance(k, GridKind)]
+    ways_out = [cells_out(scope, k, s) for k, s in zip(outputs, call.out_specs, strict=True)]
+    return _through_cells(on_cells.run, ways_in, ways_out, through_grids)
+
+
+def _is_here(kind: ArrayType) -> bool:
+    """Whether this process has all of an array as it is on each device."""
+    return kind.layout.replicated and bool(kind.local)
+
+
+def _through_cells(
+    run_cells: Run,
+    ways_in: Sequence[tuple[ArrayType, Callable[[Array], Cells]]],
+    ways_out: Sequence[Callable[[Cells], Array]],
+    through_grids: Run,
+) -> Run:
+    """Return what runs a body on cells, given how those of each operand and result are reached."""
+    sole = ways_out[0] if len(ways_out) == 1 else None
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+        if world.ledgers:
+            return through_grids(world, operands)
+        cells = []
+        for x, (type_, way) in zip(operands, ways_in, strict=True):
+            if type(x) is not Array or x._type is not type_:
+                return through_grids(world, operands)
+            cells.append(way(x))
+        found = run_cells(world, cells)
+        if sole is not None:
+            return sole(found[0])
+        return [way(x) for way, x in zip(ways_out, found, strict=True)]
+
+    return run
+
+
+def _constant(x: Array) -> Cells:
+    """Return the cells of an array that is the same on all devices."""
+    return x._blocks or x._live()
 
 
 def _ways_in(

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
-from meshard.ops.fused.compilers import Compiler, Run, Work
+from meshard.ops.fused.compilers import Compiler, Run, Work, chosen, runner_text
+from meshard.runtime.types import ArrayType
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import Extent, GridKind, Scope
 from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.lowering.body_steps import Does, one_or_all
+from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ForCall, ScanCall, WhileCall
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var, evaluate
 from meshard.tuning import LARGE
@@ -32,10 +35,12 @@ class RegionCall:
     Attributes:
         program: the operations.
         compiled: runs them for each cell.
+        compiler: what compiles them.
     """
 
     program: Program
     compiled: Run
+    compiler: Compiler
     name: str = "region"
 
     @property
@@ -53,31 +58,56 @@ class RegionCall:
         return evaluate(self.program, (), operands)
 
 
-def region_step(body: Body, call: RegionCall, operands: Sequence[Any]) -> tuple[list[Any], Does]:
+Lower = Callable[[Body, Program, Sequence[Any], bool], tuple[list[Any], Executable]]
+"""From a body without cells, a program, what it reads, and whether all devices run it, to what it
+gives, and the program lowered."""
+
+
+def region_step(
+    body: Body, call: RegionCall, operands: Sequence[Any], everywhere: bool, lower: Lower
+) -> tuple[list[Any], Does]:
     """Return the results of a region, without cells, and what it does: a program for each cell."""
-    results = call.run(operands)
+    results, own = lower(body, call.program, operands, everywhere)
+    read = [
+        (x.kind.type.shape, x.kind.type.dtype) if type(x) is Grid else type(x) for x in operands
+    ]
+    return results, Does(
+        partial(_run, call.compiled, own, [x.kind.type for x in results]),
+        runner=lambda: runner_text(call.compiler, call.compiled, [read]),
+    )
+
+
+def _run(
+    compiled: Run, own: Executable, kinds: Sequence[ArrayType], body: Body, values: Sequence[Any]
+) -> Any:
+    """Run a region for each cell: compiled, or step by step where that is not possible.
+
+    Args:
+        compiled: the program.
+        own: its operations, as steps.
+        kinds: what the results' cells are.
+        body: the body.
+        values: what it reads.
+    """
     scope = body.scope
-    kinds = [x.kind.type for x in results]
-
-    def run(body: Body, values: Sequence[Any]) -> Any:
-        grids = [x for x in values if type(x) is Grid]
-        if body.mask is not None or scope.auto:
-            return one_or_all(call.run(values))
-        extent = scope.extent(a for x in grids for a in x.kind.extent)
-        varies = frozenset[str]().union(*(x.kind.varies for x in grids))
-        local = scope.local(extent)
-        numbers = range(scope.count(extent)) if local is None else local
-        columns = [_column(scope, x, extent, numbers) for x in values]
-        found = call.compiled(scope.world, [list(row) for row in zip(*columns, strict=True)])
-        made = []
-        for type_, blocks in zip(kinds, zip(*found, strict=True), strict=True):
-            cells: list[Any] = [None] * scope.count(extent)
-            for number, block in zip(numbers, blocks, strict=True):
-                cells[number] = block
-            made.append(Grid(body, scope.kind(type_, extent, varies), tuple(cells)))
-        return one_or_all(made)
-
-    return results, Does(run)
+    if body.mask is not None or scope.auto:
+        return one_or_all(own.run(body, values))
+    grids = [x for x in values if type(x) is Grid]
+    extent = scope.extent(a for x in grids for a in x.kind.extent)
+    local = scope.local(extent)
+    numbers = range(scope.count(extent)) if local is None else local
+    columns = [_column(scope, x, extent, numbers) for x in values]
+    found = compiled(scope.world, [list(row) for row in zip(*columns, strict=True)])
+    if found is None:
+        return one_or_all(own.run(body, values))
+    varies = frozenset[str]().union(*(x.kind.varies for x in grids))
+    made = []
+    for type_, blocks in zip(kinds, zip(*found, strict=True), strict=True):
+        cells: list[Any] = [None] * scope.count(extent)
+        for number, block in zip(numbers, blocks, strict=True):
+            cells[number] = block
+        made.append(Grid(body, scope.kind(type_, extent, varies), tuple(cells)))
+    return one_or_all(made)
 
 
 def _column(scope: Scope, x: Any, extent: Extent, numbers: Sequence[int]) -> list[Any]:
@@ -88,8 +118,23 @@ def _column(scope: Scope, x: Any, extent: Extent, numbers: Sequence[int]) -> lis
     return [cells[onto[i]] for i in numbers]
 
 
-def with_regions(program: Program, compiler: Compiler) -> Program:
-    """Return a body's program with what a compiler can do gathered into calls."""
+def with_regions(program: Program) -> Program:
+    """Return a body's program with what the chosen compiler can do gathered into calls."""
+    compiler = chosen() if _is_large(program) else None
+    return program if compiler is None else _gathered_into_calls(program, compiler)
+
+
+def _is_large(program: Program) -> bool:
+    """Whether there is enough to compute in a program, or in a loop of it, for a compiler."""
+    inside = [e.call.body for e in program.eqns if isinstance(e.call, _LOOPS)]
+    own = [e for e in program.eqns if e.call is None]
+    return sum(map(_size, own)) >= LARGE or any(map(_is_large, inside))
+
+
+_LOOPS = (ForCall, ScanCall, WhileCall)
+
+
+def _gathered_into_calls(program: Program, compiler: Compiler) -> Program:
     eqns = [_inside(e, compiler) for e in program.eqns]
     work = [_work(e, compiler) for e in eqns]
     groups = _gathered(eqns, work)
@@ -154,15 +199,15 @@ def _region(
         return [values[v] for v in outputs]
 
     program = Program((), inputs, tuple(eqns), tuple(outputs), "region")
-    call = RegionCall(program, compiler.program(run))
+    call = RegionCall(program, compiler.program(run), compiler)
     return Eqn(call.name, (), inputs, tuple(outputs), eqns[0].line, call)
 
 
 def _inside(eqn: Eqn, compiler: Compiler) -> Eqn:
     """Return a loop with regions in its body."""
     call: Any = eqn.call
-    if isinstance(call, (ForCall, ScanCall, WhileCall)):
-        return replace(eqn, call=replace(call, body=with_regions(call.body, compiler)))
+    if isinstance(call, _LOOPS):
+        return replace(eqn, call=replace(call, body=_gathered_into_calls(call.body, compiler)))
     return eqn
 
 

@@ -1,0 +1,158 @@
+"""Compiling: from a text in LLVM's language to addresses of functions, kept on disk.
+
+In: the text of a program. Out: the addresses of its functions. Object code is kept in the user's
+cache folder, by the text, the processor and the versions, so that later processes load it in less
+than a millisecond. Files are written by renaming, and what cannot be read, or is not what was
+written, is compiled anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from meshard.ops.fused.compilers import CACHE_DIR
+from meshard.plan.file.files import write_bytes
+
+_FORMAT = b"meshard 1\n"
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of compiled programs; None if there is no place for it."""
+    if CACHE_DIR.value is not None:
+        return Path(CACHE_DIR.value)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "meshard"
+    except RuntimeError:
+        return None
+
+
+@final
+class Builder:
+    """LLVM for this processor."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        target = llvm.Target.from_default_triple()
+        self._machine = target.create_target_machine(
+            cpu=name, features=features, opt=3, reloc="pic", codemodel="default"
+        )
+        self._jit = llvm.create_lljit_compiler(self._machine)
+        self._key = f"{llvmlite.__version__}\n{name}\n{features}\n".encode()
+        self._loaded: list[Any] = []  # code lives as long as the process
+
+    def functions(self, text: str, names: Sequence[str]) -> dict[str, int]:
+        """Return the addresses of a program's functions, compiled unless a file has them."""
+        key = hashlib.sha256(_FORMAT + self._key + text.encode()).hexdigest()
+        with _turn(key):
+            code = _read(key)
+            if code is not None:
+                try:
+                    return self._linked(code, key, names)
+                except (RuntimeError, OSError):  # of another version, say: compiled anew
+                    pass
+            code = self.compiled(text)
+            _write(key, code)
+        return self._linked(code, key, names)
+
+    def known(self, text: str) -> bool:
+        """Whether a file has the program."""
+        key = hashlib.sha256(_FORMAT + self._key + text.encode()).hexdigest()
+        return _read(key) is not None
+
+    def compiled(self, text: str) -> bytes:
+        """Return a program's object code."""
+        module = llvm.parse_assembly(text)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = True
+        passes = llvm.create_pass_builder(self._machine, options)
+        passes.getModulePassManager().run(module, passes)
+        found: bytes = self._machine.emit_object(module)
+        return found
+
+    def _linked(self, code: bytes, key: str, names: Sequence[str]) -> dict[str, int]:
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name in names:
+            library.export_symbol(name)
+        tracker = library.link(self._jit, f"{key}.{len(self._loaded)}")
+        self._loaded.append(tracker)
+        return {name: tracker[name] for name in names}
+
+
+_LOCK = threading.Lock()
+
+
+@cache
+def _builder() -> Builder:
+    return Builder()
+
+
+def functions(text: str, names: Sequence[str]) -> dict[str, int]:
+    """Return the addresses of a program's functions; LLVM works for one thread at a time."""
+    with _LOCK:
+        return _builder().functions(text, names)
+
+
+def known(text: str) -> bool:
+    """Whether a program's code is on disk."""
+    with _LOCK:
+        return _builder().known(text)
+
+
+def _read(key: str) -> bytes | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    try:
+        found = (folder / key[:2] / key).read_bytes()
+    except OSError:
+        return None
+    head, digest, code = (
+        found[: len(_FORMAT)],
+        found[len(_FORMAT) : len(_FORMAT) + _DIGEST],
+        found[len(_FORMAT) + _DIGEST :],
+    )
+    whole = head == _FORMAT and hashlib.sha256(code).digest() == digest
+    return code if whole else None
+
+
+def _write(key: str, code: bytes) -> None:
+    folder = cache_folder()
+    if folder is None:
+        return
+    place = folder / key[:2] / key
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(place, _FORMAT + hashlib.sha256(code).digest() + code)
+
+
+@contextmanager
+def _turn(key: str) -> Iterator[None]:
+    """Let one process of a host compile a program, and the others wait for it."""
+    folder = cache_folder()
+    lock = None
+    if folder is not None:
+        with suppress(OSError):
+            (folder / key[:2]).mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / key[:2] / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # it ends with the process that holds it
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)

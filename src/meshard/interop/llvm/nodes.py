@@ -1,0 +1,304 @@
+"""Values of a program that is to be compiled: what each is made of, without saying how or when.
+
+In: shapes and dtypes. Out: expressions, each a value by identity. A `Map` is computed element by
+element, a `View` only says where elements are read, a `Call` is one of NumPy's own inner loops, a
+`Fold` and a `Place` reduce dims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.interop.llvm.loops import Loop
+
+Dtype = np.dtype[Any]
+Shape = tuple[int, ...]
+
+
+class Unsupported(Exception):
+    """A program has something in it that is left to NumPy; the text says what."""
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Leaf:
+    """A block that the program reads.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        number: its place among the inputs.
+        strides: the elements between neighbours of each dim; None if it is in C order.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    number: int
+    strides: Shape | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Number:
+    """A scalar that is known when the program runs: an input, or a constant that a loop reads.
+
+    Attributes:
+        dtype: its dtype.
+        number: its place among the inputs; None for a constant.
+        value: the constant.
+    """
+
+    dtype: Dtype
+    number: int | None
+    value: Any = None
+    shape: Shape = ()
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Map:
+    """An elementwise operation. Operands broadcast.
+
+    Attributes:
+        shape: the result's shape.
+        dtype: the result's dtype.
+        name: the operation, which `templates` knows for the operands' dtype.
+        args: the operands, all of one dtype, but for the condition of ``where`` and for ``cast``.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    name: str
+    args: tuple[Node, ...]
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """An elementwise operation that NumPy's own inner loop computes, on contiguous elements.
+
+    Attributes:
+        shape: the result's shape.
+        dtype: the result's dtype.
+        loop: NumPy's loop.
+        args: the operands: of the result's shape, or scalars.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    loop: Loop
+    args: tuple[Node, ...]
+
+
+Source = tuple[int | None, DimMap | int]
+"""How a dim of a view's operand is read: by a dim of the result and a map, or at one position."""
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class View:
+    """Elements of other values, in other places; zero where no operand is read.
+
+    Attributes:
+        shape: the result's shape.
+        dtype: the dtype of all.
+        parts: for each operand it and, for each of its dims, how it is read.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    parts: tuple[tuple[Node, tuple[Source, ...]], ...]
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Regrouped:
+    """The elements of a value in C order, in another shape."""
+
+    shape: Shape
+    dtype: Dtype
+    arg: Node
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Fold:
+    """A reduction of the last dims by NumPy's own loop, or of the first one, row by row.
+
+    Attributes:
+        shape: the result's shape, without the dims that are reduced.
+        dtype: the dtype of both.
+        name: the ufunc.
+        loop: NumPy's loop.
+        arg: what is reduced.
+        rows: whether the first dim is reduced, else those behind the result's.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    name: str
+    loop: Loop
+    arg: Node
+    rows: bool
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """The position of the first least or greatest element along the last dim.
+
+    Attributes:
+        shape: the result's shape, without the last dim.
+        dtype: int64.
+        least: whether the least element is looked for.
+        arg: where.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    least: bool
+    arg: Node
+
+
+Node = Leaf | Number | Map | Call | View | Regrouped | Fold | Place
+
+_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQfd"))
+
+
+def checked_dtype(dtype: Dtype) -> Dtype:
+    """Return a dtype that can be compiled, in native byte order.
+
+    Raises:
+        Unsupported: for others.
+    """
+    if dtype not in _DTYPES:
+        raise Unsupported(f"{dtype} is computed by NumPy")
+    return dtype
+
+
+def is_compiled_dtype(dtype: Dtype) -> bool:
+    """Whether values of a dtype can be compiled."""
+    return dtype in _DTYPES
+
+
+def operands_of(node: Node) -> tuple[Node, ...]:
+    """Return what a value is made of."""
+    if isinstance(node, (Map, Call)):
+        return node.args
+    if isinstance(node, View):
+        return tuple([x for x, _ in node.parts])
+    if isinstance(node, (Fold, Place, Regrouped)):
+        return (node.arg,)
+    return ()
+
+
+def in_order(outputs: Sequence[Node]) -> list[Node]:
+    """Return all values that some are made of, each after its operands."""
+    order: dict[int, Node] = {}
+    stack: list[tuple[Node, bool]] = [(x, False) for x in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in order:
+            continue
+        if ready:
+            order[id(node)] = node
+            continue
+        stack.append((node, True))
+        stack += [(x, False) for x in operands_of(node)]
+    return list(order.values())
+
+
+def broadcast(node: Node, shape: Shape) -> Node:
+    """Return a value in a shape that it broadcasts to."""
+    if node.shape == shape:
+        return node
+    skipped = len(shape) - len(node.shape)
+    dims = tuple(
+        [
+            (None, 0) if n == 1 and shape[skipped + d] != 1 else (skipped + d, DimMap.identity(n))
+            for d, n in enumerate(node.shape)
+        ]
+    )
+    return View(shape, node.dtype, ((node, dims),))
+
+
+def reshaped(node: Node, shape: Shape) -> Node:
+    """Return a value in another shape with the same elements in C order."""
+    if node.shape == shape:
+        return node
+    kept = [n for n in node.shape if n != 1]
+    if kept == [n for n in shape if n != 1]:
+        places = iter([d for d, n in enumerate(shape) if n != 1])
+        dims: tuple[Source, ...] = tuple(
+            [(None, 0) if n == 1 else (next(places), DimMap.identity(n)) for n in node.shape]
+        )
+        return View(shape, node.dtype, ((node, dims),))
+    return Regrouped(shape, node.dtype, side_by_side(node))
+
+
+def size_of(node: Node) -> int:
+    """Return the number of a value's elements."""
+    return math.prod(node.shape)
+
+
+def side_by_side(node: Node) -> Node:
+    """Return a value whose elements can be stored in C order, if they are not yet."""
+    return copied(node) if isinstance(node, Leaf) and node.strides is not None else node
+
+
+def copied(node: Node) -> Node:
+    """Return a value with the same elements."""
+    dims: tuple[Source, ...] = tuple([(d, DimMap.identity(n)) for d, n in enumerate(node.shape)])
+    return View(node.shape, node.dtype, ((node, dims),))
+
+
+def seen_through(node: Node) -> tuple[Node, tuple[int, ...]]:
+    """Return the value of which one shows the same elements, and how its dims are permuted.
+
+    The rest is a reshape of dims of one element, or of elements in C order.
+    """
+    if isinstance(node, Regrouped) and not isinstance(node.arg, Leaf):
+        return node.arg, tuple(range(len(node.arg.shape)))
+    if isinstance(node, View) and len(node.parts) == 1:
+        ((base, dims),) = node.parts
+        if not isinstance(base, Leaf) and size_of(base) == size_of(node) and _only_permutes(dims):
+            moved = [k for k, (d, _) in enumerate(dims) if d is not None]
+            unit = [k for k, (d, _) in enumerate(dims) if d is None]
+            return base, (*sorted(moved, key=lambda k: dims[k][0] or 0), *unit)
+    return node, tuple(range(len(node.shape)))
+
+
+def _only_permutes(dims: Sequence[Source]) -> bool:
+    """Whether a view of all elements of a value only gives its dims another order."""
+    read = [d for d, _ in dims if d is not None]
+    return len(set(read)) == len(read) and all(
+        isinstance(how, int) or d is None or how.is_identity for d, how in dims
+    )
+
+
+def is_all_elementwise(outputs: Sequence[Node]) -> bool:
+    """Whether all values have one shape, or none, and are computed position by position."""
+    shape = outputs[0].shape
+    return all(
+        isinstance(x, Number)
+        or (x.shape == shape and isinstance(x, (Map, Call)))
+        or (x.shape == shape and isinstance(x, Leaf) and x.strides is None)
+        for x in in_order(outputs)
+    )
+
+
+def flattened(outputs: Sequence[Node]) -> list[Node]:
+    """Return values that are all elementwise as values of one dim."""
+    made: dict[int, Node] = {}
+    for x in in_order(outputs):
+        own = made[id(x)] = x
+        if isinstance(x, (Map, Call)):
+            own = replace(x, args=tuple([made[id(y)] for y in x.args]))
+        made[id(x)] = own if isinstance(own, Number) else replace(own, shape=(size_of(x),))
+    return [made[id(x)] for x in outputs]
