@@ -1,5 +1,6 @@
 """Rows of planning: what it takes to know who sends what to whom, from 8 to 131,072 devices."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ LEAVES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(Row):
-    """A plan, made from layouts that are known.
+    """A plan, made from layouts or shardings.
 
     Attributes:
         operands: makes new operands, outside the timing.
@@ -110,6 +111,71 @@ def cached() -> tuple[Any, Any, Any]:
     return leaf, cache, PlanOptions()
 
 
+def new_mesh(sizes: tuple[int, int], first: int = 0) -> Any:
+    """A mesh of devices that do not exist, with axes x and y."""
+    from meshard.algebra.device import Device
+    from meshard.algebra.mesh import Mesh
+
+    devices = np.empty(sizes[0] * sizes[1], object)
+    devices[:] = [Device(first + i, i // 8) for i in range(len(devices))]
+    return Mesh(devices.reshape(sizes), ("x", "y"))
+
+
+_MADE = itertools.count()
+
+
+def unknown(before: Any, after: Any) -> tuple[Any, Any]:
+    """An array and the sharding that it is to have, on a mesh that nothing knows yet."""
+    from meshard.algebra.sharding import NamedSharding
+    from meshard.algebra.spec import PartitionSpec
+    from meshard.runtime.moving.plan_reshard import plan_cache
+    from meshard.runtime.moving.structs import ShapeDtypeStruct
+
+    plan_cache().clear()
+    mesh = new_mesh(grid(131072), next(_MADE) % 2)  # equal meshes would share their layouts
+    source, destination = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (before, after))
+    return ShapeDtypeStruct((SIDE, SIDE), "bfloat16", sharding=source), destination
+
+
+def bytes_of(x: Any, sharding: Any) -> int:
+    """The bytes that a reshard of a tree would move."""
+    from meshard.runtime.moving.plan_reshard import plan_reshard
+
+    return plan_reshard(x, sharding).bytes_moved
+
+
+def llama() -> tuple[Any, Any]:
+    """Llama 3 405B's 1,137 arrays on 16,384 devices, and their shardings on 8,192.
+
+    Each array has shardings of its own, as programs that build trees make them.
+    """
+    from meshard.algebra.sharding import NamedSharding
+    from meshard.algebra.spec import PartitionSpec
+    from meshard.runtime.moving.plan_reshard import plan_cache
+    from meshard.runtime.moving.structs import ShapeDtypeStruct
+
+    wide, hidden, few, words = 16384, 53248, 1024, 128256
+    layer = [(wide, wide), (wide, few), (wide, few), (wide, wide)]
+    layer += [(wide, hidden), (wide, hidden), (hidden, wide), (wide,), (wide,)]
+    shapes = [(words, wide), (wide, words), (wide,), *layer * 126]
+    plan_cache().clear()
+    before, after = new_mesh((2048, 8)), new_mesh((512, 16))
+
+    def laid(mesh: Any, shape: tuple[int, ...]) -> Any:
+        spec = PartitionSpec("x", "y") if len(shape) == 2 else PartitionSpec()
+        return NamedSharding(mesh, spec, uneven="balanced")
+
+    tree = [ShapeDtypeStruct(s, "bfloat16", sharding=laid(before, s)) for s in shapes]
+    return tree, [laid(after, s) for s in shapes]
+
+
+def llama_plan() -> tuple[Any]:
+    """The plan of that tree."""
+    from meshard.runtime.moving.plan_reshard import plan_reshard
+
+    return (plan_reshard(*llama()),)
+
+
 _KNOWN: list[tuple[Any, Any, Any]] = []
 
 
@@ -130,6 +196,41 @@ ROWS: tuple[Row, ...] = (
     curve(4096, 2e-3),
     curve(32768, None),
     curve(131072, 60e-3),
+    *(
+        PlanRow(
+            key=f"plan-unknown-{key}",
+            title=f"plan_reshard {title} and its bytes, 131,072 devices, nothing known",
+            claims=[Within(25e-3)],
+            operands=lambda ends=ends: unknown(*ends),  # type: ignore[misc]
+            work=bytes_of,
+        )
+        for key, title, ends in (
+            ("swap", "P(x,y) -> P(y,x)", (("x", "y"), ("y", "x"))),
+            ("columns", "P((x,y)) -> P(None,(x,y))", ((("x", "y"),), (None, ("x", "y")))),
+            ("turned", "P((x,y)) -> P((y,x))", ((("x", "y"),), (("y", "x"),))),
+        )
+    ),
+    PlanRow(
+        key="plan-llama",
+        title="plan of Llama 3 405B, 16,384 to 8,192 devices",
+        claims=[Within(1.0)],
+        operands=llama,
+        work=bytes_of,
+    ),
+    PlanRow(
+        key="plan-llama-print",
+        title="the same plan printed",
+        claims=[Within(0.5)],
+        operands=llama_plan,
+        work=str,
+    ),
+    PlanRow(
+        key="plan-llama-html",
+        title="the same plan as HTML",
+        claims=[Within(2.0)],
+        operands=llama_plan,
+        work=lambda plan: plan._repr_html_(),
+    ),
     PlanRow(
         key="plan-tree",
         title=f"plan of {LEAVES} leaves, 4,096 devices",

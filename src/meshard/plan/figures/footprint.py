@@ -248,7 +248,8 @@ def messages_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Messages:
         return Messages(0, exact=True)
     rows = jobs_at_most(hop)
     if _each_alone(hop):
-        return Messages(rows - len(hop.stays[0]), exact=True)
+        own = hop.keepers[0] if hop.plain else hop.stays[0]
+        return Messages(rows - len(own), exact=True)
     shares = _shares(hop)
     if rows + shares <= most_jobs:
         return Messages(len(_pairs(hop)[0]), exact=True)

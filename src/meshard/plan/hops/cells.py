@@ -94,7 +94,7 @@ class CellGrid:
     def copies(self) -> Ints:
         """The number of units that hold each cell."""
         if self.plain:
-            return np.full(self.count, self.holders.shape[1])
+            return np.broadcast_to(np.int64(self.holders.shape[1]), self.count)
         counts: Ints = (self.holders >= 0).sum(axis=1)
         return counts
 
