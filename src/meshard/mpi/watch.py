@@ -255,9 +255,19 @@ def end_on_error(ending: ProcessExit) -> None:
         if ending.is_copy:
             before(class_, error, trace)
         else:
+            _let_finish()
             ending.on_error(error, lambda: before(class_, error, trace))
 
     sys.excepthook = report
+
+
+def _let_finish() -> None:
+    """Let this process tell its error to the end, also if mpiexec ends the job meanwhile.
+
+    It ends by itself when it has; mpiexec does not wait long for one that does not.
+    """
+    with contextlib.suppress(ValueError):  # not the main thread: the system's own way holds
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def say_failed(process: int) -> None:

@@ -88,6 +88,11 @@ def highest(dtype: Dtype) -> Any:
     return _range(dtype).max if np.isnan(found) else found
 
 
+def _missing(dtype: Dtype) -> Any:
+    """Return NaN, which every other number replaces."""
+    return dtype.type(np.nan)
+
+
 def _range(dtype: Dtype) -> Any:
     describe: Any = ml_dtypes.finfo if is_float(dtype) else ml_dtypes.iinfo
     return describe(dtype)
@@ -128,8 +133,8 @@ _selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
     ("all", np.logical_and, _test(np.logical_and)),
 )
 _selecting += (  # of real floats: NaN is left out, unless there is nothing else
-    ("nanmax", np.fmax, _test(np.fmax)),
-    ("nanmin", np.fmin, _test(np.fmin)),
+    ("nanmax", np.fmax, _extreme(np.fmax, _missing)),
+    ("nanmin", np.fmin, _extreme(np.fmin, _missing)),
 )
 for _name, _selects, _kernel in _selecting:
     register(
