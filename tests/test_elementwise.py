@@ -103,7 +103,7 @@ def collected(found: Any) -> Any:
 
 def test_the_rows_are_those_of_the_table():
     assert len(ELEMENTWISE) > 80
-    known = {*UNARY, *BINARY, *SPECIAL, "where", "astype"}
+    known = {*UNARY, *BINARY, *SPECIAL, "where", "astype", "clip"}
     assert set(ELEMENTWISE) == known
     for name in [*UNARY, *BINARY]:
         assert callable(getattr(mnp, name)), name
@@ -867,6 +867,19 @@ def test_large_results_have_their_operands_memory_order(order):
     assert np.array_equal(found, x.transpose(order) * 2 - row)
     (block,) = found._blocks
     assert block.transpose(order).flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u1"])
+@pytest.mark.parametrize("limits", [(1, 3), (3, 1), (-0.5, 0.5), (np.nan, 1.0), (0, np.nan)])
+def test_large_arrays_are_clipped_as_small_ones_are(dtype, limits):
+    count = (1 << 20) // np.dtype(dtype).itemsize
+    x = np.random.default_rng(0).integers(0, 9, count).astype(dtype)
+    if x.dtype.kind == "f":
+        x[:3] = np.nan, np.inf, -np.inf
+    large, small = mnp.clip(mnp.asarray(x), *limits), mnp.clip(mnp.asarray(x[:64]), *limits)
+    assert large.dtype == small.dtype
+    np.testing.assert_array_equal(np.asarray(large)[:64], small)
+    np.testing.assert_array_equal(large, np.clip(x, *limits))
 
 
 @pytest.mark.parametrize("name", ["erf", "erfc"])

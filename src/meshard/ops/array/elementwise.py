@@ -18,6 +18,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -211,6 +212,7 @@ _row("lgamma", _special("gammaln"), 1)
 _row("digamma", _special("digamma"), 1)
 _row("logistic", _logistic, 1)
 _row("where", np.where, 3)
+_row("clip", np.clip, 3)
 _row("divmod", np.divmod, 2, 2)
 _row("modf", np.modf, 1, 2)
 _row("frexp", np.frexp, 1, 2)
@@ -321,6 +323,9 @@ def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     """
     x = as_array(a)
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
+    large = type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf"
+    if large and low is not None and high is not None:
+        return bind("clip", x, low, high)  # one pass; in a program the two below are one
     raised = x if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
 

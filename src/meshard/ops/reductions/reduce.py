@@ -127,6 +127,10 @@ _selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
     ("any", np.logical_or, _test(np.logical_or)),
     ("all", np.logical_and, _test(np.logical_and)),
 )
+_selecting += (  # of real floats: NaN is left out, unless there is nothing else
+    ("nanmax", np.fmax, _test(np.fmax)),
+    ("nanmin", np.fmin, _test(np.fmin)),
+)
 for _name, _selects, _kernel in _selecting:
     register(
         Op(
@@ -331,6 +335,11 @@ def prod(
     wanted = None if dtype is None else as_dtype(dtype)
     x = masked(as_array(a), where, 1, "prod")
     return _started("multiply", _reduce("prod", x, axis, keepdims, dtype=wanted), initial)
+
+
+def without_nan(name: str, x: Any, axis: Axis, keepdims: bool) -> Any:
+    """Return the extreme of real floats over dims, by the row of ``name``, NaN left out."""
+    return _reduce(name, _not_empty(x, axis, name.removeprefix("nan")), axis, keepdims)
 
 
 def _not_empty(a: Any, axis: Axis, what: str) -> Any:
