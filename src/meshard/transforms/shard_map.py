@@ -321,7 +321,7 @@ class _Mapped:
 
     def _ready_for(self, args: tuple[Any, ...]) -> _Ready | None:
         """Return what is to do for arrays of these types, if it is known."""
-        key: list[Any] = [config.epoch, self._mesh or ambient_mesh()]
+        key: list[Any] = [config.epoch, ambient_mesh() if self._mesh is None else None]
         for x in args:
             if type(x) is not Array:
                 return None
@@ -340,7 +340,8 @@ class _Mapped:
         ]
         if len(self._ready) >= _MOST_READY:
             self._ready.clear()
-        key = (config.epoch, self._mesh or ambient_mesh(), *[x._type for x in arrays])
+        mesh = ambient_mesh() if self._mesh is None else None
+        key = (config.epoch, mesh, *[x._type for x in arrays])
         found = self._ready[key] = _Ready(scope, ways_in, {})
         return found
 
@@ -348,7 +349,7 @@ class _Mapped:
         """Run the body on values, and return its results outside of it."""
         body = call.body
         try:
-            with interpreting(body), entered_mesh(call.scope.mesh):
+            with interpreting(body), entered_mesh(body.scope.mesh):
                 result = self._f(*values)
                 if ready is not None and type(result) is Grid and result.body is body:
                     leave = ready.ways_out.get(result.kind)

@@ -335,11 +335,12 @@ def all_to_all(
         ShapeError: if the dim's size is not that of the axis, or not a multiple of it if tiled.
     """
     axes = bound_axes(axis_name, "all_to_all")
-    more = index_groups(axis_index_groups, axes, "all_to_all", True)
+    groups = axis_index_groups
+    more = {} if groups is None else index_groups(groups, axes, "all_to_all", True)
     n = members(axes, more)
 
     def leaf(value: Any) -> Any:
-        array = as_array(value)
+        array = value if isinstance(value, Traced) else as_array(value)
         split = checked_dim(split_axis, array.ndim, "all_to_all", "split_axis")
         concat = checked_dim(concat_axis, array.ndim, "all_to_all", "concat_axis")
         size = array.shape[split]
