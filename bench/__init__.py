@@ -28,8 +28,9 @@ options. One module, one thing:
     history           dated ratios, in history.md
     compare           two runs side by side
 
-Without rows: `python -m bench.house` counts what the source is made of, and the calls that an
-operation makes (`house_calls`).
+Without rows: `python -m bench.scan` calls every public function beside NumPy (`scan_calls` says
+how, on `scan_operands`); `python -m bench.house` counts what the source is made of, and the calls
+that an operation makes (`house_calls`).
 
 docs/contributing/benchmarks.md says how to add a row.
 """

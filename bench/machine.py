@@ -35,6 +35,7 @@ def facts() -> dict[str, str]:
         ),
         "environment": _bending_variables(),
         "peers": told(),
+        "compiler": f"llvmlite {_version('llvmlite')}",
         "meshard": " ".join(filter(None, (_version("meshard"), _commit()))),
     }
 

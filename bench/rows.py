@@ -28,7 +28,7 @@ GROUP_OF = {row.key: group for group, rows in GROUPS.items() for row in rows}
 
 QUICK = (
     *("reshard-swap", "reshard-columns", "small-op", "add", "gram", "arange"),
-    *("plan-131072", "psum", "psum-small", "psum-scatter", "all-gather", "kmeans"),
+    *("plan-131072", "psum", "psum-scatter", "all-gather", "jit-kmeans"),
     *("jit-tiny", "jit-tanh-chain", "jit-arithmetic", "jit-softmax", "jit-softmax-split"),
     *("jit-layer-norm", "jit-heat", "jit-power", "jit-ridge", "psum-small-jit"),
     *("random-normal", "ranks-columns", "ranks-tree", "ranks-tiny", "ranks-allreduce", "ranks-cg"),

@@ -27,7 +27,54 @@ MOST_SECONDS = 100e-6
 LARGE = 1 << 20
 DOORS = ("numpy", "linalg", "fft", "lax", "nn", "random")
 
-SLOWER: dict[str, str] = {}
+_VIEW = "NumPy gives a view; here elements pass between devices, or pieces are copied"
+_SORTED = "the whole dim is sorted, across devices if it is split: no selection is written yet"
+_DIGITS = "more passes, in a form that keeps all digits and does not overflow"
+_MASKED = "elements are counted on all devices first, so that each process knows the shape"
+_BORDERS = "what is cut off moves all borders between devices"
+_ZEROS = "what is not written to is zero, so that no run differs from another"
+SLOWER: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            "numpy.array_split",
+            "numpy.broadcast_arrays",
+            "numpy.dsplit",
+            "numpy.flip",
+            "numpy.fliplr",
+            "numpy.flipud",
+            "numpy.from_dlpack",
+            "numpy.hsplit",
+            "numpy.ravel",
+            "numpy.reshape",
+            "numpy.rot90",
+            "numpy.split",
+            "numpy.vsplit",
+            "numpy.diag",
+            "numpy.diagonal",
+            "linalg.diagonal",
+            "lax.collapse",
+            "lax.reshape",
+            "expr.x.reshape(-1)",
+        ],
+        _VIEW,
+    ),
+    **dict.fromkeys(
+        [
+            "numpy.partition",
+            "numpy.argpartition",
+            "numpy.median",
+            "numpy.quantile",
+            "numpy.percentile",
+            "lax.top_k",
+        ],
+        _SORTED,
+    ),
+    **dict.fromkeys(("nn.log1mexp", "nn.squareplus", "nn.logsumexp", "nn.softplus"), _DIGITS),
+    **dict.fromkeys(("numpy.compress", "numpy.extract", "expr.x[b]", "numpy.nonzero"), _MASKED),
+    **dict.fromkeys(("numpy.diff", "numpy.ediff1d", "expr.x[::2] + 0"), _BORDERS),
+    **dict.fromkeys(("numpy.empty", "numpy.empty_like"), _ZEROS),
+    "numpy.argsort": "equal elements keep their order, which NumPy does not promise by default",
+}
 """Calls that may be slower, by ``door.name``, and why."""
 
 

@@ -157,7 +157,7 @@ _OTHER: dict[str, dict[str, Call]] = {  # meshard's expression, NumPy's
         "broadcast_in_dim": ("f(v, m.shape, (1,))", "np.broadcast_to(v, m.shape).copy()"),
         "broadcasted_iota": (
             "f(F, m.shape, 0)",
-            "np.broadcast_to(np.arange(n, dtype=F)[:, None], m.shape).copy()",
+            "np.broadcast_to(np.arange(m.shape[0], dtype=F)[:, None], m.shape).copy()",
         ),
         "clamp": ("f(0.2, x, 0.8)", "np.clip(x, 0.2, 0.8)"),
         "clz": ("f(i)", "np.frexp(i)[1]"),
@@ -283,6 +283,7 @@ _OTHER: dict[str, dict[str, Call]] = {  # meshard's expression, NumPy's
             "f(x)",
             "(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + F(1))",
         ),
+        "tanh": ("f(x)", "np.tanh(x)"),
         "swish": ("f(x)", "x * special.expit(x)"),
     },
     "random": {

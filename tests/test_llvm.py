@@ -473,3 +473,58 @@ def test_bodies_are_compiled_between_collectives():
         for _ in range(3):
             assert whole(jitted(*args)).tobytes() == expected
             llvm.BEHIND.finish()
+
+
+# Polynomials
+
+
+@pytest.fixture
+def fast_math():
+    meshard.config.update("jit_math", "fast")
+    yield
+    meshard.config.update("jit_math", "exact")
+
+
+@pytest.mark.usefixtures("fast_math")
+@pytest.mark.parametrize("name", ["exp", "tanh", "log", "logistic"])
+@pytest.mark.parametrize("dtype", [np.dtype("f"), np.dtype("d")], ids=str)
+def test_polynomials_are_within_two_units_in_the_last_place(name, dtype):
+    draw = np.random.default_rng(0)
+    end = 750 if dtype.itemsize == 8 else 110
+    x = np.concatenate(
+        [
+            draw.uniform(-end, end, 200_000).astype(dtype),
+            draw.standard_normal(200_000).astype(dtype),
+            np.exp(draw.uniform(-80, 80, 100_000)).astype(dtype),
+            np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 1e-40, 3e38, -3e38], dtype),
+        ]
+    )
+    reference = (lambda v: 1 / (1 + np.exp(-v))) if name == "logistic" else getattr(np, name)
+    program = compiled([((name, (0,), {}), dtype)], [1])
+    program(here(), [[x]])
+    llvm.BEHIND.finish()
+    ((found,),) = program(here(), [[x]])
+    with np.errstate(all="ignore"):
+        exact = reference(x.astype(np.longdouble))
+        rounded = exact.astype(dtype)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(found[~finite], rounded[~finite])
+    unit = np.spacing(np.maximum(np.abs(rounded[finite]), np.finfo(dtype).tiny))
+    # The logistic function is made of three operations, each of which rounds.
+    assert np.max(np.abs(found[finite] - exact[finite]) / unit) < (3 if name == "logistic" else 2)
+
+
+def test_jit_math_changes_what_is_compiled_next():
+    def body():
+        x = put(np.random.default_rng(0).standard_normal((1024, 512)).astype("f"), "i")
+        f = meshard.jit(lambda v: mnp.exp(v * 0.5) + 1)
+        found = []
+        for how in ("exact", "fast", "exact"):
+            meshard.config.update("jit_math", how)
+            f(x)
+            llvm.BEHIND.finish()
+            found.append(whole(f(x)))
+        assert found[0].tobytes() == found[2].tobytes() == whole(mnp.exp(x * 0.5) + 1).tobytes()
+        np.testing.assert_array_max_ulp(found[0], found[1], 4)
+
+    alone(body)

@@ -657,3 +657,17 @@ def test_what_the_namespace_can_do() -> None:
     assert info.default_dtypes()["indexing"] == np.int64
     assert set(info.dtypes(kind=("bool", "real floating"))) == {"bool", "float32", "float64"}
     assert len(info.dtypes()) == 13
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("bins", [1, 7, 1000, (0.0, 0.1, 0.2, 0.3, 0.4)])
+def test_elements_on_edges_fall_into_the_bins_that_numpy_puts_them_in(dtype, bins):
+    rng = np.random.default_rng(0)
+    edges = np.histogram_bin_edges(np.asarray([0, 1], dtype), bins).astype(dtype)
+    x = np.concatenate([rng.random(50_000), rng.choice(edges, 1000), [2.0, -1.0, 0.0, 1.0]])
+    x = x.astype(dtype)
+    x = np.nextafter(x, rng.choice(np.asarray([-1, 0.5, 2], dtype), x.shape))
+    expected = np.histogram(x, edges)[0]
+    assert np.array_equal(mnp.histogram(mnp.asarray(x), edges)[0], expected)
+    x[5] = np.nan
+    assert mnp.histogram(mnp.asarray(x), edges)[0].sum() in (expected.sum() - 1, expected.sum())

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard.ops.engine import decision
 from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Loose, Packed, Rows
 from meshard.sharding import P
+from meshard.transforms.lowering import regions
 from meshard.transforms.lowering.regions import with_regions
 from tests.worlds import alone, in_worlds, mesh, put, whole
 
@@ -139,6 +142,83 @@ def test_any_program_gives_the_bits_of_its_operations(names, shape, spec, choice
         choice.setstate(state)
         for found, one in zip(meshard.jit(f)(x), expected, strict=True):
             np.testing.assert_allclose(whole(found), whole(one), rtol=1e-12, atol=1e-14)
+
+    alone(body)
+
+
+@pytest.fixture
+def always_large(monkeypatch):
+    """Let blocks of any size be large, so that a compiler is asked for all of them."""
+    pytest.importorskip("llvmlite")
+    for module in (decision, regions):
+        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(decision, "TINY_CELL", 0)
+
+
+@pytest.mark.usefixtures("always_large")
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=2, max_size=8),
+    st.sampled_from([(8, 16), (7, 5), (1, 40), (300, 20), (0, 4), (3, 9)]),
+    st.sampled_from([(), ("i",), ("i", "j"), (None, "j"), (("i", "j"),)]),
+    st.randoms(use_true_random=False),
+)
+def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, choice):
+    from meshard.interop.llvm import compiler as llvm
+
+    def f(x):
+        values = [x, x * 0.5]
+        for name, k in zip(names, picks, strict=True):
+            values.append(OPERATIONS[name](values[-1], values[k]))
+        return values[-1], values[len(values) // 2]
+
+    picks = [choice.randrange(2 + n) for n in range(len(names))]
+
+    def body():
+        data = np.random.default_rng(1).standard_normal(shape)
+        data[data > 2] = np.nan
+        data[data < -2] = -np.inf
+        x = put(data, *spec, uneven="balanced")
+        with np.errstate(all="ignore"):
+            jitted = meshard.jit(f)
+            with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+                first = [whole(one) for one in jitted(x)]
+                behind.finish()
+                second = [whole(one) for one in jitted(x)]
+        for one, other in zip(first, second, strict=True):
+            assert one.tobytes() == other.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+
+    alone(body)
+
+
+def test_what_a_segment_gave_is_written_over_by_its_last_reader_and_nothing_else_is():
+    """A value between two segments gives its blocks to the result; arguments keep theirs."""
+
+    def body():
+        data = normal(1024, 512)
+        x, y = put(data, "i"), put(data + 1, "i")
+        rows = x.sharding
+
+        def total(v):  # a step of its own, between two segments
+            return (v * v).sum()
+
+        def f(x, y):
+            kept = meshard.lax.with_sharding_constraint(y, rows)
+            z = x * 2 + 1
+            return (z / total(z)) + 1, kept * 2 + total(kept)
+
+        jitted = meshard.jit(f)
+        steps = jitted.lower(x, y).executable.steps
+        assert len([s for s in steps if "+" in s.name]) >= 2
+        expected = [whole(one) for one in f(x, y)]
+        for _ in range(5):
+            for found, one in zip(jitted(x, y), expected, strict=True):
+                assert whole(found).tobytes() == one.tobytes()
+        assert whole(x).tobytes() == data.tobytes()
+        assert whole(y).tobytes() == (data + 1).tobytes()
 
     alone(body)
 

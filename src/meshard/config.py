@@ -14,6 +14,9 @@ name                               meaning
                                    ``"numpy"``; ``"llvm"``, which needs the extra ``fast`` and
                                    gives NumPy's bits; ``"xla"``, which needs JAX; ``"auto"``
                                    (default): ``"llvm"`` if it is installed
+``jit_math``                       ``"exact"`` (default): what is compiled has NumPy's bits;
+                                   ``"fast"``: LLVM computes exp, log, tanh and what is made of
+                                   them by polynomials of its own, within 2 units in the last place
 ``cache_dir``                      the absolute path of the folder in which compiled programs are
                                    kept; None (default): a folder of the user's cache
 ``check``                          how it is checked that processes run the same operations on
@@ -25,9 +28,10 @@ name                               meaning
 
 The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``,
-``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the
-environment sets ``MESHARD_TIMEOUT``, ``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``,
-which are about jobs of several processes. A variable with a similar name is refused.
+``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``,
+``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
+``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``, which are about jobs of several
+processes. A variable with a similar name is refused.
 """
 
 import typing as _typing

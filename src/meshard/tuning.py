@@ -70,8 +70,8 @@ GATHERED_PARTIALS = 1 << 16
 
 Beyond, each reduces a part and passes it on: twice the messages for less traffic. Row ``sum``.
 """
-STACKED_PARTIALS = 16
-"""Partial results from which it is quicker to stack them and to reduce the stack in one call.
+STACKED_CELLS = 16
+"""Small blocks from which it is quicker to stack them, and to reduce the stack in one call.
 
 A call of NumPy on two small blocks takes 0.3 microseconds, a block in a stack 0.15.
 """
@@ -105,7 +105,7 @@ Row ``jit-heat``.
 PACKED_CELLS = 16
 """Small cells up to which an operation that is alone in a segment runs on one after the other.
 
-Packing a block takes half as long as a call of a kernel. Row ``jit-small``.
+Packing a block takes half as long as a call of a kernel. Row ``jit-tiny-chain``.
 """
 DEFERRED_OPERATIONS = 48
 """Operations of a body that wait for each other at most before they run; row ``heat``."""
@@ -151,6 +151,11 @@ PAIRS_AT_ONCE = 1 << 21
 """Pairs of cells that are held at once while they are summed: some hundred megabytes."""
 GROUP_COST = 4096
 """Pairs of cells that take about as long as one group's grids do, besides their cells."""
+DEVICES_AT_ONCE = 8192
+"""Devices whose boxes are compared at once: 64 KB an array, which the allocator keeps and reuses.
+
+Row ``plan-131072``.
+"""
 CHOICE_JOBS = 1024
 """Jobs that are listed in order to count messages while a route is chosen; row ``plan-tree``."""
 TABLE_JOBS = 2_000_000

@@ -182,3 +182,8 @@ class Sharding(ABC):
     def _pattern(self, ndim: int) -> object:
         """Return a value that is equal for equivalent shardings; None where nothing is known."""
         return ("one",) if self.num_devices == 1 else None
+
+
+def same_devices(a: Sharding, b: Sharding) -> bool:
+    """Whether two shardings are on the same devices, in whatever order."""
+    return a.device_order == b.device_order or set(a.device_order) == set(b.device_order)

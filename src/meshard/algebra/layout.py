@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -27,7 +27,15 @@ from meshard.errors import CoverageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Ints = NDArray[np.int64]
+
 Cuts = tuple[int, ...]
+_MANY = 256
+"""Parts of a dim from which its cut points are an array: tuples of so many take milliseconds."""
+_LARGEST = 1 << 62
+"""Elements of a dim from which its cut points are counted in Python's integers."""
+_SAMPLE = 128
+"""Devices of a layout that its hash looks at."""
 
 
 def even_cuts(size: int, shards: int) -> Cuts:
@@ -56,6 +64,22 @@ def ceil_cuts(size: int, shards: int) -> Cuts:
     return tuple([min(i * step, size) for i in range(shards + 1)])
 
 
+def cut_points(rule: Callable[[int, int], Cuts], size: int, shards: int) -> Cuts | Ints:
+    """Return the cut points of one of the rules above, as an array where there are many.
+
+    >>> cut_points(ceil_cuts, 10, 4), cut_points(ceil_cuts, 1500, 1000)[-3:]
+    ((0, 3, 6, 9, 10), array([1500, 1500, 1500]))
+    """
+    if shards < _MANY or size >= _LARGEST:
+        return rule(size, shards)
+    place = np.arange(shards + 1, dtype=np.int64)
+    if rule is ceil_cuts:
+        return np.minimum(place * -(-size // shards), size)
+    low, more = divmod(size, shards)
+    found: Ints = place * low + np.minimum(place, more)
+    return found
+
+
 @final
 class Layout:
     """How an array of ``shape`` is laid out on devices.
@@ -75,28 +99,52 @@ class Layout:
     def __init__(
         self,
         shape: tuple[int, ...],
-        cuts: tuple[Cuts, ...],
-        tensor: NDArray[np.int64] | None,
+        cuts: tuple[Cuts | Ints, ...],
+        tensor: Ints | None,
         *,
         boxes: tuple[Box, ...] | None = None,
         box_holders: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         self.shape = shape
-        self.cuts = cuts
+        self._cuts = tuple(
+            [c if isinstance(c, tuple) or len(c) > _MANY else listed_cuts(c) for c in cuts]
+        )
         self.regular = tensor is not None
         self._boxes = boxes
         self._box_holders = box_holders
         if tensor is None:
             assert boxes is not None
             assert box_holders is not None
-            self.tensor: NDArray[np.int64] = np.empty(0, np.int64)
+            self.tensor: Ints = np.empty(0, np.int64)
             self.grid: tuple[int, ...] = (len(boxes),)
-            self._key: tuple[object, ...] = (shape, boxes, box_holders)
+            self._hash = hash((shape, boxes, box_holders))
         else:
             self.tensor = tensor
             self.grid = tensor.shape[:-1]
-            self._key = (shape, cuts, self.grid, tensor.tobytes())
-        self._hash = hash(self._key)
+            some = tensor if tensor.size <= _SAMPLE else _sampled(tensor)
+            short = tuple([c for c in self._cuts if len(c) <= _MANY])
+            self._hash = hash((shape, short, self.grid, some.tobytes()))
+
+    @cached_property
+    def cuts(self) -> tuple[Cuts, ...]:
+        """For each dim its cut points, from 0 to the dim's size, not descending."""
+        return tuple([listed_cuts(c) for c in self._cuts])
+
+    @cached_property
+    def points(self) -> tuple[Ints, ...]:
+        """The cut points of each dim as arrays."""
+        return tuple([np.asarray(c, np.int64) for c in self._cuts])
+
+    @cached_property
+    def lengths(self) -> tuple[Ints, ...]:
+        """For each dim the lengths of its parts."""
+        return tuple([np.diff(c) for c in self.points])
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        if self._boxes is not None:
+            return self.shape, self._boxes, self._box_holders
+        return self.shape, self.cuts, self.grid, self.tensor.tobytes()
 
     @property
     def ndim(self) -> int:
@@ -147,7 +195,8 @@ class Layout:
             return self._boxes
         # The pieces in C order are the product of the cuts of each dim.
         starts, stops = [c[:-1] for c in self.cuts], [c[1:] for c in self.cuts]
-        return tuple(map(Box, product(*starts), product(*stops)))
+        pairs = zip(product(*starts), product(*stops), strict=True)
+        return tuple(map(partial(tuple.__new__, Box), pairs))  # what Box(...) does, without Python
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -155,6 +204,22 @@ class Layout:
         if self._boxes is not None:
             return tuple([b.shape for b in self._boxes])
         return tuple(product(*[[b - a for a, b in pairwise(c)] for c in self.cuts]))
+
+    def by_piece(self, array: NDArray[Any]) -> NDArray[Any] | None:
+        """Return a view of an array of this shape by piece: the dims of the grid come first.
+
+        None if the pieces differ in shape.
+
+        >>> layout = Layout((4, 6), ((0, 2, 4), (0, 6)), np.array([[[0]], [[1]]]))
+        >>> view = layout.by_piece(np.arange(24).reshape(4, 6))
+        >>> view.shape, view[1, 0].ravel().tolist() == list(range(12, 24))
+        ((2, 1, 2, 6), True)
+        """
+        if not self.regular or len(set(self.shapes)) != 1:
+            return None
+        sizes = [n for pair in zip(self.grid, self.shapes[0], strict=True) for n in pair]
+        rank = 2 * self.ndim
+        return array.reshape(sizes).transpose(*range(0, rank, 2), *range(1, rank, 2))
 
     def holders(self, piece: int) -> tuple[int, ...]:
         """Return the ids of the devices that hold one piece, in replica order."""
@@ -173,14 +238,64 @@ class Layout:
     @cached_property
     def device_ids(self) -> frozenset[int]:
         """The ids of all devices."""
-        return frozenset(self.piece_of)
+        if self._box_holders is not None:
+            return frozenset(self.piece_of)
+        return frozenset(self.tensor.reshape(-1).tolist())
+
+    @cached_property
+    def slots(self) -> tuple[Ints, Ints] | None:
+        """All device ids, ascending, and the place of each in the flat device tensor.
+
+        None if there is no product form, or an id is missing or there twice.
+        """
+        flat = self.tensor.reshape(-1)
+        if not self.regular or (len(flat) and int(flat.min()) < 0):
+            return None
+        if len(flat) and int(flat.max()) < 4 * len(flat):
+            place = np.full(int(flat.max()) + 1, -1, np.int64)
+            every = _first(len(flat))
+            place[flat] = every
+            if len(place) == len(flat):
+                return (every, place) if int(place.min()) >= 0 else None
+            order = place[place >= 0]
+        else:
+            order = np.argsort(flat, kind="stable")
+        ids = flat[order]
+        once = len(order) == len(flat) and bool((ids[1:] > ids[:-1]).all())
+        return (ids, order) if once else None
+
+    def boxes_of(self, some: slice) -> list[tuple[Ints, Ints]]:
+        """Return for each dim where the boxes of some devices start and stop.
+
+        Devices are counted in ascending order, as in `slots`, which must not be None. Where a dim
+        is whole on every device, its start and stop are single numbers.
+        """
+        assert self.slots is not None
+        place = self.slots[1][some]
+        cell = place // self.replicas if self.replicas > 1 else place
+        found = []
+        for dim in reversed(range(self.ndim)):
+            points, count = self.points[dim], self.grid[dim]
+            if count == 1:
+                found.append((points[:1], points[1:]))
+                continue
+            outer = cell // count
+            at = cell - outer * count
+            found.append((points[at], points[at + 1]))
+            cell = outer
+        return found[::-1]
+
+    @property
+    def device_count(self) -> int:
+        """The number of devices."""
+        return len(self.device_ids) if self.slots is None else len(self.slots[0])
 
     @cached_property
     def even(self) -> bool:
         """Whether all pieces have one shape."""
         if self._boxes is not None:
             return len({b.shape for b in self._boxes}) == 1
-        return all(len({b - a for a, b in pairwise(c)}) == 1 for c in self.cuts)
+        return all(_longest(c) == _shortest(c) for c in self._cuts)
 
     @cached_property
     def replicated(self) -> bool:
@@ -192,7 +307,7 @@ class Layout:
         """The shape that holds any piece: along each dim the longest."""
         if self._boxes is not None:
             return tuple(map(max, zip(*(b.shape for b in self._boxes), strict=True)))
-        return tuple([max(b - a for a, b in pairwise(c)) for c in self.cuts])
+        return tuple([_longest(c) for c in self._cuts])
 
     def dim_range(self, dim: int, start: int, stop: int) -> range:
         """Return the shards of ``dim`` that overlap ``[start, stop)``, by binary search."""
@@ -214,16 +329,49 @@ class Layout:
     def __reduce__(self) -> tuple[object, ...]:
         # Made anew, since another process hashes the same bytes to another number.
         tensor = self.tensor if self.regular else None
-        return _layout, (self.shape, self.cuts, tensor, self._boxes, self._box_holders)
+        return _layout, (self.shape, self._cuts, tensor, self._boxes, self._box_holders)
 
     def __repr__(self) -> str:
         kind = f"grid={self.grid}, replicas={self.replicas}" if self.regular else "irregular"
         return f"Layout(shape={self.shape}, {kind})"
 
 
+@lru_cache(maxsize=8)
+def _first(count: int) -> Ints:
+    """Return the numbers below another: the ids of all devices, for all layouts on them."""
+    found = np.arange(count)
+    found.flags.writeable = False
+    return found
+
+
+def listed_cuts(cuts: Cuts | Ints) -> Cuts:
+    """Return cut points as a tuple."""
+    return tuple(cuts.tolist()) if isinstance(cuts, np.ndarray) else cuts
+
+
+def _longest(cuts: Cuts | Ints) -> int:
+    """Return the length of the longest part of a dim."""
+    if isinstance(cuts, np.ndarray):
+        return int(np.diff(cuts).max())
+    return max([b - a for a, b in pairwise(cuts)])
+
+
+def _shortest(cuts: Cuts | Ints) -> int:
+    """Return the length of the shortest part of a dim."""
+    if isinstance(cuts, np.ndarray):
+        return int(np.diff(cuts).min())
+    return min([b - a for a, b in pairwise(cuts)])
+
+
+def _sampled(tensor: Ints) -> Ints:
+    """Return some elements of a tensor, evenly spread, for its hash."""
+    flat = tensor.reshape(-1)
+    return flat[:: len(flat) // _SAMPLE]
+
+
 def _layout(
     shape: tuple[int, ...],
-    cuts: tuple[Cuts, ...],
+    cuts: tuple[Cuts | Ints, ...],
     tensor: NDArray[np.int64] | None,
     boxes: tuple[Box, ...] | None,
     box_holders: tuple[tuple[int, ...], ...] | None,

@@ -252,6 +252,8 @@ class _Choice:
 
     def of_dim(self, dim: Dim) -> Split:
         """Return how a dim is cut when its factors are cut as chosen."""
+        if len(dim) == 1 and dim[0] in self.chosen:
+            return Split(self.chosen[dim[0]].axes, self.chosen[dim[0]].cuts)
         axes: tuple[str, ...] = ()
         cuts: Cuts = (0, 1)
         for factor in dim:
@@ -259,10 +261,8 @@ class _Choice:
             if factor in self.chosen:
                 part = self.chosen[factor]
                 axes += part.axes
-                cuts = (
-                    *(m * size + c for m in cuts[:-1] for c in part.cuts[:-1]),
-                    cuts[-1] * size,
-                )
+                starts = [m * size + c for m in cuts[:-1] for c in part.cuts[:-1]]
+                cuts = (*starts, cuts[-1] * size)
             else:
                 cuts = tuple([c * size for c in cuts])
         return Split(axes, cuts)

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from operator import index as whole_number
 from typing import TYPE_CHECKING, Literal, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -16,13 +17,25 @@ from meshard.algebra.arguments import items_of, refusal, shown
 from meshard.algebra.box import Index
 from meshard.algebra.device import Device
 from meshard.algebra.frozen import Frozen
-from meshard.algebra.layout import Cuts, Layout, balanced_cuts, ceil_cuts, even_cuts
+from meshard.algebra.layout import (
+    Cuts,
+    Layout,
+    balanced_cuts,
+    ceil_cuts,
+    cut_points,
+    even_cuts,
+    listed_cuts,
+)
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IndivisibleError, ShardingError, SpecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# The arrays of a tree often have equal shardings that are not one object. Their layouts are one, as
+# long as it is in use, so that it is made once and compared by its address.
+_KNOWN: WeakValueDictionary[object, Layout] = WeakValueDictionary()
 
 Uneven = Literal["balanced", "ceil"] | tuple[Cuts | None, ...] | None
 
@@ -170,6 +183,10 @@ class NamedSharding(Frozen, Sharding):
             ShardingError: if explicit cuts do not fit the dim.
         """
         shape = self._shape(shape, "dim_cuts", "shape")
+        return tuple([listed_cuts(c) for c in self._points(shape)])
+
+    def _points(self, shape: tuple[int, ...]) -> tuple[Cuts | NDArray[np.int64], ...]:
+        """Return each dim's cut points, as an array where there are many."""
         if len(self.spec) > len(shape):
             raise SpecError(
                 f"{self!r} is only valid for arrays of rank at least {len(self.spec)}, but the "
@@ -180,13 +197,13 @@ class NamedSharding(Frozen, Sharding):
                 f"NamedSharding: uneven gives the cuts of {len(self.uneven)} dims, but the shape "
                 f"{shape} has {len(shape)}."
             )
-        cuts: list[Cuts] = []
+        cuts: list[Cuts | NDArray[np.int64]] = []
         for dim, (size, n) in enumerate(zip(shape, self.shards(len(shape)), strict=True)):
             explicit = self._explicit(dim)
             if explicit is not None:
                 cuts.append(_checked_cuts(explicit, dim, size, n))
             elif size % n == 0:
-                cuts.append(even_cuts(size, n))
+                cuts.append(cut_points(even_cuts, size, n))
             elif self.uneven is None or isinstance(self.uneven, tuple):
                 raise IndivisibleError(
                     f"{self!r} splits dim {dim} over {self.spec.axes(len(shape))[dim]}: "
@@ -196,7 +213,8 @@ class NamedSharding(Frozen, Sharding):
                     f"NamedSharding(mesh, spec, uneven='balanced')."
                 )
             else:
-                cuts.append((balanced_cuts if self.uneven == "balanced" else ceil_cuts)(size, n))
+                rule = balanced_cuts if self.uneven == "balanced" else ceil_cuts
+                cuts.append(cut_points(rule, size, n))
         return tuple(cuts)
 
     def _explicit(self, dim: int) -> Cuts | None:
@@ -205,9 +223,14 @@ class NamedSharding(Frozen, Sharding):
         return None
 
     def _layout(self, shape: tuple[int, ...]) -> Layout:
-        cuts = self.dim_cuts(shape)
         axes = self.spec.axes(len(shape))
-        return Layout(shape, cuts, device_tensor(self.mesh.device_ids, self.mesh.axis_names, axes))
+        key = shape, self.spec if self.spec.unconstrained else axes, self.uneven, self.mesh
+        found = _KNOWN.get(key)
+        if found is None:
+            points = self._points(shape)
+            ids = device_tensor(self.mesh.device_ids, self.mesh.axis_names, axes)
+            found = _KNOWN[key] = Layout(shape, points, ids)
+        return found
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one shard; of the longest along each dim, where they differ."""

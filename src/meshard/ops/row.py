@@ -87,6 +87,8 @@ class Op:
         sums: whether the kernel adds up elements, so that its last bits depend on memory order.
         alike: the first of the operands that meet in one dtype, with all that follow it; None:
             the kernel takes care of short dtypes itself.
+        stacked: the parameters with which the kernel does to many blocks, stacked along a new
+            first dim, what it does to each, from its parameters; None: it cannot.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Op:
     style: Literal["ufunc", "blas", "view", "plain"] = "plain"
     sums: bool = False
     alike: int | None = None
+    stacked: Callable[[Params], Params] | None = None
 
 
 @final

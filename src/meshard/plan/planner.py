@@ -137,16 +137,36 @@ def _ids(layout: Layout) -> Ints:
 
 def _pattern(source: Layout, destination: Layout) -> tuple[Hashable, Ints]:
     """Return two layouts without the names of their devices, and the names as they first occur."""
-    both = np.concatenate([_ids(source), _ids(destination)])
-    every, first, numbers = np.unique(both, return_index=True, return_inverse=True)
-    order = np.argsort(first, kind="stable")
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
+    numbers, names = _numbered(np.concatenate([_ids(source), _ids(destination)]))
     shapes = tuple(
-        (x.shape, x.cuts, x.grid) if x.regular else (x.shape, x.boxes, _counts(x))
+        (x.shape, tuple([c.tobytes() for c in x.points]), x.grid)
+        if x.regular
+        else (x.shape, x.boxes, _counts(x))
         for x in (source, destination)
     )
-    return (shapes, rank[numbers].tobytes()), every[order]
+    return (shapes, numbers.tobytes()), names
+
+
+def _numbered(ids: Ints) -> tuple[Ints, Ints]:
+    """Return ids as numbers in the order in which they first occur, and the id of each number.
+
+    >>> [x.tolist() for x in _numbered(np.array([7, 5, 7, 6, 5]))]
+    [[0, 1, 0, 2, 1], [7, 5, 6]]
+    """
+    low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
+    if high - low >= 4 * len(ids):
+        every, ids = np.unique(ids, return_inverse=True)
+    else:
+        every, ids = np.arange(low, high + 1), ids - low
+    first = np.full(len(every), len(ids), np.int64)
+    # Of several values for one place the last is written, so the ids come in backwards.
+    first[ids[::-1]] = np.arange(len(ids) - 1, -1, -1)
+    new = np.zeros(len(ids) + 1, bool)
+    new[first] = True
+    found = ids[np.flatnonzero(new[:-1])]
+    rank = np.empty(len(every), np.int64)
+    rank[found] = np.arange(len(found))
+    return rank[ids], every[found]
 
 
 def _counts(layout: Layout) -> tuple[int, ...]:
@@ -311,7 +331,7 @@ def _detours(direct: Route, itemsize: int, options: PlanOptions) -> list[Route]:
     """Return the routes that may be better than the direct one."""
     ends, alive, split = (direct.source, direct.destination), options.alive, options.split
     found = [make(*ends, direct=direct.hops[0], split=split, alive=alive) for make in DETOURS]
-    limit = MOST_DETOURS if len(direct.source.device_ids) < VAST_DEVICES else VAST_DETOURS
+    limit = MOST_DETOURS if direct.source.device_count < VAST_DEVICES else VAST_DETOURS
     most = None if options.max_bytes is None else options.max_bytes // itemsize
     return [route for route in found if route is not None] + candidates(
         *ends, limit=limit, most=most, split=split, alive=alive
@@ -380,5 +400,5 @@ def _time(route: Route, figures: Figures, itemsize: int, topology: Topology | No
     if topology is not None:
         return simulate(route, itemsize, topology).seconds
     most = sum(max(hop.sent.most, hop.received.most) for hop in route.hops) * itemsize
-    devices = max(1, len(route.destination.device_ids))
+    devices = max(1, route.destination.device_count)
     return most / LINK_BANDWIDTH + LINK_LATENCY * figures.messages / devices

@@ -16,8 +16,8 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import PlanError
-from meshard.plan.figures.footprint import distinct, jobs_at_most
-from meshard.plan.hops.cells import CellGrid, consecutive
+from meshard.plan.figures.footprint import jobs_at_most
+from meshard.plan.hops.cells import CellGrid, consecutive, distinct
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs, flat_boxes
 from meshard.plan.hops.route import Route

@@ -22,6 +22,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from meshard.ops.fused.compilers import CACHE_DIR
+from meshard.plan.file.files import write_bytes
 
 _FORMAT = b"meshard 1\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -134,13 +135,10 @@ def _write(key: str, code: bytes) -> None:
     folder = cache_folder()
     if folder is None:
         return
-    partial = folder / key[:2] / f".{key}.{os.getpid()}"
+    place = folder / key[:2] / key
     with suppress(OSError):
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(_FORMAT + hashlib.sha256(code).digest() + code)
-        partial.replace(partial.parent / key)
-    with suppress(OSError):
-        partial.unlink(missing_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(place, _FORMAT + hashlib.sha256(code).digest() + code)
 
 
 @contextmanager

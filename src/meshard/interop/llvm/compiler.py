@@ -33,9 +33,9 @@ from meshard.interop.llvm.nodes import (
     is_all_elementwise,
     seen_through,
 )
-from meshard.interop.llvm.schedule import replaceable, scheduled
+from meshard.interop.llvm.schedule import Schedule, replaceable, scheduled
 from meshard.interop.llvm.works import Weak, work_of
-from meshard.ops.fused.compilers import InputKind, Run, Work
+from meshard.ops.fused.compilers import JIT_MATH, InputKind, Run, Work
 from meshard.ops.row import Dtype, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -73,8 +73,6 @@ def _input(kind: Any, number: int) -> Any:
         return Number(checked_dtype(kind), number)
     if isinstance(kind, tuple):
         shape, dtype, strides = kind
-        if 0 in shape:
-            raise Unsupported("an operand has no elements")
         checked_dtype(dtype)
         if strides is not None:
             if any(s % dtype.itemsize for s in strides):
@@ -93,8 +91,6 @@ def _output(x: Any) -> Node:
         return copied(x)
     if not isinstance(x, Node):
         raise Unsupported("a result is a number")
-    if 0 in x.shape:
-        raise Unsupported("a result has no elements")
     return x
 
 
@@ -111,25 +107,29 @@ class _Prepared:
 
 
 def _prepared(f: Callable[..., list[Any]], key: Key) -> _Prepared:
-    """Return a program for inputs of some kinds.
+    """Return a program for the setting `jit_math`, and inputs of some kinds.
 
     Raises:
         Unsupported: if it is left to NumPy.
     """
-    found = [_output(x) for x in f(*[_input(kind, i) for i, kind in enumerate(key)])]
+    found = [_output(x) for x in f(*[_input(kind, i) for i, kind in enumerate(key[1:])])]
     shapes = [x.shape for x in found]
     if is_all_elementwise(found):
         found = flattened(found)
     seen = [seen_through(x) for x in found]
     distinct = list({id(x): x for x, _ in seen}.values())
-    if any(0 in x.shape for x in in_order(distinct)):
+    if all(0 in x.shape for x in distinct):
+        schedule, code = Schedule(distinct, (), frozenset(), ()), Code("", (), ())
+    elif any(0 in x.shape for x in in_order(distinct)):
         raise Unsupported("a value has no elements")
-    schedule = scheduled(distinct)
+    else:
+        schedule = scheduled(distinct)
+        code = code_of(schedule)
     shown = [(x, axes, n) for (x, axes), n in zip(seen, shapes, strict=True)]
     stored = [*distinct, *schedule.temporaries]
     places = {id(x): k for k, x in enumerate(distinct)}
     return _Prepared(
-        code_of(schedule),
+        code,
         tuple([(places[id(x)], axes, n) for x, axes, n in shown]),
         tuple([(_shape_of(x, shown), x.dtype) for x in stored]),
         len(distinct),
@@ -174,7 +174,7 @@ def _ready(prepared: _Prepared) -> _Ready:
     """Compile a program, or load it."""
     code = prepared.code
     names = [part.name for phase in code.phases for part in phase]
-    found = functions(code.text, names)
+    found = functions(code.text, names) if names else {}
     table = np.zeros(max(1, len(code.slots)), np.uint64)
     varying, numbers = [], []
     for place, (what, of) in enumerate(code.slots):
@@ -283,7 +283,7 @@ class Program:
     ) -> list[list[Block]] | None:
         """Return what each cell gives; None if NumPy is to run it, now or always."""
         free = free or ((),) * len(cells)
-        keys = [tuple(map(kind_of, inputs)) for inputs in cells]
+        keys = [(JIT_MATH.value, *map(kind_of, inputs)) for inputs in cells]
         groups: dict[Key, list[int]] = {}
         for number, key in enumerate(keys):
             groups.setdefault(key, []).append(number)
@@ -306,7 +306,8 @@ class Program:
 
     def refusal(self, kinds: Sequence[InputKind]) -> str:
         """Return why NumPy runs it for a cell that reads these; nothing if it is compiled."""
-        key = tuple([k if isinstance(k, type) else k[1] if not k[0] else (*k, None) for k in kinds])
+        own = [k if isinstance(k, type) else k[1] if not k[0] else (*k, None) for k in kinds]
+        key = (JIT_MATH.value, *own)
         found = self._known.get(key)
         if isinstance(found, str) and found is not _SOON:
             return found
@@ -321,7 +322,7 @@ class Program:
         self._known[key] = _SOON
         try:
             prepared = _prepared(self._f, key)
-            if known(prepared.code.text):
+            if not prepared.code.phases or known(prepared.code.text):
                 self._finish(key, prepared)
             else:
                 BEHIND.add(partial(self._finish, key, prepared))

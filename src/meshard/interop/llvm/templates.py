@@ -202,6 +202,43 @@ def _shift(left: bool) -> Template:
     return template
 
 
+def _two_to(emit: Emit, dtype: Dtype, args: Sequence[str]) -> str:
+    """Return 2 to the power of a whole number, which must be that of a normal float."""
+    kind, whole, digits, bias = _float_format(dtype)
+    known = emit(f"fcmp ord {kind} {args[0]}, {args[0]}")
+    safe = emit(f"select i1 {known}, {kind} {args[0]}, {kind} {constant(0.0, dtype)}")
+    n = emit(f"fptosi {kind} {safe} to {whole}")
+    bits = emit(f"shl {whole} {emit(f'add {whole} {n}, {bias}')}, {digits}")
+    return emit(f"bitcast {whole} {bits} to {kind}")
+
+
+def _exponent(emit: Emit, dtype: Dtype, args: Sequence[str]) -> str:
+    """Return the exponent of a positive normal float, for a fraction in [1/2, 1)."""
+    kind, whole, digits, bias = _float_format(dtype)
+    bits = emit(f"lshr {whole} {emit(f'bitcast {kind} {args[0]} to {whole}')}, {digits}")
+    return emit(f"sitofp {whole} {emit(f'sub {whole} {bits}, {bias - 1}')} to {kind}")
+
+
+def _fraction(emit: Emit, dtype: Dtype, args: Sequence[str]) -> str:
+    """Return the fraction in [1/2, 1) of a positive normal float."""
+    kind, whole, digits, bias = _float_format(dtype)
+    bits = emit(f"bitcast {kind} {args[0]} to {whole}")
+    bits = emit(f"and {whole} {bits}, {(1 << digits) - 1}")
+    bits = emit(f"or {whole} {bits}, {(bias - 1) << digits}")
+    return emit(f"bitcast {whole} {bits} to {kind}")
+
+
+def _float_format(dtype: Dtype) -> tuple[str, str, int, int]:
+    """Return a float's type, that of its bits, its digits, and the bias of its exponent."""
+    single = dtype.itemsize == 4
+    return (
+        register_type(dtype),
+        f"i{8 * dtype.itemsize}",
+        23 if single else 52,
+        (127 if single else 1023),
+    )
+
+
 def _compare(name: str) -> Template:
     floating, signed, unsigned = _COMPARISONS[name]
 
@@ -238,9 +275,11 @@ FLOATS: dict[str, Template] = {
     "ceil": _intrinsic("ceil"),
     "copysign": _intrinsic("copysign"),
     "divide": _plain("fdiv"),
+    "exponent": _exponent,
     "floor": _intrinsic("floor"),
     "fmax": _float_extreme("ogt", False),
     "fmin": _float_extreme("olt", False),
+    "fraction": _fraction,
     "isfinite": _magnitude_test("olt"),
     "isinf": _magnitude_test("oeq"),
     "isnan": _missing,
@@ -256,6 +295,7 @@ FLOATS: dict[str, Template] = {
     "square": _square,
     "subtract": _plain("fsub"),
     "trunc": _intrinsic("trunc"),
+    "two_to": _two_to,
 }
 _WHOLE: dict[str, Template] = {
     **_LOGIC,

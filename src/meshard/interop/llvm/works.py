@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
+from meshard.interop.llvm.fast_math import FAST
 from meshard.interop.llvm.loops import loop_of
 from meshard.interop.llvm.nodes import (
     Call,
@@ -34,8 +35,9 @@ from meshard.interop.llvm.nodes import (
     side_by_side,
 )
 from meshard.interop.llvm.templates import has_template
+from meshard.ops.array.error_function import FORMULAS
 from meshard.ops.engine.decide import find_row
-from meshard.ops.fused.compilers import Work
+from meshard.ops.fused.compilers import JIT_MATH, Work
 from meshard.ops.row import MoveOp, Op, Params
 
 _FOLDS = {
@@ -84,7 +86,21 @@ def work_of(name: str, params: Params, dtype: Dtype) -> Work | None:
 # elementwise
 
 
+class _Operations:
+    """Elementwise operations of values by NumPy's names, as formulas ask for them."""
+
+    def __getattr__(self, name: str) -> Callable[..., Node]:
+        if name == "where":
+            return _picked
+        if name in ("two_to", "exponent", "fraction"):
+            return lambda x: Map(x.shape, x.dtype, name, (x,))
+        return lambda *args: applied(name, getattr(np, name), args)
+
+
 def _elementwise(name: str, row: Op, dtype: Dtype, *args: Any) -> Node:
+    if name in FORMULAS and getattr(args[0], "dtype", None) == np.float32:
+        wide = cast(number(args[0], np.dtype(np.float32)), np.dtype(np.float64))
+        return cast(FORMULAS[name](_Operations(), wide), dtype)
     ufunc = row.kernel if isinstance(row.kernel, np.ufunc) else _special(name)
     return cast(applied(name, ufunc, args), dtype)
 
@@ -107,6 +123,10 @@ def applied(name: str, ufunc: np.ufunc, args: tuple[Any, ...]) -> Node:
     for dtype in chosen:
         checked_dtype(dtype)
     given = [cast(number(x, d), d) for x, d in zip(args, chosen, strict=False)]
+    fast = FAST.get((name, chosen[0].char)) if JIT_MATH.value == "fast" else None
+    if fast is not None:
+        found: Node = fast(_Operations(), *given)
+        return found
     shape = np.broadcast_shapes(*[x.shape for x in given])
     result = chosen[-1]
     if len(set(chosen[:-1])) == 1 and has_template(name, chosen[0]):
@@ -177,6 +197,12 @@ def cast(x: Node, dtype: Dtype) -> Node:
     if isinstance(x, Number) and x.number is None:
         return Number(dtype, None, x.value.astype(dtype))
     return Map(x.shape, dtype, "cast", (x,))
+
+
+def _picked(condition: Any, one: Any, other: Any) -> Node:
+    """Return one of two values, of which one at least says the dtype."""
+    dtype = next(x.dtype for x in (one, other) if hasattr(x, "dtype"))
+    return _where({}, dtype)(condition, one, other)  # type: ignore[no-any-return]
 
 
 def _where(params: Params, dtype: Dtype) -> Work:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
+from meshard.ops.array.error_function import FORMULAS, computed
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype
@@ -17,6 +18,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,20 +93,23 @@ def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float
 def _special(name: str) -> Callable[..., Any]:
     """Return a kernel that calls a function of scipy.special, imported at first use.
 
-    SciPy has it for float32 and float64; floats shorter than that are computed in float32.
+    SciPy has it for float32 and float64; floats shorter than that are computed in float32, and the
+    error function of float32 by a formula.
     """
 
     def kernel(x: Any, out: Block | None = None) -> Any:
-        import scipy.special
-
-        function = getattr(scipy.special, name)
         kind = getattr(x, "dtype", None)
         if kind in SMALL_FLOATS or kind == np.float16:
-            found = function(x.astype(np.float32)).astype(x.dtype)
+            found = kernel(x.astype(np.float32)).astype(x.dtype)
             if out is None:
                 return found
             out[...] = found
             return out
+        if kind == np.float32 and name in FORMULAS:
+            return computed(name, x, out)
+        import scipy.special
+
+        function = getattr(scipy.special, name)
         return function(x, out=out) if out is not None else function(x)
 
     return kernel
@@ -207,6 +212,7 @@ _row("lgamma", _special("gammaln"), 1)
 _row("digamma", _special("digamma"), 1)
 _row("logistic", _logistic, 1)
 _row("where", np.where, 3)
+_row("clip", np.clip, 3)
 _row("divmod", np.divmod, 2, 2)
 _row("modf", np.modf, 1, 2)
 _row("frexp", np.frexp, 1, 2)
@@ -317,6 +323,9 @@ def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     """
     x = as_array(a)
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
+    large = type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf"
+    if large and low is not None and high is not None:
+        return bind("clip", x, low, high)  # one pass; in a program the two below are one
     raised = x if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
 

@@ -7,6 +7,7 @@ positions that it holds itself; the parts, which do not overlap, are then joined
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, final
 
 import numpy as np
@@ -64,7 +65,7 @@ class IndexParts:
     def __init__(self, x: Any, index: Any, clamp: bool = True, checked: bool = True) -> None:
         self.clamp = clamp
         entries = list(index) if isinstance(index, tuple) else [index]
-        self.x, entries = _expanded(x, [_entry(e) for e in entries])
+        self.x, entries, of_masks = _expanded(x, [_entry(e) for e in entries])
         self.slices: list[Span] = []
         self.dropped: list[int] = []
         self.shape: list[int | tuple[()] | None] = []
@@ -84,7 +85,10 @@ class IndexParts:
             elif _is_positions(entry):
                 self.slices.append(_ALL)
                 self.shape.append(dim)
-                self.arrays[dim] = positions(entry, size, dim, clamp, checked)
+                found = any(entry is p for p in of_masks)  # and so within the dim
+                self.arrays[dim] = (
+                    as_array(entry) if found else positions(entry, size, dim, clamp, checked)
+                )
             else:
                 at = _number(entry, size, dim)
                 if advanced:  # NumPy counts it among the arrays
@@ -207,8 +211,8 @@ _WITHOUT_MASK = (
 )
 
 
-def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
-    """Fill an index up with whole slices, and replace masks by their positions.
+def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]]:
+    """Fill an index up with whole slices, and replace masks by their positions, told besides.
 
     A boolean scalar is a mask of a dim of size one, which the array gets at that place.
     """
@@ -221,6 +225,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
     place = dots[0] if dots else len(entries)
     rest: list[Any] = [slice(None)] * (x.ndim - used) or [Ellipsis] * len(dots)
     plain: list[Any] = []
+    of_masks: list[Any] = []
     shape: list[int] = []
     dim = 0
     for entry in (*entries[:place], *rest, *entries[place + 1 :]):
@@ -242,10 +247,11 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any]]:
             sizes = (1,)
             plain.append(np.zeros(int(bool(entry)), np.int64))
         else:
-            plain += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+            of_masks += np.nonzero(entry) if isinstance(entry, np.ndarray) else nonzero(entry)
+            plain += of_masks[-entry.ndim :]
         shape += sizes
         dim += width
-    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain
+    return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain, of_masks
 
 
 def _span(entry: slice) -> Span:
@@ -383,18 +389,19 @@ def _gather(
 ) -> Block:
     """Look up the positions that the block holds; the others give zeros."""
     first = starts or (0,) * len(dims)
-    sizes = [x.shape[d] for d in dims]
-    local = [p - s for p, s in zip(places, first, strict=True)]
-    inside = np.ones(places[0].shape, bool)
-    for p, n in zip(local, sizes, strict=True):
-        inside &= (p >= 0) & (p < n)
+    local = [p - s if s else p for p, s in zip(places, first, strict=True)]
+    # Below zero a position is, without its sign, beyond all sizes.
+    tests = [p.view(np.uint64) < x.shape[d] for p, d in zip(local, dims, strict=True)]
+    inside = reduce(np.logical_and, tests)
     kept = [d for d in range(x.ndim) if d not in dims]
     front = x.transpose([*dims, *kept])
-    if inside.all():
+    count = np.count_nonzero(inside)
+    if count == inside.size:
         found = front[tuple(local)]
     else:
         found = np.zeros((*inside.shape, *front.shape[len(dims) :]), x.dtype)
-        found[inside] = front[tuple(p[inside] for p in local)]
+        if count:
+            found[inside] = front[tuple(p[inside] for p in local)]
     rank = inside.ndim
     order = [*range(rank, rank + at), *range(rank), *range(rank + at, found.ndim)]
     result: Block = found.transpose(order)

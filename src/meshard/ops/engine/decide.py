@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise, repeat
@@ -28,7 +28,6 @@ from meshard.ops.dtypes.kernels import for_operands
 from meshard.ops.dtypes.laws import order_matters, result_dtypes, weak_dtypes
 from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.decision import (
-    Cell,
     Cells,
     Combination,
     Decision,
@@ -186,7 +185,7 @@ class _Places:
     at: Mapping[str, NDArray[np.int64]]
     bounds: Mapping[str, tuple[Any, Any]]
 
-    def pieces(self, term: Sequence[Dim]) -> list[int]:
+    def pieces(self, term: Sequence[Dim]) -> tuple[int, ...]:
         """Return the number of the piece that each cell reads or gives.
 
         The cells of the factors that split an operand, in C order, are the pieces of its layout.
@@ -194,7 +193,7 @@ class _Places:
         piece = np.zeros(self.count, np.int64)
         for factor in (f for dim in term for f in dim if f in self.at):
             piece = piece * self.shards[factor] + self.at[factor]
-        return piece.tolist()
+        return tuple(piece.tolist())
 
     def elements(self, term: Sequence[Dim]) -> int:
         """Return how many elements all cells together read or give."""
@@ -361,23 +360,22 @@ class _Kernel:
         itemsizes = [0 if t is None else t.dtype.itemsize for t in self.arrays]
         itemsizes.append(outputs[0].dtype.itemsize)
         terms = (*rule.inputs, rule.outputs[0])
-        columns = [
-            [-1] * places.count if array is None else places.pieces(term)
-            for array, term in zip(self.arrays, rule.inputs, strict=True)
-        ]
-        params: Iterable[Params] = repeat(self.params)
+        own = None
         if self.op.local is not None:
-            params = places.local(self.op, self.params, rule.outputs[0])
+            own = tuple(places.local(self.op, self.params, rule.outputs[0]))
         # Runs that agree in all factors but the contracted ones give parts of one piece. The
-        # contracted ones come last, so that `of_piece` lists these runs in mesh order.
-        of_piece: list[tuple[int, ...]] = [()] * count
-        for run, piece in enumerate(places.pieces(rule.outputs[0])):
-            of_piece[piece] += (run,)
-        rows = zip(*columns, strict=True) if columns else repeat((), places.count)
+        # contracted ones come last, so that runs of a piece are in mesh order.
         return Cells(
-            runs=tuple(map(Cell, rows, params)),
-            of_piece=tuple(of_piece),
-            contraction_index=tuple(places.pieces(reduced)),
+            count=places.count,
+            operands=tuple(
+                None if array is None else places.pieces(term)
+                for array, term in zip(self.arrays, rule.inputs, strict=True)
+            ),
+            result=places.pieces(rule.outputs[0]),
+            pieces=count,
+            params=self.params,
+            own_params=own,
+            contraction_index=places.pieces(reduced),
             nbytes=sum(
                 places.elements(term) * n for term, n in zip(terms, itemsizes, strict=True) if n
             ),

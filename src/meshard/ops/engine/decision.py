@@ -8,6 +8,8 @@ asks about an operation (the interpreters, lowering, explaining) reads it here; 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import repeat
 from typing import NamedTuple, final
 
 from meshard.ops.engine.reduction import Reduction
@@ -27,21 +29,29 @@ class Cell(NamedTuple):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cells:
-    """The runs of a kernel that fall to this process.
+    """The runs of a kernel that fall to this process: columns of numbers, one for each run.
 
     Attributes:
-        runs: the runs.
-        of_piece: per piece of the results the runs that give it, in mesh order.
+        count: how many runs there are.
+        operands: per operand its piece in each run; None for a number.
+        result: the piece of the results that each run gives, or a part of.
+        pieces: how many pieces the results have.
+        params: the parameters of all runs.
+        own_params: the parameters of each run, if they differ; else None.
         contraction_index: per run its number among the cells of the contracted factors.
         nbytes: the bytes that all runs read and write.
         volume: the most factor positions that a run has.
         single: whether there is one run on the whole mesh.
     """
 
-    runs: tuple[Cell, ...]
-    of_piece: tuple[tuple[int, ...], ...]
+    count: int
+    operands: tuple[tuple[int, ...] | None, ...]
+    result: tuple[int, ...]
+    pieces: int
+    params: Params
+    own_params: tuple[Params, ...] | None
     contraction_index: tuple[int, ...]
     nbytes: int
     volume: int
@@ -50,7 +60,30 @@ class Cells:
     @property
     def large(self) -> bool:
         """Whether the workers run them, each some; else they run where they are asked for."""
-        return is_large(self.nbytes, len(self.runs))
+        return is_large(self.nbytes, self.count)
+
+    @cached_property
+    def runs(self) -> tuple[Cell, ...]:
+        """The runs, one by one."""
+        rows = zip(
+            *[repeat(-1, self.count) if c is None else c for c in self.operands], strict=True
+        )
+        params = repeat(self.params, self.count) if self.own_params is None else self.own_params
+        pairs = zip(rows if self.operands else repeat(()), params, strict=False)
+        return tuple(map(partial(tuple.__new__, Cell), pairs))  # without a call of Python for each
+
+    @cached_property
+    def of_piece(self) -> tuple[tuple[int, ...], ...]:
+        """Per piece of the results the runs that give it, in mesh order."""
+        found: list[tuple[int, ...]] = [()] * self.pieces
+        for run, piece in enumerate(self.result):
+            found[piece] += (run,)
+        return tuple(found)
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether each run gives a piece of its own, in the order of the pieces."""
+        return self.result == tuple(sorted({*self.result}))
 
 
 def is_large(nbytes: int, cells: int) -> bool:

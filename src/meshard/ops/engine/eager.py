@@ -95,7 +95,8 @@ def runner(decision: Decision) -> Runner:
     """Return what runs a decision on arrays: from them to the result, or a tuple of results."""
     if isinstance(decision, MoveDecision):
         return partial(_run_move, decision)
-    return _fast(decision) or partial(_run_kernel, decision)
+    fast = fast_path(decision, partial(Array, decision.outputs[0]))
+    return fast or partial(_run_kernel, decision)
 
 
 def _run_move(decision: MoveDecision, world: RuntimeWorld, operands: tuple[Array, ...]) -> Array:
@@ -104,17 +105,6 @@ def _run_move(decision: MoveDecision, world: RuntimeWorld, operands: tuple[Array
     if world.ledgers:
         wired(world, decision.row.name, decision.wires)
     return Array(output, run_part(world, decision.part, blocks, output.dtype, 0))
-
-
-def _fast(decision: KernelDecision) -> Runner | None:
-    """Return the shortest way where cells are pieces, in order; None where they are not."""
-    cells, (output, *_) = decision.cells, decision.outputs
-    held = [i for i, own in enumerate(cells.of_piece) if own]
-    each = list(zip(range(len(cells.runs)), strict=True))  # one run for each piece, in order
-    if not held or [cells.of_piece[i] for i in held] != each:
-        return None
-    pieces = [c.pieces for c in cells.runs]
-    return fast_path(decision, pieces, partial(Array, output), held, len(cells.of_piece))
 
 
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:

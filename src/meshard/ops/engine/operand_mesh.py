@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, final
 
-from meshard.algebra.abstract import Sharding
+from meshard.algebra.abstract import Sharding, same_devices
 from meshard.algebra.layout import balanced_cuts, ceil_cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement, Split
@@ -74,7 +74,6 @@ class OperandMesh:
             self.mesh = Mesh([base.device], ("device",))
         else:
             self.mesh = Mesh(list(base.device_order), ("device",))
-        self.device_set = frozenset(self.mesh.flat_devices)
 
     def placement(self, kind: ArrayType | None) -> Placement | None:
         """Return an operand's placement on this mesh; None for one that decides nothing."""
@@ -87,7 +86,8 @@ class OperandMesh:
             axes = sharding.spec.axes(kind.ndim)
             return tuple(Split(a, c) for a, c in zip(axes, kind.layout.cuts, strict=True))
         if self.mesh.axis_names == ("device",) and self.mesh.size > 1 and kind.size > 1:
-            return self._spread(kind) if set(sharding.device_order) == self.device_set else None
+            known = set(sharding.device_order) == set(self.mesh.flat_devices)
+            return self._spread(kind) if known else None
         return None
 
     def preferred(self, sharding: Sharding | None, shape: tuple[int, ...]) -> Placement | None:
@@ -140,7 +140,7 @@ def _check_devices(op: str, committed: Sequence[tuple[int, ArrayType]]) -> None:
     for (i, first), (j, second) in pairwise(committed):
         if first.sharding is second.sharding:
             continue
-        if set(first.sharding.device_order) != set(second.sharding.device_order):
+        if not same_devices(first.sharding, second.sharding):
             raise IncompatibleDevicesError(
                 f"{op}: received incompatible devices. Operand {i}, {first.str_short()}, is "
                 f"committed to devices {_ids(first)}, and operand {j}, {second.str_short()}, to "

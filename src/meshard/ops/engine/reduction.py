@@ -29,7 +29,7 @@ from meshard.plan.move.part import Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.types import Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import CACHE_PIECE, GATHERED_PARTIALS, LARGE
+from meshard.tuning import CACHE_PIECE, GATHERED_PARTIALS, LARGE, STACKED_CELLS
 
 Shape = tuple[int, ...]
 
@@ -202,6 +202,8 @@ def combined(
     if len(blocks) == 1:
         return (blocks[0],)
     if np.ndim(blocks[0]) == 0 or blocks[0].nbytes < LARGE:
+        if len(blocks) >= STACKED_CELLS and blocks[0].dtype.kind in "iufc":
+            return (_stacked(combine, np.array(blocks)),)
         total = combine(blocks[0], blocks[1])
         for block in blocks[2:]:
             total = combine(total, block)
@@ -211,6 +213,17 @@ def combined(
     spans = [slice(i, i + rows) for i in range(0, total.shape[0], rows)]
     world.workers.run([partial(_fold, combine, total, blocks, span) for span in spans])
     return (total,)
+
+
+def _stacked(combine: np.ufunc, stack: Block) -> Any:
+    """Join the rows of a stack, the first with the second, and so on, in one call.
+
+    NumPy goes through rows in order, but adds up single elements in an order of its own.
+    """
+    dtype = stack.dtype if combine in (np.add, np.multiply) else None
+    if stack[0].size > 1:
+        return combine.reduce(stack, axis=0, dtype=dtype)
+    return combine.accumulate(stack, axis=0, dtype=dtype)[-1]
 
 
 def _fold(combine: np.ufunc, total: Block, blocks: Sequence[Block], rows: slice) -> None:

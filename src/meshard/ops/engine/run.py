@@ -21,7 +21,7 @@ from meshard.ops.engine.reduction import combined, combined_across
 from meshard.ops.row import Params
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import BLAS_THREADED
+from meshard.tuning import BLAS_THREADED, STACKED_CELLS, TINY_CELL
 
 Kernel = Callable[..., Any]
 Runner = Callable[[Any, Sequence[Any]], Any]
@@ -31,13 +31,7 @@ Finish = Callable[[tuple[Block | None, ...]], Any]
 """From the blocks of a result, None for one elsewhere, to the value that an interpreter gives."""
 
 
-def fast_path(
-    decision: KernelDecision,
-    pieces: Sequence[tuple[int, ...]],
-    finish: Finish | None,
-    held: Sequence[int] | None = None,
-    count: int = 0,
-) -> Runner | None:
+def fast_path(decision: KernelDecision, finish: Finish | None) -> Runner | None:
     """Return the shortest way to run small cells one by one; None where more is to be done.
 
     It is there where the kernel's results on one or two operands need no after-care, and cells map
@@ -46,18 +40,14 @@ def fast_path(
 
     Args:
         decision: the decision.
-        pieces: for each cell the operands' pieces, -1 for a number.
         finish: makes the result's value from its blocks; best a function of C, such as a
             ``partial`` of a class. None where operands and results are tuples of blocks.
-        held: for each cell the result's piece, in ascending order; all of them if None.
-        count: how many pieces the result has, if ``held`` is given.
     """
-    if not _needs_no_care(decision):
+    cells = decision.cells
+    if not _needs_no_care(decision) or not cells.in_order:
         return None
-    if held is None:
-        held, count = range(len(pieces)), len(pieces)
-    own = tuple(held)
-    if any(column[0] >= 0 and column != own for column in zip(*pieces, strict=True)):
+    held, count = cells.result, cells.pieces
+    if any(column is not None and column != held for column in cells.operands):
         return None
     kernel: Kernel = decision.row.kernel
     number = _number_operand(kernel, decision.operands)
@@ -65,7 +55,7 @@ def fast_path(
     among = count if finish is None else here.stop - here.start
     if among > len(held):  # pieces of others lie between them
         kernel = partial(_where_held, kernel)
-    numbers = tuple(p < 0 for p in pieces[0])
+    numbers = tuple(column is None for column in cells.operands)
     if finish is None:
         return _CELL_PATHS[numbers](kernel, number)
     way = _PATHS[numbers]
@@ -207,10 +197,11 @@ def _needs_no_care(decision: KernelDecision) -> bool:
         and not dtypes.contiguous
         and not any(dtypes.weak)
         and decision.row.style in ("ufunc", "view")
-        and not any(c.params for c in cells.runs)
+        and not cells.params
+        and cells.own_params is None
         and len(decision.outputs[0].shape) > 0
-        and len(cells.runs) > 0
-        and len(cells.runs[0].pieces) <= 2
+        and cells.count > 0
+        and 1 <= len(cells.operands) <= 2
     )
 
 
@@ -266,6 +257,11 @@ def run_cells(
     if decision.row.style == "blas" and decision.cells.volume > BLAS_THREADED:
         threads = world.workers.blas_threads(one=not decision.cells.single)
     if not decision.cells.large:
+        stack = _stack_of(decision, given)
+        if stack is not None:
+            assert decision.row.stacked is not None
+            found = kernel(stack, **decision.row.stacked(decision.cells.params))
+            return list(zip(found, strict=True))
         results = []
         with threads:
             for cell in decision.cells.runs:
@@ -276,6 +272,26 @@ def run_cells(
     with threads:
         world.workers.run(tasks)
     return results
+
+
+def _stack_of(decision: KernelDecision, given: Sequence[Any]) -> Block | None:
+    """Return the blocks that many tiny cells read, stacked; None where they run one by one.
+
+    A row of a stack is contiguous, and the kernel adds up its elements as those of a block.
+    """
+    cells = decision.cells
+    if decision.row.stacked is None or cells.own_params is not None:
+        return None
+    if cells.count < STACKED_CELLS or cells.nbytes >= cells.count * TINY_CELL:
+        return None
+    ((x, pieces),) = zip(given, cells.operands, strict=True)
+    if pieces is None:
+        return None
+    blocks = [x[p] for p in pieces]
+    shape, dtype = blocks[0].shape, blocks[0].dtype
+    if dtype.kind not in "biufc" or not shape or 0 in shape:
+        return None
+    return np.array(blocks) if {shape}.issuperset([b.shape for b in blocks]) else None
 
 
 def _cell_blocks(decision: KernelDecision, given: Sequence[Any], cell: Cell) -> list[Any]:
@@ -289,17 +305,21 @@ def _tasks(
     decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any], kernel: Kernel
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
-    results: list[tuple[Any, ...]] = [()] * len(decision.cells.runs)
+    results: list[tuple[Any, ...]] = [()] * decision.cells.count
     output = decision.outputs[0]
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
-    piece_of = {number: i for i, g in enumerate(decision.cells.of_piece) for number in g}
+    shapes = output.layout.shapes
+    if len(shapes) == 1:  # as in a body, where all cells are like the one
+        shapes *= decision.cells.count
+    else:
+        shapes = tuple([shapes[piece] for piece in decision.cells.result])
 
     tasks: list[Callable[[], None]] = []
-    parts = -(-world.workers.threads // max(1, len(decision.cells.runs)))
+    parts = -(-world.workers.threads // max(1, decision.cells.count))
     for number, cell in enumerate(decision.cells.runs):
         blocks, params = _cell_blocks(decision, given, cell), cell.params
         if pooled:
-            shape = output.layout.boxes[piece_of[number]].shape
+            shape = shapes[number]
             if decision.row.style == "ufunc":
                 blocks, order = _in_memory_order(blocks, shape)
                 out = world.memory.allocate([shape[d] for d in order], output.dtype)
@@ -381,7 +401,7 @@ def _run_partial(
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)
     else:
-        count = len(cells.of_piece)
+        count = cells.pieces
         own = {
             cells.contraction_index[number] * count + piece: results[number]
             for piece, group in enumerate(cells.of_piece)

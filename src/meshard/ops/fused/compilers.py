@@ -18,7 +18,7 @@ from meshard.errors import ConfigError
 from meshard.ops.row import Dtype, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.settings import Setting
+from meshard.settings import Setting, one_of
 
 Work = Callable[..., Any]
 """An operation on the compiler's own arrays."""
@@ -75,6 +75,10 @@ JIT_COMPILER: Setting[str] = Setting(
     "jit_compiler", "auto", "'auto', 'numpy', 'llvm' or 'xla'", _compiler
 )
 """What runs the operations that jit fuses, on large blocks; auto is LLVM where it is installed."""
+
+
+JIT_MATH: Setting[str] = Setting("jit_math", "exact", *one_of("exact", "fast"))
+"""Whether compiled transcendental functions have NumPy's bits, or are faster, within 2 ulp."""
 
 
 def _folder(given: object) -> str | None:

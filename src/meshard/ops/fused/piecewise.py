@@ -54,18 +54,16 @@ class Piecewise:
 
 def piecewise(decision: KernelDecision, types: Sequence[Type], params: Params) -> Piecewise | None:
     """Return how an operation may be part of a segment; None if it may not."""
-    runs, of_piece = decision.cells.runs, decision.cells.of_piece
-    if not runs or not _is_piecewise(decision):
+    cells, output = decision.cells, decision.outputs[0]
+    if not cells.count or not _is_piecewise(decision):
         return None
-    piece_of = {cells[0]: piece for piece, cells in enumerate(of_piece) if cells}
-    pieces = tuple([piece_of[i] for i in range(len(runs))])
-    boxes = decision.outputs[0].layout.boxes
-    rows = len(decision.outputs[0].shape) > 0
-    spans = tuple([(boxes[p].starts[0], boxes[p].stops[0]) if rows else (0, 1) for p in pieces])
-    if all(c.params is runs[0].params for c in runs):  # one kernel object tells `ways` that
-        kernels = (_with(decision, runs[0].params),) * len(runs)
+    pieces, boxes = cells.result, output.layout.boxes
+    spans = tuple([(boxes[p].starts[0], boxes[p].stops[0]) for p in pieces] if output.shape else [])
+    spans = spans or ((0, 1),) * cells.count
+    if cells.own_params is None:  # one kernel object tells `ways` that
+        kernels = (_with(decision, cells.params),) * cells.count
     else:
-        kernels = tuple([_with(decision, c.params) for c in runs])
+        kernels = tuple([_with(decision, own) for own in cells.own_params])
     return Piecewise(decision, tuple(types), pieces, kernels, _cut(decision, types, params), spans)
 
 
@@ -76,7 +74,7 @@ def _is_piecewise(decision: KernelDecision) -> bool:
         and decision.combination is None
         and not any(decision.moves)
         and decision.row.style != "blas"
-        and all(len(cells) <= 1 for cells in decision.cells.of_piece)
+        and len(set(decision.cells.result)) == decision.cells.count
     )
 
 

@@ -59,8 +59,8 @@ class FusedSegment:
             return False
         return all(part.cut[k] for k, x in enumerate(operands) if x in self.gives)
 
-    def _places(self, part: Piecewise, operand: int) -> tuple[int, ...]:
-        return tuple([c.pieces[operand] for c in part.decision.cells.runs])
+    def _places(self, part: Piecewise, operand: int) -> tuple[int, ...] | None:
+        return part.decision.cells.operands[operand]
 
     def add(
         self, part: Piecewise, operands: Sequence[Any], numbers: Sequence[Any], gives: Any
@@ -88,8 +88,7 @@ class FusedSegment:
                 if x not in self.reads:
                     self.reads.append(x)
                 cut = part.cut is not None and part.cut[k]
-                pieces = self._places(part, k)
-                own = None if pieces and pieces[0] < 0 else pieces
+                own = self._places(part, k)
                 reads.append(self._input((x, own, cut, weak), self.reads.index(x), own, cut))
                 if own is None and weak is not None:
                     self._numbers[x, own, cut, weak] = weak.type

@@ -25,13 +25,13 @@ Way = Callable[[RuntimeWorld, Sequence[Any]], list[Array]]
 
 def _work(compiler: Compiler, part: Piecewise) -> Work | None:
     """Return what the compiler is to do for an operation; None if it shall not."""
-    cells = part.decision.cells.runs
-    if any(c.params != cells[0].params for c in cells):
+    cells = part.decision.cells
+    if cells.own_params is not None and any(p != cells.own_params[0] for p in cells.own_params):
         return None
     kinds = {t.dtype for t in part.inputs if isinstance(t, ArrayType)}
     if part.decision.row.alike is not None and not EXTENDED.isdisjoint(kinds):
         return None  # a compiler promotes short dtypes in its own way, or not at all
-    return compiler.work(part.decision.row.name, cells[0].params, part.output.dtype)
+    return compiler.work(part.decision.row.name, cells.runs[0].params, part.output.dtype)
 
 
 def _input_kind(kind: Type, pieces: tuple[int, ...] | None, cell: int) -> InputKind:

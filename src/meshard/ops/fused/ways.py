@@ -5,7 +5,8 @@ In: operations in order, what they read, and the arrays. Out: the arrays that ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, final
 
 import numpy as np
@@ -148,7 +149,7 @@ class Packed:
             if way is None:
                 return False
             self._ways.append(way)
-        self._program = [(p.kernels[0], reads) for p, reads in base.work]
+        self._program = [(p.kernels[0], _taking(reads)) for p, reads in base.work]
         return True
 
     def __call__(self, world: RuntimeWorld, operands: Sequence[Any]) -> list[Array]:
@@ -162,20 +163,28 @@ class Packed:
             else:
                 blocks = x if pieces is None else [x[p] for p in pieces]
                 values.append(np.concatenate(blocks).reshape(shape))
-        for kernel, reads in self._program:
-            values.append(kernel(*[values[i] for i in reads]))
+        for kernel, taken in self._program:
+            values.append(kernel(*taken(values)))
         first = len(base.inputs)
-        return base.arrays([list(values[first + k]) for k in base.out])
+        return base.arrays([tuple(values[first + k]) for k in base.out])
+
+
+def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function of C that takes some items of a list."""
+    if len(numbers) == 1:
+        return itemgetter(slice(numbers[0], numbers[0] + 1))
+    return itemgetter(*numbers)
 
 
 def _is_uniform(part: Piecewise, rank: int) -> bool:
     """Whether one call of one kernel can serve all cells: blocks of one shape, of a rank."""
+    shapes = part.output.layout.shapes
     return (
         part.fills
         and part.output.ndim == rank
         and not part.decision.dtypes.contiguous
         and len(set(map(id, part.kernels))) == 1
-        and len({part.output.layout.shapes[p] for p in part.pieces}) == 1
+        and len({shapes[p] for p in part.pieces}) == 1
     )
 
 
@@ -187,7 +196,8 @@ def _way_of(own: Input, kind: ArrayType | None, rank: int) -> Way | None:
     if len(set(pieces)) == 1:  # every cell reads the same piece, which broadcasts
         return pieces[:1], None
     assert kind is not None
-    shapes = {kind.layout.shapes[p] for p in pieces}
+    every_shape = kind.layout.shapes
+    shapes = {every_shape[p] for p in pieces}
     shape = shapes.pop()
     if shapes or len(shape) > rank or not shape:
         return None
@@ -203,6 +213,12 @@ def _operand_type(part: Piecewise, operand: int) -> ArrayType:
     return kind
 
 
+def _shapes(part: Piecewise) -> list[tuple[int, ...]]:
+    """Return the shape of the result of each cell."""
+    shapes = part.output.layout.shapes
+    return [shapes[p] for p in part.pieces]
+
+
 @final
 class Rows:
     """Runs large cells a few rows at a time, on all workers."""
@@ -212,7 +228,7 @@ class Rows:
         self._chains: list[Chain] = []
         known: dict[Any, Chain] = {}
         # For each cell the shapes of all results, and the kernels: most cells are alike.
-        shapes = [[p.output.layout.shapes[i] for i in p.pieces] for p, _ in base.work]
+        shapes = [_shapes(p) for p, _ in base.work]
         kernels = [p.kernels for p, _ in base.work]
         keys = zip(*shapes, *[map(id, k) for k in kernels], strict=True)
         for c, key in enumerate(keys):

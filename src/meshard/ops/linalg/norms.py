@@ -158,14 +158,16 @@ def vector_norm(
     """
     ord = float(ord)
     value = _floats(x)
-    size = bind("absolute", value)
     if ord == 2:
-        squares = size * size
         if value.dtype.kind == "c":
             real, imag = bind("real", value), bind("imag", value)
             squares = real * real + imag * imag
+        else:
+            squares = value * value
         found = bind("sqrt", sum_(squares, axis, keepdims=keepdims))
-    elif ord == np.inf:
+        return found.astype(_law(x), copy=False)
+    size = bind("absolute", value)
+    if ord == np.inf:
         found = max_(size, axis, keepdims)
     elif ord == -np.inf:
         found = min_(size, axis, keepdims)

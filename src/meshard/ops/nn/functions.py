@@ -79,7 +79,7 @@ def relu(x: ArrayLike) -> Array:
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")
 def relu6(x: ArrayLike) -> Array:
     """Return the elements limited to the interval from 0 to 6."""
-    return bind("minimum", relu(x), 6.0)
+    return clip(x, 0, 6.0)
 
 
 @_pointwise("[0.333, 0.5, 0.667, 0.833]")
@@ -128,7 +128,7 @@ def sparse_plus(x: ArrayLike) -> Array:
 @_pointwise("[0.0, 0.5, 1.0, 1.0]")
 def sparse_sigmoid(x: ArrayLike) -> Array:
     """Return the line from 0 at -1 to 1 at 1, level outside."""
-    return bind("minimum", bind("maximum", _float(x) + 1.0, 0.0), 2.0) * 0.5
+    return clip(_float(x) + 1.0, 0.0, 2.0) * 0.5
 
 
 @_pointwise("[nan, -inf, -0.459, -0.145]")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.array.create import full
+from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
 from meshard.ops.array.info import finfo
 from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
@@ -173,12 +173,18 @@ def isrealobj(x: ArrayLike) -> bool:
 
 def isreal(x: ArrayLike) -> Array:
     """Return where the imaginary part is zero."""
-    return bind("equal", bind("imag", as_array(x)), 0)
+    value = as_array(x)
+    if value.dtype.kind != "c":
+        return full_like(value, True, np.dtype(bool))
+    return bind("equal", bind("imag", value), 0)
 
 
 def iscomplex(x: ArrayLike) -> Array:
     """Return where the imaginary part is not zero."""
-    return bind("not_equal", bind("imag", as_array(x)), 0)
+    value = as_array(x)
+    if value.dtype.kind != "c":
+        return full_like(value, False, np.dtype(bool))
+    return bind("not_equal", bind("imag", value), 0)
 
 
 def _ordered(name: str, x: Any) -> Any:

@@ -42,9 +42,40 @@ def _bins_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 
 def _in_bins(x: Block, edges: Block, *weights: Block, bins: int, weighted: bool) -> Block:
     law = _bins_law([(w.shape, w.dtype) for w in weights], {"weighted": weighted})[0]
+    if not weighted and x.dtype.kind == edges.dtype.kind == "f" and _are_equal(edges):
+        return _in_equal_bins(x.reshape(-1), edges)
     own = weights[0].astype(law) if weighted else None
     found: Block = np.histogram(x, edges, weights=own)[0].astype(law)
     return found
+
+
+def _are_equal(edges: Block) -> bool:
+    """Whether bins differ in width by so little that a place can be computed, but for one bin."""
+    if not 2 <= edges.size <= _MOST_COMPUTED or edges.dtype.itemsize < 4:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        width = (edges[-1] - edges[0]) / (edges.size - 1)
+        return bool(0 < width < np.inf and (abs(np.diff(edges) - width) < width / 64).all())
+
+
+def _in_equal_bins(flat: Block, edges: Block) -> Block:
+    """Count elements by bins whose places are computed, then moved to where the edges say."""
+    last = edges.size - 2
+    total = np.zeros(last + 1, np.int64)
+    scale = (last + 1) / (edges[-1] - edges[0])
+    for start in range(0, flat.size, _COUNTED_AT_ONCE):
+        x = flat[start : start + _COUNTED_AT_ONCE]
+        inside = (x >= edges[0]) & (x <= edges[-1])
+        x = x if inside.all() else x[inside]
+        place = np.minimum(((x - edges[0]) * scale).astype(np.int64), last)
+        place -= x < edges[place]
+        place += (x >= edges[place + 1]) & (place < last)
+        total += np.bincount(place, minlength=last + 1)
+    return total
+
+
+_MOST_COMPUTED = 1 << 12
+_COUNTED_AT_ONCE = 1 << 14
 
 
 def _counts(x: Block, none: Block, *weights: Block, bins: int, weighted: bool) -> Block:

@@ -63,6 +63,11 @@ def _accumulate(ufunc: np.ufunc) -> Callable[..., Any]:
     return kernel
 
 
+def _behind_the_first(params: Params) -> Params:
+    """Return the parameters of a reduction over the dims behind one more."""
+    return {**params, "axis": tuple([i + 1 for i in params["axis"]])}
+
+
 def lowest(dtype: Dtype) -> Any:
     """Return the value that no maximum is less than."""
     if dtype.kind == "b":
@@ -113,6 +118,7 @@ for _name, _ufunc in (("sum", np.add), ("prod", np.multiply)):
             dtypes=_sum_law,
             partial=Partial(_ufunc, "wide"),
             sums=True,
+            stacked=_behind_the_first,
         )
     )
 _selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
@@ -121,8 +127,21 @@ _selecting: tuple[tuple[str, np.ufunc, Callable[..., Any]], ...] = (
     ("any", np.logical_or, _test(np.logical_or)),
     ("all", np.logical_and, _test(np.logical_and)),
 )
+_selecting += (  # of real floats: NaN is left out, unless there is nothing else
+    ("nanmax", np.fmax, _test(np.fmax)),
+    ("nanmin", np.fmin, _test(np.fmin)),
+)
 for _name, _selects, _kernel in _selecting:
-    register(Op(_name, reduction_rule, _kernel, partial=Partial(_selects, "selects"), alike=0))
+    register(
+        Op(
+            _name,
+            reduction_rule,
+            _kernel,
+            partial=Partial(_selects, "selects"),
+            alike=0,
+            stacked=_behind_the_first,
+        )
+    )
 
 
 _NOWHERE = np.iinfo(np.int64).max
@@ -316,6 +335,11 @@ def prod(
     wanted = None if dtype is None else as_dtype(dtype)
     x = masked(as_array(a), where, 1, "prod")
     return _started("multiply", _reduce("prod", x, axis, keepdims, dtype=wanted), initial)
+
+
+def without_nan(name: str, x: Any, axis: Axis, keepdims: bool) -> Any:
+    """Return the extreme of real floats over dims, by the row of ``name``, NaN left out."""
+    return _reduce(name, _not_empty(x, axis, name.removeprefix("nan")), axis, keepdims)
 
 
 def _not_empty(a: Any, axis: Axis, what: str) -> Any:

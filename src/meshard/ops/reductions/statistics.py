@@ -23,7 +23,7 @@ from meshard.ops.dtypes.laws import accumulator, default_float, is_float, is_who
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.reductions.moments import mean
 from meshard.ops.reductions.reduce import all as all_
-from meshard.ops.reductions.reduce import count_nonzero, highest, lowest
+from meshard.ops.reductions.reduce import count_nonzero, highest, lowest, without_nan
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import prod as prod_
@@ -254,7 +254,10 @@ def nanprod(
 @checked
 def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the maximum over dims, NaN left out; NaN where all elements are NaN."""
-    x, gaps = _nan(a)
+    x = as_array(a)
+    if is_float(x.dtype):
+        return without_nan("nanmax", x, axis, keepdims)
+    x, gaps = _nan(x)
     found = max_(_filled(x, gaps, lowest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 
@@ -262,7 +265,10 @@ def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
 @checked
 def nanmin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the minimum over dims, NaN left out; NaN where all elements are NaN."""
-    x, gaps = _nan(a)
+    x = as_array(a)
+    if is_float(x.dtype):
+        return without_nan("nanmin", x, axis, keepdims)
+    x, gaps = _nan(x)
     found = min_(_filled(x, gaps, highest(x.dtype)), axis, keepdims)
     return found if gaps is None else _where_nothing(found, gaps, axis, keepdims)
 

@@ -10,7 +10,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.errors import ShapeError
 from meshard.plan.captions import amount_text, bytes_text
-from meshard.plan.figures.footprint import added, footprint, traffic_of
+from meshard.plan.figures.footprint import added, messages_of, peak_elements
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
 from meshard.tuning import CHOICE_JOBS
@@ -168,15 +168,15 @@ def figures_of(
     96 bytes moved, most sent 24, most received 24, 12 messages, 1 hop, peak 40
     """
     hops = route.hops
-    found = [traffic_of(hop, most_jobs=most_jobs) for hop in hops]
+    found = [messages_of(hop, most_jobs=most_jobs) for hop in hops]
     return Figures(
         bytes_moved=sum(hop.moved for hop in hops) * itemsize,
         most_sent=added((hop.sent, itemsize) for hop in hops).most,
         most_received=added((hop.received, itemsize) for hop in hops).most,
-        messages=sum(t.messages for t in found),
+        messages=sum(m.count for m in found),
         hops=len(hops),
-        peak_bytes=footprint(route, donate=donate, itemsize=itemsize).most * itemsize,
-        messages_exact=all(t.exact for t in found),
+        peak_bytes=peak_elements(route, donate=donate, itemsize=itemsize) * itemsize,
+        messages_exact=all(m.exact for m in found),
     )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.plan.figures.footprint import distinct, jobs_at_most, union
+from meshard.plan.figures.footprint import jobs_at_most, union
+from meshard.plan.hops.cells import distinct
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Jobs
 from meshard.tuning import TABLE_JOBS

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.plan.figures.schedule import is_gradual
-from meshard.plan.hops.cells import CellGrid
+from meshard.plan.hops.cells import CellGrid, distinct, stretches
 from meshard.plan.hops.exact import counter, product, volumes_of
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.jobs import Tally, tallied
 from meshard.plan.hops.route import Route
+from meshard.plan.hops.spread import spans_of, spread
 from meshard.tuning import TABLE_JOBS
 
 if TYPE_CHECKING:
@@ -46,32 +47,41 @@ def added(parts: Iterable[tuple[Tally, int]]) -> Tally:
     if not listed:
         return Tally(np.empty(0, np.int64), np.empty(0, np.int64))
     units = union([t.units for t, _ in listed])
+    alike = _added_alike(units, listed)
+    if alike is not None:
+        return alike
     amounts = np.zeros(len(units), counter(sum(tally.most * n for tally, n in listed)))
     for tally, n in listed:
         more = product(tally.amounts, n).astype(amounts.dtype, copy=False)
-        amounts[places(units, tally.units)] += more
+        amounts[positions(units, tally.units)] += more
     return Tally(units, amounts)
 
 
-def distinct(ascending: Ints) -> Ints:
-    """Return each value of an ascending array once.
-
-    >>> distinct(np.array([1, 1, 4])).tolist()
-    [1, 4]
-    """
-    new = np.ones(len(ascending), bool)
-    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
-    return ascending if new.all() else ascending[new]
+def _added_alike(units: Ints, listed: Sequence[tuple[Tally, int]]) -> Tally | None:
+    """Return the sum of tallies over the same units, all of them uniform; None for others."""
+    each, places, less = 0, [], []
+    for tally, n in listed:
+        if tally.uniform is None or len(tally.units) != len(units):
+            return None
+        amount, some, fewer = tally.uniform
+        each += amount * n
+        places.append(some)
+        less.append(product(fewer, n))
+    every = distinct(np.concatenate(places))
+    sums = np.zeros(len(every), counter(each))
+    for some, fewer in zip(places, less, strict=True):
+        sums[positions(every, some)] += fewer.astype(sums.dtype, copy=False)
+    return Tally.alike(units, each, every, sums)
 
 
 def union(units: Sequence[Ints]) -> Ints:
     """Return all values that occur in some ascending arrays, ascending."""
-    if all(np.array_equal(u, units[0]) for u in units[1:]):
+    if all(u is units[0] or np.array_equal(u, units[0]) for u in units[1:]):
         return distinct(units[0])
-    return distinct(np.sort(np.concatenate(units), kind="stable"))
+    return distinct(np.concatenate(units))
 
 
-def places(units: Ints, some: Ints) -> Ints | slice:
+def positions(units: Ints, some: Ints) -> Ints | slice:
     """Return the positions of some units among all; both ascend."""
     return slice(None) if len(units) == len(some) else np.searchsorted(units, some)
 
@@ -119,7 +129,7 @@ class Footprint:
     def over(self, units: Ints) -> Ints:
         """Return the three amounts, one per row, for a set of units that contains all of these."""
         found = np.zeros((3, len(units)), self.peak.dtype)
-        found[:, places(units, self.units)] = self.before, self.peak, self.after
+        found[:, positions(units, self.units)] = self.before, self.peak, self.after
         return found
 
 
@@ -136,7 +146,7 @@ def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footp
     units = union([s.units for s in stages])
     amounts = np.zeros((len(stages), len(units)), stages[0].amounts.dtype)
     for row, stage in zip(amounts, stages, strict=True):
-        row[places(units, stage.units)] = stage.amounts
+        row[positions(units, stage.units)] = stage.amounts
     first, last = amounts[0], amounts[-1]
     between = [a + b for a, b in pairwise(amounts[1:])]
     peak = amounts.max(axis=0) if gradual else first + np.max([last, *between], axis=0)
@@ -144,10 +154,24 @@ def footprint(route: Route, *, donate: bool = False, itemsize: int = 1) -> Footp
     if len(route.hops) == 1:
         received = route.hops[0].received
         lacks = np.zeros(len(units), received.amounts.dtype)
-        lacks[places(units, received.units)] = received.amounts
+        lacks[positions(units, received.units)] = received.amounts
         view = (lacks == 0) & (2 * last >= first)
         peak, after = np.where(view, first, peak), np.where(view, first, after)
     return Footprint(units, first, peak, after)
+
+
+def peak_elements(route: Route, *, donate: bool = False, itemsize: int = 1) -> int:
+    """Return the most elements of one device in a `footprint`, without a list of all devices."""
+    hops = route.hops
+    if any(hop.uniform is None for hop in hops):
+        return footprint(route, donate=donate, itemsize=itemsize).most
+    stages = [math.prod(layout.largest_piece) for layout in route.layouts]
+    first, last = stages[0], stages[-1]
+    if len(hops) == 1 and 2 * last >= first and not hops[0].received.most:
+        return first  # every device has a view
+    if is_gradual(route.source, itemsize, donate=donate, hops=len(hops)):
+        return max(stages)
+    return first + max(last, *[a + b for a, b in pairwise(stages[1:])], 0)
 
 
 @final
@@ -175,12 +199,74 @@ def jobs_at_most(hop: Hop) -> int:
     """
     copies = hop.after.copies
     if len(copies) and (copies == copies[0]).all():
-        return math.prod(len(m.starts) for m in hop.merges) * int(copies[0])
+        pairs = zip(hop.before.cuts, hop.after.cuts, strict=True)
+        return math.prod([stretches(a, b) for a, b in pairs]) * int(copies[0])
+    return int((_overlaps(hop, "of_destination") * copies).sum())
+
+
+def _overlaps(hop: Hop, side: str) -> Ints:
+    """Return how many cells of the other layout each cell of one overlaps."""
     counts = np.ones(1, np.int64)
     for merge in hop.merges:
-        first, last = merge.of_destination
+        first, last = getattr(merge, side)
         counts = np.multiply.outer(counts, last - first).reshape(-1)
-    return int((counts * copies).sum())
+    return counts
+
+
+def _each_alone(hop: Hop) -> bool:
+    """Whether units have at most one cell before and one after, and no cell has replicas before.
+
+    A unit then sends one message to each unit that needs part of its cell, except itself.
+    """
+    grids = (hop.before, hop.after)
+    alone = all(g.plain or len(distinct(g.held[0])) == len(g.held[0]) for g in grids)
+    return alone and int(hop.before.copies.max(initial=0)) <= 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """How many pairs of a sender and a receiver a hop has.
+
+    Attributes:
+        count: their number.
+        exact: whether they were counted; otherwise it is an upper bound.
+    """
+
+    count: int
+    exact: bool
+
+
+def messages_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Messages:
+    """Return how many messages a hop takes.
+
+    Args:
+        hop: the hop.
+        most_jobs: list the jobs in order to count, if there are no more than this.
+    """
+    if not hop.moved:
+        return Messages(0, exact=True)
+    rows = jobs_at_most(hop)
+    if _each_alone(hop):
+        return Messages(rows - len(hop.stays[0]), exact=True)
+    shares = _shares(hop)
+    if rows + shares <= most_jobs:
+        return Messages(len(_pairs(hop)[0]), exact=True)
+    senders, receivers = (len(distinct(grid.held[0])) for grid in (hop.before, hop.after))
+    return Messages(min(rows + shares, senders * receivers), exact=False)
+
+
+def _shares(hop: Hop) -> int:
+    """Return how many borders between two senders can cut a box."""
+    return int(np.maximum(hop.before.copies - 1, 0).sum()) if hop.split else 0
+
+
+def _pairs(hop: Hop) -> tuple[Ints, Ints]:
+    """Return the senders and receivers of all messages, listed from the jobs."""
+    jobs = hop.jobs()
+    sizes = jobs.elements > 0
+    scale = int(jobs.receiver.max(initial=0)) + 1
+    return np.divmod(distinct(jobs.sender[sizes] * scale + jobs.receiver[sizes]), scale)
 
 
 def traffic_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Traffic:
@@ -190,28 +276,55 @@ def traffic_of(hop: Hop, *, most_jobs: int = TABLE_JOBS) -> Traffic:
         hop: the hop.
         most_jobs: list the jobs in order to count, if there are no more than this.
     """
-    rows = jobs_at_most(hop)
-    copies = hop.before.copies
-    shares = int(np.maximum(copies - 1, 0).sum()) if hop.split else 0
-    if rows + shares <= most_jobs:
-        jobs = hop.jobs()
-        sizes = jobs.elements > 0
-        scale = int(jobs.receiver.max(initial=0)) + 1
-        pairs = np.unique(jobs.sender[sizes] * scale + jobs.receiver[sizes])
-        senders, receivers = np.divmod(pairs, scale)
-        peers = [np.unique(x, return_counts=True)[1].max(initial=0) for x in (senders, receivers)]
-        return Traffic(len(pairs), int(max(peers)), exact=True, peers_exact=True)
-    grids = (hop.before, hop.after)
-    units: list[int] = [len(distinct(grid.held[0])) for grid in grids]
-    alone = all(len(grid.held[0]) == n for grid, n in zip(grids, units, strict=True))
-    exact = alone and int(copies.max(initial=0)) <= 1
-    messages = rows - len(hop.stays[0]) if exact else min(rows + shares, units[0] * units[1])
+    if not hop.moved:
+        return Traffic(0, 0, exact=True, peers_exact=True)
+    if _each_alone(hop):
+        return _counted(hop)
+    if jobs_at_most(hop) + _shares(hop) <= most_jobs:
+        senders, receivers = _pairs(hop)
+        # Senders ascend; receivers are numbers of devices, few or sparse.
+        peers = [most_alike(senders), most_alike(np.sort(receivers))]
+        return Traffic(len(senders), max(peers), exact=True, peers_exact=True)
+    found = messages_of(hop, most_jobs=0)
+    units = [len(distinct(grid.held[0])) for grid in (hop.before, hop.after)]
     sending, receiving = int(hop.after.holders.shape[1]), int(hop.before.holders.shape[1])
     for merge in hop.merges:
         sending *= _longest(merge.of_source)
         receiving *= _longest(merge.of_destination)
     most_peers = max(min(sending, units[1]), min(receiving, units[0]))
-    return Traffic(messages, most_peers, exact=exact, peers_exact=False)
+    return Traffic(found.count, most_peers, exact=found.exact, peers_exact=False)
+
+
+def _counted(hop: Hop) -> Traffic:
+    """Return the traffic of units that have one cell each, from the cells that each overlaps."""
+    copies = hop.after.copies
+    _, source, destination, _, _ = hop.stays
+    receiving = _overlaps(hop, "of_destination")
+    messages = int((receiving * copies).sum()) - len(source)
+    if int(copies.max(initial=0)) == int(copies.min(initial=0)):
+        sending = _overlaps(hop, "of_source") * int(copies.max(initial=0))
+    else:
+        each = copies.reshape(hop.after.sizes)
+        spans = spans_of(hop.after), spans_of(hop.before)
+        sending = spread(each, *spans, counting=True).reshape(-1)
+    sending[hop.before.copies == 0] = 0
+    np.subtract.at(sending, source, 1)
+    # A receiver that has part of its cell receives one message less than another of that cell.
+    keepers = np.bincount(destination, minlength=len(receiving))
+    receiving = receiving - (keepers >= copies) * (copies > 0)
+    receiving[copies == 0] = 0
+    peers = max(int(sending.max(initial=0)), int(receiving.max(initial=0)))
+    return Traffic(messages, peers, exact=True, peers_exact=True)
+
+
+def most_alike(ascending: Ints) -> int:
+    """Return how often the most frequent value of an ascending array occurs.
+
+    >>> most_alike(np.array([2, 2, 2, 5, 7, 7]))
+    3
+    """
+    begins = np.flatnonzero(np.diff(ascending, prepend=-1))
+    return int(np.diff(begins, append=len(ascending)).max(initial=0))
 
 
 def _longest(spans: tuple[Ints, Ints]) -> int:

@@ -31,8 +31,16 @@ def write_text(path: str | Path, text: str, what: str) -> None:
         ArgumentError: if ``path`` is not a path.
         OSError: if the file cannot be written; it is then as it was.
     """
-    target = os.path.realpath(path_of(path, what))
-    data = text.encode("utf-8", "backslashreplace")
+    write_bytes(path_of(path, what), text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file, all of it or nothing, as `write_text` does.
+
+    Raises:
+        OSError: if the file cannot be written; it is then as it was.
+    """
+    target = os.path.realpath(path)
     try:
         before = _opened_as_it_is(target)
         if before is not None and not stat.S_ISREG(before.st_mode):

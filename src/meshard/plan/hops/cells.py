@@ -41,17 +41,22 @@ class CellGrid:
 
     Attributes:
         sizes: the number of cells along each dim.
+        plain: whether units are devices, all of them there, and each holds one cell.
         holders: unit numbers ``[cell, holder]``, each unit once per cell in replica order; -1 fills
             the rows up.
     """
 
     def __init__(self, layout: Layout, units: Units = each_device) -> None:
         self.layout = layout
-        self.sizes = tuple([len(c) - 1 for c in layout.cuts])
-        self.cuts: tuple[Ints, ...] = tuple([np.asarray(c, np.int64) for c in layout.cuts])
-        self.lengths: tuple[Ints, ...] = tuple([np.diff(c) for c in self.cuts])
+        self.cuts: tuple[Ints, ...] = layout.points
+        self.lengths: tuple[Ints, ...] = layout.lengths
+        self.sizes = tuple(map(len, self.lengths))
         self.count = math.prod(self.sizes)
+        self.plain = units is each_device and layout.slots is not None
         ids = layout.tensor.reshape(self.count, -1) if layout.regular else self._gathered()
+        if self.plain:
+            self.holders = ids
+            return
         found = np.where(ids < 0, -1, units(np.maximum(ids, 0)))
         self.holders = found if units is each_device and layout.regular else _once(found)
 
@@ -88,6 +93,8 @@ class CellGrid:
     @cached_property
     def copies(self) -> Ints:
         """The number of units that hold each cell."""
+        if self.plain:
+            return np.full(self.count, self.holders.shape[1])
         counts: Ints = (self.holders >= 0).sum(axis=1)
         return counts
 
@@ -102,8 +109,9 @@ class CellGrid:
         """Return the positions of cells along each dim."""
         found = []
         for n in reversed(self.sizes):
-            cells, at = np.divmod(cells, max(n, 1))
-            found.append(at)
+            outer = cells // max(n, 1)
+            found.append(cells - outer * max(n, 1))
+            cells = outer
         return tuple(reversed(found))
 
     def held_by(self, units: Ints) -> Ints:
@@ -116,13 +124,13 @@ class CellGrid:
 
         Sorted by unit and then by cell.
         """
-        flat, width = self.holders.reshape(-1), self.holders.shape[1]
-        if len(flat) and flat.min() >= 0 and flat.max() < 4 * len(flat):
-            place = np.full(int(flat.max()) + 1, -1, np.int64)
-            place[flat] = np.arange(len(flat))
-            order = place[place >= 0]
-            if len(order) == len(flat):  # each unit once
-                return flat[order], order // width, order % width
+        if self.plain and self.layout.slots is not None:
+            units, place = self.layout.slots
+            width = self.holders.shape[1]
+            if width == 1:
+                return units, place, np.zeros_like(place)
+            cells = place // width
+            return units, cells, place - cells * width
         cells, columns = np.nonzero(self.holders >= 0)
         units = self.holders[cells, columns]
         order = np.lexsort((cells, units))
@@ -155,10 +163,11 @@ def distinct(numbers: Ints) -> Ints:
     >>> distinct(np.array([0, 4, 8, 0, 2, 4])).tolist()
     [0, 2, 4, 8]
     """
-    ranked = np.sort(numbers, kind="stable")
+    ascending = len(numbers) < 2 or bool((numbers[1:] >= numbers[:-1]).all())
+    ranked = numbers if ascending else np.sort(numbers, kind="stable")
     new = np.ones(len(ranked), bool)
     np.not_equal(ranked[1:], ranked[:-1], out=new[1:])
-    return ranked[new]
+    return ranked if new.all() else ranked[new]
 
 
 def consecutive(first: Ints, counts: Ints) -> Ints:
@@ -202,6 +211,19 @@ class Merge:
     def _spans(owner: Ints, count: int) -> tuple[Ints, Ints]:
         cells = np.arange(count)
         return np.searchsorted(owner, cells), np.searchsorted(owner, cells, side="right")
+
+
+def stretches(source: Ints, destination: Ints) -> int:
+    """Return how many stretches the common refinement of two layouts' cuts along a dim has.
+
+    >>> stretches(np.array([0, 4, 8]), np.array([0, 2, 4, 4, 8]))
+    3
+    """
+    few, many = sorted([distinct(source), distinct(destination)], key=len)
+    if len(few) == len(many) and np.array_equal(few, many):
+        return len(many) - 1
+    place = np.searchsorted(many, few)  # both have the same ends
+    return len(many) + int(np.count_nonzero(many[place] != few)) - 1
 
 
 def merged_cuts(source: CellGrid, destination: CellGrid) -> tuple[Merge, ...]:

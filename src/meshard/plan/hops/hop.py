@@ -21,10 +21,18 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
-from meshard.plan.hops.cells import CellGrid, Units, consecutive, each_device, merged_cuts
+from meshard.plan.hops.cells import (
+    CellGrid,
+    Merge,
+    Units,
+    consecutive,
+    each_device,
+    merged_cuts,
+)
 from meshard.plan.hops.exact import counter, product, total, volumes_of
 from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
 from meshard.plan.hops.spread import spans_of, spread
+from meshard.tuning import DEVICES_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +112,6 @@ class Hop:
         self.units = units
         self.before = CellGrid(source, units if alive is None else _only(units, alive))
         self.after = CellGrid(destination, units)
-        self.merges = merged_cuts(self.before, self.after)
         # No figure of a hop is more than four times what all units together hold.
         width = max(self.before.holders.shape[1], self.after.holders.shape[1])
         self.most = 4 * math.prod(source.shape) * width
@@ -114,6 +121,11 @@ class Hop:
     def shape(self) -> tuple[int, ...]:
         """The array's shape."""
         return self.source.shape
+
+    @cached_property
+    def merges(self) -> tuple[Merge, ...]:
+        """For each dim the common refinement of the cuts."""
+        return merged_cuts(self.before, self.after)
 
     # what all units know
 
@@ -126,6 +138,9 @@ class Hop:
         """
         # Both lists ascend by unit: each row of one meets a range of rows of the other.
         (unit, cell, _), (other, target, column) = self.before.held, self.after.held
+        if self.plain:
+            rows, volume = self.keepers
+            return unit[rows], cell[rows], target[rows], column[rows], volume
         first = np.searchsorted(other, unit)
         counts = np.searchsorted(other, unit, side="right") - first
         rows, match = np.repeat(np.arange(len(unit)), counts), consecutive(first, counts)
@@ -133,6 +148,41 @@ class Hop:
         some = volume > 0
         rows, match = rows[some], match[some]
         return unit[rows], cell[rows], target[match], column[match], volume[some]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether units are devices, the same before and after, and each holds one cell of each."""
+        before, after = self.source.slots, self.destination.slots
+        if not (self.before.plain and self.after.plain) or before is None or after is None:
+            return False
+        return before[0] is after[0] or np.array_equal(before[0], after[0])
+
+    @cached_property
+    def keepers(self) -> tuple[Ints, Ints]:
+        """Of a plain hop the places of devices that keep elements, ascending, and how many."""
+        places, amounts = [], []
+        # In parts, whose intermediate results stay in the cache: pages of memory that a process
+        # uses for the first time take longer than the arithmetic.
+        for begin in range(0, max(1, self.source.device_count), DEVICES_AT_ONCE):
+            some = slice(begin, begin + DEVICES_AT_ONCE)
+            mine, other = self.source.boxes_of(some), self.destination.boxes_of(some)
+            volume: Ints | int = 1
+            for (start, stop), (low, high) in zip(mine, other, strict=True):
+                shared = np.minimum(stop, high) - np.maximum(start, low)
+                volume = np.maximum(shared, 0).astype(counter(self.most), copy=False) * volume
+            each = np.broadcast_to(volume, len(range(*some.indices(self.source.device_count))))
+            kept = np.flatnonzero(each)
+            places.append(kept + begin)
+            amounts.append(each[kept])
+        return np.concatenate(places), np.concatenate(amounts)
+
+    @cached_property
+    def uniform(self) -> tuple[int, int] | None:
+        """The elements of every cell before and after, if those of a plain hop are equal."""
+        if not self.plain or not (self.source.even and self.destination.even):
+            return None
+        before, after = (math.prod(x.largest_piece) for x in (self.source, self.destination))
+        return before, after
 
     @cached_property
     def _local(self) -> tuple[Ints, Ints]:
@@ -166,6 +216,8 @@ class Hop:
     @cached_property
     def received(self) -> Tally:
         """The elements that each unit of the destination lacks."""
+        if self.uniform is not None and self.destination.slots is not None:
+            return Tally.alike(self.destination.slots[0], self.uniform[1], *self.keepers)
         unit, cell, _ = self.after.held
         stays, _, _, _, kept = self.stays
         return tallied(unit, unit, self.volumes[1][cell]).less(stays, kept)
@@ -173,6 +225,9 @@ class Hop:
     @cached_property
     def moved(self) -> int:
         """The elements that enter units which lack them, over all units."""
+        if self.plain:
+            every = math.prod(self.shape) * self.destination.replicas
+            return every - total(self.keepers[1])
         _, cell, _ = self.after.held
         return total(self.volumes[1][cell]) - total(self.stays[-1])
 
@@ -192,18 +247,21 @@ class Hop:
     @cached_property
     def sent(self) -> Tally:
         """The elements that each unit of the source sends."""
-        every = self.before.held[0]
+        if self.uniform is not None and self.source.slots is not None and self.source.replicas == 1:
+            each = self.uniform[0] * self.destination.replicas
+            return Tally.alike(self.source.slots[0], each, *self.keepers)
+        every, cells, columns = self.before.held
         if not self.split:
             jobs = self.jobs()
             return tallied(every, jobs.sender, jobs.elements)
-        holders = self.before.holders
-        cells, columns = np.nonzero(holders >= 0)
         wanted, copies = self.wanted[cells], self.before.copies[cells]
         # Shares of a stream follow from its length alone, so the boxes in it need not be listed.
         first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
-        return tallied(every, holders[cells, columns], last - first)
+        return tallied(every, every, last - first)
 
     def _check_alive(self) -> None:
+        if self.before.plain:
+            return
         dead = np.flatnonzero((self.before.copies == 0) & (self.volumes[0] > 0))
         if len(dead):
             boxes = [self._cell_box(self.before, int(c)) for c in dead]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.plan.hops.exact import total
+from meshard.plan.hops.exact import counter, total
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,27 +76,63 @@ class Jobs:
 
 
 @final
-@dataclass(frozen=True)
 class Tally:
     """Amounts by unit.
 
-    Attributes:
+    Args:
         units: the units, ascending.
         amounts: the amount of each.
+
+    Attributes:
+        units: the units, ascending.
+        uniform: where all amounts are equal but for a few: their amount, the places of the few,
+            ascending, and how much less each of them has; otherwise None.
     """
 
-    units: Ints
-    amounts: Ints
+    def __init__(self, units: Ints, amounts: Ints) -> None:
+        self.units = units
+        self.uniform: tuple[int, Ints, Ints] | None = None
+        vars(self)["amounts"] = amounts
+
+    @classmethod
+    def alike(cls, units: Ints, each: int, places: Ints, less: Ints) -> Tally:
+        """Return equal amounts but for a few places that have less; no list of all is made.
+
+        >>> tally = Tally.alike(np.arange(4), 9, np.array([1, 2]), np.array([3, 8]))
+        >>> tally.most, tally.total, tally.as_dict()
+        (9, 25, {0: 9, 1: 6, 2: 1, 3: 9})
+        """
+        found = cls.__new__(cls)
+        found.units = units
+        found.uniform = each, places, less
+        return found
+
+    @cached_property
+    def amounts(self) -> Ints:
+        """The amount of each unit."""
+        assert self.uniform is not None
+        each, places, less = self.uniform
+        found = np.full(len(self.units), each, counter(each))
+        found[places] -= less.astype(found.dtype, copy=False)
+        return found
 
     @property
     def total(self) -> int:
         """The sum of all amounts."""
-        return total(self.amounts)
+        if self.uniform is None:
+            return total(self.amounts)
+        each, _, less = self.uniform
+        return each * len(self.units) - total(less)
 
     @property
     def most(self) -> int:
         """The largest amount; 0 if there is none."""
-        return int(self.amounts.max(initial=0))
+        if self.uniform is None:
+            return int(self.amounts.max(initial=0))
+        each, places, less = self.uniform
+        if len(places) < len(self.units):
+            return each
+        return each - int(less.min()) if len(less) else 0
 
     def __getitem__(self, unit: int) -> int:
         place = int(np.searchsorted(self.units, unit))
@@ -108,6 +145,8 @@ class Tally:
 
     def less(self, units: Ints, amounts: Ints) -> Tally:
         """Return the amounts that are left after others are subtracted."""
+        if len(units) == len(self.units) and np.array_equal(units, self.units):
+            return Tally(self.units, self.amounts - amounts)
         left = self.amounts.copy()
         np.subtract.at(left, np.searchsorted(self.units, units), amounts)
         return Tally(self.units, left)

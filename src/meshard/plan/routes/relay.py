@@ -238,17 +238,20 @@ def _useful(
     return route if most < busiest or (most == busiest and name == "striped") else None
 
 
-def refined_cuts(cuts: Cuts, parts: int) -> Cuts:
+_LONGEST = (1 << 63) - 1
+
+
+def refined_cuts(cuts: Cuts | Ints, parts: int) -> Ints:
     """Return cuts that divide each cell into that many parts, which differ by at most one.
 
-    >>> refined_cuts((0, 4, 7), 2)
-    (0, 2, 4, 6, 7)
+    >>> refined_cuts((0, 4, 7), 2).tolist()
+    [0, 2, 4, 6, 7]
     """
     points = np.asarray(cuts, np.int64)
     low, more = np.divmod(np.diff(points)[:, None], parts)
     part = np.arange(parts)
     inner = points[:-1, None] + part * low + np.minimum(part, more)
-    return (*inner.reshape(-1).tolist(), cuts[-1])
+    return np.append(inner.reshape(-1), points[-1])
 
 
 def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
@@ -257,7 +260,7 @@ def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
     Dims are cut from the outermost inwards, so that parts are long runs in memory: first where the
     cut is even, then where every part has an element, then where cells are longest.
     """
-    shortest = [min((b - a for a, b in pairwise(c) if b > a), default=0) for c in layout.cuts]
+    shortest = [int(c[c > 0].min(initial=_LONGEST)) if c.any() else 0 for c in layout.lengths]
     times = [1] * layout.ndim
     factors: list[tuple[int, int]] = []
     for p in sorted(prime_factors(parts), reverse=True):
@@ -265,7 +268,7 @@ def _factors(layout: Layout, parts: int) -> list[tuple[int, int]]:
         even = [
             dim
             for dim, n in enumerate(wanted)
-            if shortest[dim] and all((b - a) % n == 0 for a, b in pairwise(layout.cuts[dim]))
+            if shortest[dim] and not (layout.lengths[dim] % n).any()
         ]
         fits = [dim for dim, n in enumerate(wanted) if shortest[dim] >= n]
         longest = max(range(layout.ndim), key=lambda d: shortest[d] // times[d], default=0)
@@ -291,6 +294,6 @@ def _cut(layout: Layout, parts: int, holders: Ints) -> Layout:
     grid = [n * t for n, t in zip(layout.grid, times, strict=True)]
     tensor = tensor.transpose(order).reshape(*grid, tensor.shape[-1])
     cuts = tuple(
-        [c if t == 1 else refined_cuts(c, t) for c, t in zip(layout.cuts, times, strict=True)]
+        [c if t == 1 else refined_cuts(c, t) for c, t in zip(layout.points, times, strict=True)]
     )
     return Layout(layout.shape, cuts, np.ascontiguousarray(tensor))

@@ -96,6 +96,8 @@ def _none(layout: Layout) -> Route:
 def _same_devices(a: Layout, b: Layout) -> bool:
     if a.tensor.size != b.tensor.size:
         return False
+    if a.slots is not None and b.slots is not None:
+        return np.array_equal(a.slots[0], b.slots[0])
     return bool((np.sort(a.tensor, axis=None) == np.sort(b.tensor, axis=None)).all())
 
 
@@ -321,17 +323,17 @@ def _placed(side: Layout, other: Layout, grid: Sequence[int]) -> Layout:
     return layout if nests or tensor.size > ORDERED_DEVICES else best_device_order(side, layout)
 
 
-def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts, ...]:
+def _cuts(side: Layout, other: Layout, grid: Sequence[int]) -> tuple[Cuts | Ints, ...]:
     """Return the cuts of a grid: one side's, or the other's, or finer cuts than the side's own.
 
     Cells that are parts of the side's have cuts that refine its own.
     """
-    found = []
-    for mine, yours, m in zip(side.cuts, other.cuts, grid, strict=True):
+    found: list[Cuts | Ints] = []
+    for mine, yours, m in zip(side.points, other.points, grid, strict=True):
         n, k = len(mine) - 1, len(yours) - 1
         if n % m == 0:
             found.append(mine[:: n // m])
-        elif k % m == 0 and (m % n or yours[:: k // n] == mine):
+        elif k % m == 0 and (m % n or np.array_equal(yours[:: k // n], mine)):
             found.append(yours[:: k // m])
         else:
             found.append(refined_cuts(mine, m // n))

@@ -12,7 +12,8 @@ import numpy as np
 from meshard.algebra.layout import Layout
 from meshard.plan.captions import amount_text, bytes_text, device_label, size_text, wrap
 from meshard.plan.figures.choice import Candidate, Figures, PlanLeaf
-from meshard.plan.figures.footprint import Traffic, distinct, traffic_of
+from meshard.plan.figures.footprint import Traffic, traffic_of
+from meshard.plan.hops.cells import distinct
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop
 from meshard.plan.show.report import WIDTH, Table

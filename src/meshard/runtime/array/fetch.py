@@ -17,13 +17,18 @@ from meshard.algebra.arguments import integer_of
 from meshard.errors import ArgumentError, IndexingError
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE
+from meshard.tuning import LARGE, STACKED_CELLS
 
 
 def gathered(world: RuntimeWorld, kind: ArrayType, blocks: Blocks) -> Block:
     """Copy all pieces into one fresh array."""
     memory = world.memory
     value = memory.allocate(kind.shape, kind.dtype)
+    many = len(blocks) >= STACKED_CELLS and 0 < value.nbytes < LARGE
+    view = kind.layout.by_piece(value) if many else None
+    if view is not None:
+        memory.copy(view, np.array(blocks).reshape(view.shape))
+        return memory.to_host(value)
     tasks = []
     for box, block in zip(kind.layout.boxes, blocks, strict=True):
         assert block is not None

@@ -42,11 +42,11 @@ from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.settings import DEFAULT_FLOAT
-from meshard.runtime.types import KEY, ArrayType, Block
+from meshard.runtime.types import KEY, ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.tuning import COPY_CHUNK, LARGE, MOST_SHARDINGS
+from meshard.tuning import COPY_CHUNK, LARGE, MOST_SHARDINGS, STACKED_CELLS
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)
 GLOBAL = (
@@ -309,6 +309,14 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
             raise
         raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
     agree(world, what, (), (type_,))
+    blocks = _many_blocks(world, type_, value) or _blocks(world, type_, value)
+    if donate and type(x) is Array:
+        x._discard("donated to device_put")
+    return Array(type_, blocks)
+
+
+def _blocks(world: RuntimeWorld, type_: ArrayType, value: Block) -> Blocks:
+    """Return the pieces of a value that this process holds, copied one by one."""
     blocks: list[Block | None] = [None] * type_.layout.piece_count
     copies = []
     for piece in type_.local:
@@ -317,9 +325,23 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
-    if donate and type(x) is Array:
-        x._discard("donated to device_put")
-    return Array(type_, tuple(blocks))
+    return tuple(blocks)
+
+
+def _many_blocks(world: RuntimeWorld, type_: ArrayType, value: Block) -> Blocks | None:
+    """Return many small pieces of a value, copied at once into one buffer; None where it has few.
+
+    All of the buffer lives as long as one piece of it does.
+    """
+    count = type_.layout.piece_count
+    if count < STACKED_CELLS or not type_.complete or not 0 < value.nbytes < LARGE:
+        return None
+    view = type_.layout.by_piece(value)
+    if view is None:
+        return None
+    stack = world.memory.allocate((count, *view.shape[value.ndim :]), type_.dtype)
+    world.memory.from_host(stack.reshape(view.shape), view)
+    return tuple(stack)
 
 
 def spans(world: RuntimeWorld, sharding: Sharding) -> bool:

@@ -21,7 +21,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
-from meshard.ops.engine.decision import Cell, KernelDecision, MoveDecision
+from meshard.ops.engine.decision import KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
@@ -334,22 +334,17 @@ def _computing(
     kinds: tuple[GridKind, ...],
     onto: Sequence[tuple[int, ...] | None],
 ) -> Decided:
-    (alone,) = decision.cells.runs
     extent = kinds[0].extent
-    count = scope.count(extent)
-    cells = tuple(
-        Cell(tuple(-1 if m is None else m[i] for m in onto), alone.params) for i in range(count)
-    )
-    whole = _of_cells(decision, cells, bool(extent))
-    general = _General(scope, decision, whole, kinds)
-    held = scope.local(extent)
+    count, held = scope.count(extent), scope.local(extent)
     here = tuple(range(count)) if held is None else held
-    pieces = [cells[i].pieces for i in here]
+    whole = _of_cells(decision, range(count), onto, bool(extent))
+    general = _General(scope, decision, onto, kinds)
     if here:  # else other processes hold all cells
-        fast = fast_path(whole, pieces, partial(Grid, _NOBODY, kinds[0]), here, count)
+        own = _of_cells(decision, here, onto, bool(extent))
+        own = replace(own, cells=replace(own.cells, result=here, pieces=count))
+        fast = fast_path(own, partial(Grid, _NOBODY, kinds[0]))
         if fast is not None:
-            on_cells = fast_path(whole, pieces, None, here, count)
-            return Decided(_fast(general.run, fast), kinds, on_cells)
+            return Decided(_fast(general.run, fast), kinds, fast_path(own, None))
     if not may_join_chain(whole):
         return Decided(general.run, kinds, general.on_cells)
 
@@ -369,25 +364,24 @@ class _General:
         self,
         scope: Scope,
         decision: KernelDecision,
-        whole: KernelDecision,
+        onto: Sequence[tuple[int, ...] | None],
         kinds: tuple[GridKind, ...],
     ) -> None:
-        self._world, self._decision, self._whole, self._kinds = scope.world, decision, whole, kinds
+        self._world, self._decision, self._onto, self._kinds = scope.world, decision, onto, kinds
         self._extent = kinds[0].extent
         self._local = scope.local(self._extent)
-        self._parts: dict[tuple[int, ...], KernelDecision] = {}
+        self._count = scope.count(self._extent)
+        self._parts: dict[tuple[int, ...] | None, KernelDecision] = {}
 
     def _of(self, numbers: tuple[int, ...] | None) -> KernelDecision:
         """Return the decision about some of the cells."""
-        if numbers is None:
-            return self._whole
         known = self._parts.get(numbers)
         if known is None:
             if len(self._parts) > MOST_MASKS:
                 self._parts.clear()
-            cells = self._whole.cells.runs
-            some = tuple([cells[i] for i in numbers])
-            known = self._parts[numbers] = _of_cells(self._decision, some, bool(self._extent))
+            cells = range(self._count) if numbers is None else numbers
+            known = _of_cells(self._decision, cells, self._onto, bool(self._extent))
+            self._parts[numbers] = known
         return known
 
     def _columns(self, decision: KernelDecision, given: Sequence[Any]) -> list[list[Any]]:
@@ -402,7 +396,7 @@ class _General:
 
     def run(self, body: Body, values: Sequence[Any]) -> Any:
         """Return the result, or a tuple of results."""
-        numbers, count = body.active(self._extent), len(self._whole.cells.runs)
+        numbers, count = body.active(self._extent), self._count
         given = [x.cells if type(x) is Grid else x for x in values]
         grids = [
             Grid(body, kind, scattered(blocks, numbers, count))
@@ -414,9 +408,8 @@ class _General:
 
     def on_cells(self, where: Any, given: Sequence[Any]) -> Any:
         """Return the cells of the result, or of each result."""
-        numbers, count = self._local, len(self._whole.cells.runs)
-        columns = self._columns(self._of(numbers), given)
-        found = [scattered(blocks, numbers, count) for blocks in columns]
+        columns = self._columns(self._of(self._local), given)
+        found = [scattered(blocks, self._local, self._count) for blocks in columns]
         return found[0] if len(found) == 1 else found
 
 
@@ -454,24 +447,41 @@ def _deferred(
             cells = x.cells
             args.append(tuple([cells[i] for i in m]))
     cells = decision.cells
-    params = cells.runs[0].params
+    params = cells.params if cells.own_params is None else cells.own_params[0]
     kernel = partial(decision.row.kernel, **params) if params else decision.row.kernel
-    operation = Pending(body.scope.world, kernel, args, kind, len(cells.runs), numbers)
+    operation = Pending(body.scope.world, kernel, args, kind, cells.count, numbers)
     grid = Grid(body, kind, operation)
     operation.held_by(grid)
     return grid
 
 
-def _of_cells(decision: KernelDecision, cells: tuple[Cell, ...], many: bool) -> KernelDecision:
-    """Return a decision about one cell as one about many, whose results all look alike."""
-    alone = decision.cells
+def _of_cells(
+    decision: KernelDecision,
+    numbers: Sequence[int],
+    onto: Sequence[tuple[int, ...] | None],
+    many: bool,
+) -> KernelDecision:
+    """Return a decision about one cell as one about many, whose results all look alike.
+
+    Args:
+        decision: the decision.
+        numbers: the cells.
+        onto: for each operand the cell of it that each cell reads; None for a number.
+        many: whether there are others.
+    """
+    alone, count = decision.cells, len(numbers)
+    own = alone.own_params
     return replace(
         decision,
         cells=replace(
             alone,
-            runs=cells,
-            of_piece=(tuple(range(len(cells))),),
-            nbytes=alone.nbytes * len(cells),
+            count=count,
+            operands=tuple([None if m is None else tuple([m[i] for i in numbers]) for m in onto]),
+            result=tuple(range(count)),
+            pieces=count,
+            own_params=None if own is None else own * count,
+            contraction_index=(0,) * count,
+            nbytes=alone.nbytes * count,
             single=alone.single and not many,
         ),
     )

@@ -289,7 +289,7 @@ def cells_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Callable[[Ce
         blocks = [next((cells[i] for i in c if cells[i] is not None), None) for c in choices]
         return Array(type, tuple(blocks))
 
-    if any(len(c) > 1 for c in choices):
+    if max(map(len, choices)) > 1:
         return join_first
     in_order = firsts == list(range(scope.count(kind.extent)))
     return partial(Array, type) if in_order else join

@@ -37,7 +37,7 @@ from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Message, Part
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.world import RuntimeWorld
-from meshard.tuning import LARGE, STACKED_PARTIALS, TURNED_AT_ONCE
+from meshard.tuning import LARGE, STACKED_CELLS, TURNED_AT_ONCE
 
 Shape = tuple[int, ...]
 Axes = tuple[str, ...]
@@ -266,7 +266,7 @@ class FoldExchange:
         field, combine, order = self.field, self.combine, picked(self._order)
         if field.world.process_count > 1 or not self._small or not isinstance(combine, np.ufunc):
             return lambda cells: tuple(self.run(cells))
-        if members >= STACKED_PARTIALS and groups * math.prod(field.shape) > 1:
+        if members >= STACKED_CELLS and groups * math.prod(field.shape) > 1:
             # NumPy adds rows one after another, in order, unless they are of one element.
             shape, dtype = (members, groups, *field.shape), field.dtype
             return lambda cells: tuple(

@@ -23,7 +23,7 @@ from meshard.errors import ArgumentError
 from meshard.plan.move.wires import Wire, collective_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.processes.canonical import call_text
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
@@ -109,11 +109,14 @@ class _Planned:
         (plan, inputs, outputs), *more = self.parts
         if more or inputs != tuple(range(len(inputs))):
             return partial(self.run, active=None)
-        places = [place for group in outputs for place in group]
-        if places == list(range(len(places))):
+        origins = [0] * self.count
+        for number, places in enumerate(outputs):
+            for place in places:
+                origins[place] = number
+        if origins == list(range(len(outputs))):
             return plan.everywhere
-        back, every = picked(np.argsort(places).tolist()), plan.everywhere
-        return lambda cells: back(every(cells))
+        spread, every = picked(origins), plan.everywhere
+        return lambda cells: spread(every(cells))
 
     def run(self, cells: Sequence[Any], active: Active) -> tuple[Any, ...]:
         """Return the cells of the result."""
@@ -142,7 +145,7 @@ def _planned(
         numbers.transpose([made.extent.index(a) for a in extent]).ravel(), kind="stable"
     )
     cells = tuple(range(field.count(field.extent)))
-    outputs = tuple((int(p),) for p in places)
+    outputs = tuple(zip(places.tolist(), strict=True))
     return _Planned(extent, made.shape, ((made, cells, outputs),), len(outputs), rest)
 
 
@@ -391,12 +394,18 @@ class _Collective:
         for number, piece in enumerate(pieces):
             results = piece.run([None if b is None else b[number] for b in given], active)
             found.append([results[i] for i in scope.onto(piece.extent, full)])
-        return tuple(
-            [
-                None if given[i] is None else Array(t, tuple([blocks[i] for blocks in found]))
-                for i, t in enumerate(outputs)
-            ]
-        )
+        made = [tuple(blocks) for blocks in zip(*found, strict=True)]
+        return tuple(map(_array_or_none, outputs, made, given))
+
+
+def _array_or_none(
+    type_: ArrayType, blocks: Blocks, given: Sequence[Block | None] | None
+) -> Array | None:
+    """Return a cell of a result; None where the cell was none, or its device did not take part."""
+    nothing = all(b is None for b in blocks)
+    if given is None or (nothing and any(b is not None for b in given)):
+        return None
+    return Array(type_, blocks)
 
 
 def _receipts(pieces: Sequence[_Planned]) -> Receipts:

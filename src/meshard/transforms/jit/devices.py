@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshard.algebra.abstract import Sharding
+from meshard.algebra.abstract import Sharding, same_devices
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -35,7 +35,7 @@ def check_devices(trace: Trace, kinds: Sequence[Kind]) -> Sharding | None:
     for told, sharding in _places(trace, kinds):
         if first is None:
             first = told, sharding
-        elif set(sharding.device_order) != set(first[1].device_order):
+        elif not same_devices(sharding, first[1]):
             raise IncompatibleDevicesError(
                 f"{trace.what}: received incompatible devices: {first[0]} on devices "
                 f"{_ids(first[1])}, and {told} on devices {_ids(sharding)}. One program runs on "

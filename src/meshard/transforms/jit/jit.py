@@ -230,13 +230,15 @@ class Jitted(Generic[P, R]):
         if direct is None or world.ledgers:
             return entry(world, list(args))
         try:
-            found: R = direct.run(world, args)
+            found: Any = direct.run(world, args)
         except OverflowError as error:
             raise direct.told(error) from None
         except Exception as error:
             direct.told(error)
             raise
-        return found
+        tree: Any = entry.out_tree
+        made: R = found if tree is None else tree.unflatten(found)
+        return made
 
     def _called(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], plain: tuple[Any, ...] | None

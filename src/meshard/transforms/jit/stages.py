@@ -57,6 +57,7 @@ class ProgramEntry:
     Attributes:
         executable: the program.
         given: how each argument is laid out when the program reads it.
+        out_tree: the tree of the results; None where there is one result and no tree.
         direct: the shortest way from arguments to the result, taken while no ledger is open; None
             if there is more to do than to run the steps.
     """
@@ -113,17 +114,17 @@ class ProgramEntry:
         )
         self._shared: tuple[tuple[int, ...], str] | None = None
         self._renewed = _renewed(self.executable, passed)
+        self.out_tree = _no_leaf(trace.out_tree)
         self.direct: Direct | None = self._direct(world)
 
     def _direct(self, world: RuntimeWorld) -> Direct | None:
         """Return the shortest way from the arguments to the result, where nothing else is to do."""
         more = self._moves or self._looked_at or self._donated or self._renewed or self._wrapper
-        (kind, *_), tree = (*self.executable.outputs, None), self.trace.out_tree
         if more or self.captured or world.agreement is not None:
             return None
-        if not isinstance(kind, ArrayType) or not tree.is_leaf():
+        if not all(isinstance(k, ArrayType) for k in self.executable.outputs):
             return None
-        return self.executable.direct()
+        return self.executable.direct(self.out_tree is None)
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
         """Return the results as a tree."""
@@ -150,7 +151,7 @@ class ProgramEntry:
             found = list(map(self._wrapper, found))
         for x in donated:
             x._discard(f"donated to {self.trace.what}")
-        return optree.tree_unflatten(self.trace.out_tree, found)
+        return found[0] if self.out_tree is None else self.out_tree.unflatten(found)
 
     def _given_up(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = [leaves[i] for i in self._donated if type(leaves[i]) is Array]
@@ -164,6 +165,11 @@ class ProgramEntry:
                     "once. Pass a copy of it, or do not donate it."
                 )
         return arrays
+
+
+def _no_leaf(tree: optree.PyTreeSpec) -> optree.PyTreeSpec | None:
+    """Return a tree; None for one that is a leaf."""
+    return None if tree.is_leaf() else tree
 
 
 def _renewed(executable: Executable, passed: set[int]) -> list[int]:

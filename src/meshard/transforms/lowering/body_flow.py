@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.ops.array.join import stack
-from meshard.transforms.body.body import Body
+from meshard.transforms.body.body import Body, OnCells
 from meshard.transforms.body.branches import abstract_grid, alike, common, local_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.flow.running import run_each, run_scan, run_while
@@ -82,7 +82,40 @@ def while_step(call: WhileCall, at: Site) -> Does:
             )
         )
 
-    return Does(run, parts=(("cond", cond, None), ("body", turn, None)))
+    def on_cells(where: Any, given: Sequence[Any]) -> Any:
+        assert quick is not None
+        one, two, state = call.split_operands(given)
+        holds, after = quick[0].looped(where), quick[1].looped(where)
+        while holds([*one, *state])[0][0]:
+            state = after([*two, *state])
+        return one_or_all(state)
+
+    quick = None if _differs(decided[0]) else _on_cells(at, (cond, turn), carry)
+    return Does(
+        run,
+        parts=(("cond", cond, None), ("body", turn, None)),
+        on_cells=None if quick is None else on_cells,
+    )
+
+
+def _on_cells(
+    at: Site, parts: Sequence[Executable], carry: Sequence[Any]
+) -> list[Executable] | None:
+    """Return the parts of a loop on cells, where the carry is stored alike in every turn.
+
+    Args:
+        at: where the loop stands.
+        parts: the loop's programs, the last the one that gives the next carry.
+        carry: the carry, without cells.
+    """
+    found = [p.on_cells for p in parts]
+    kinds = tuple([x.kind for x in carry if isinstance(x, Grid)])
+    first = [x.kind for x in at.operands[len(at.operands) - len(carry) :] if isinstance(x, Grid)]
+    alike = kinds == parts[-1].outputs[: len(kinds)] and list(kinds) == first
+    if not alike or len(kinds) < len(carry) or any(k.weak is not None for k in kinds):
+        return None
+    ready = [p for p in found if p is not None]
+    return ready if len(ready) == len(found) else None
 
 
 def for_step(call: ForCall, at: Site) -> Does:
@@ -107,7 +140,16 @@ def for_step(call: ForCall, at: Site) -> Does:
             state = after([*captured, i, *state])
         return one_or_all(state)
 
-    return Does(run, parts=(("body", turn, turns),))
+    def on_cells(where: Any, given: Sequence[Any]) -> Any:
+        assert quick is not None
+        (start, stop), captured, state = call.split_operands(given)
+        after = quick[0].looped(where)
+        for i in range(start, stop):
+            state = after([*captured, i, *state])
+        return one_or_all(state)
+
+    quick = _on_cells(at, (turn,), given[len(captured) + 1 :]) if len(known) == 2 else None
+    return Does(run, parts=(("body", turn, turns),), on_cells=None if quick is None else on_cells)
 
 
 def scan_step(call: ScanCall, at: Site) -> Does:
@@ -169,4 +211,24 @@ def switch_step(call: SwitchCall, at: Site) -> Does:
         return one_or_all([alike(body.lift(x), k.sharding) for x, k in pairs])
 
     parts = [(b.name, e, None) for b, e in zip(call.branches, branches, strict=True)]
-    return Does(run, parts=tuple(parts))
+    return Does(run, parts=tuple(parts), on_cells=_choice_on_cells(call, at, branches))
+
+
+def _choice_on_cells(call: SwitchCall, at: Site, branches: Sequence[Executable]) -> OnCells | None:
+    """Return what a choice does on cells that is the same on all devices; None for no such way."""
+    kinds = tuple([x.kind for x in at.results if isinstance(x, Grid)])
+    alone = at.body.scope.world.process_count == 1  # else a process may hold no cell of the index
+    if not alone or _differs(at.operands[0]) or len(kinds) < len(at.results):
+        return None
+    found = [b.on_cells for b in branches if b.outputs == kinds]
+    ready = [b for b in found if b is not None]
+    if len(ready) < len(branches):
+        return None
+
+    def on_cells(where: Any, given: Sequence[Any]) -> Any:
+        index, captured, args = call.split_operands(given)
+        taken = int(index[0] if type(index) is tuple else index)
+        number = min(max(taken, 0), len(ready) - 1)
+        return one_or_all(ready[number].run(where, [*captured[number], *args]))
+
+    return on_cells

@@ -160,13 +160,21 @@ class Executable:
         made = Prepared(self.steps[start:stop], given, results, self._numbers)
         return _Stretch(self, made, start, stop)
 
-    def direct(self) -> Direct | None:
-        """Return the way to the only result while no ledger is open; None if there are several."""
-        if len(self.results) != 1 or self.results[0] in self._numbers:
+    def direct(self, sole: bool) -> Direct | None:
+        """Return the shortest way to the results while no ledger is open, or to the only one.
+
+        None if a number that is written in the program is a result.
+        """
+        if not self._numbers.keys().isdisjoint(self.results):
             return None
         given = range(len(self.inputs))
-        made = Prepared(self.steps, given, self.results, self._numbers, sole=True)
-        return Direct(made.function(self._runs), _Stretch(self, made, 0, len(self.steps)))
+        made = Prepared(self.steps, given, self.results, self._numbers, sole=sole)
+        stretch = _Stretch(self, made, 0, len(self.steps))
+        if sole and len(self.steps) == 1:
+            (step,) = self.steps
+            if step.reads == tuple(given) and step.writes == self.results:
+                return Direct(step.run, stretch)
+        return Direct(made.function(self._runs), stretch)
 
     @cached_property
     def on_cells(self) -> Executable | None:
@@ -302,10 +310,10 @@ class _Stretch:
 
 @final
 class Direct:
-    """The shortest way from what a program reads to its only result.
+    """The shortest way from what a program reads to its results.
 
     Attributes:
-        run: from the world and what the program reads to the result.
+        run: from the world and what the program reads to the results, or to the only one.
         told: returns the error to raise where `run` has raised one.
     """
 

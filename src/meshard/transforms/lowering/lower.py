@@ -59,7 +59,7 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
-from meshard.tuning import LARGE, PACKED_CELLS
+from meshard.tuning import PACKED_CELLS
 
 
 def lower(
@@ -67,7 +67,7 @@ def lower(
     program: Program,
     given: Sequence[Kind],
     results: Sequence[Kind | Sharding | None] | None = None,
-    donated: Sequence[int] = (),
+    donated: Sequence[int] | None = None,
     place: Sharding | None = None,
 ) -> Executable:
     """Return a program as steps on arrays of known types.
@@ -78,7 +78,9 @@ def lower(
         given: the types of what it captures, then of its arguments.
         results: for each result the sharding that it is to have, or its whole type; None where it
             may stay as it comes.
-        donated: the numbers of the operands whose blocks may be written over.
+        donated: the numbers of the operands whose blocks may be written over, as those of values
+            in between may then be; None for what may run more than once, as a loop's body does,
+            where nothing is.
         place: where results go that depend on nothing committed; None where they may stay.
     """
     decisions: _Decisions = {}
@@ -152,7 +154,7 @@ class _Group:
         if self.segment is None or self.decision is None or len(self.eqns) > 1:
             return
         (eqn,), cells = self.eqns, self.segment.parts[0].decision.cells
-        if cells.nbytes < LARGE and len(cells.runs) <= PACKED_CELLS:
+        if not cells.large and cells.count <= PACKED_CELLS:
             self.run, self.segment = runner(self.decision), None
             self.name, self.inputs, self.outputs = eqn.name, list(eqn.inputs), list(eqn.outputs)
 
@@ -164,7 +166,7 @@ class _Lowering:
         world: RuntimeWorld,
         program: Program,
         given: Sequence[Kind],
-        donated: Sequence[int],
+        donated: Sequence[int] | None,
         decisions: _Decisions,
         preferred: Mapping[Var, NamedSharding] | None = None,
     ) -> None:
@@ -178,7 +180,8 @@ class _Lowering:
         variables = (*program.captured, *program.inputs)
         for var, kind in zip(variables, given, strict=True):
             self.kinds[var] = kind
-        self._donated = {variables[i] for i in donated}
+        self._runs_once = donated is not None
+        self._donated = {variables[i] for i in donated or ()}
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
@@ -490,15 +493,9 @@ class _Lowering:
         slots: Slots,
     ) -> Step:
         """Return a group as a step, which lets go of what nobody reads after it."""
-        run = group.run
         if group.segment is not None:
-            needed = [x for x in group.segment.gives if last.get(x, -1) > level]
-            ending = [x for x in self._donated if last.get(x) == level]
-            many = group.segment.finished(needed, ending)
-            group.runner = runner_of(many)
-            run = many if len(needed) != 1 else partial(first_of, many)
-            group.outputs = needed
-            group.name = "+".join([e.name for e in group.eqns])
+            self._finish(group, group.segment, level, last)
+        run = group.run
         assert run is not None
         dead: list[Atom] = [x for x in reads if isinstance(x, Var) and last[x] == level]
         dead += [x for x in group.outputs if last.get(x, -1) < level]
@@ -517,6 +514,26 @@ class _Lowering:
             parts=group.parts,
             runner=group.runner,
         )
+
+    def _finish(
+        self, group: _Group, segment: FusedSegment, level: int, last: Mapping[Var, int]
+    ) -> None:
+        """Complete a group that is a segment: what it gives, and what runs it."""
+        needed = [x for x in segment.gives if last.get(x, -1) > level]
+        ending = [x for x in segment.reads if last[x] == level and self._ends(x)]
+        many = segment.finished(needed, ending)
+        group.runner = runner_of(many)
+        group.run = many if len(needed) != 1 else partial(first_of, many)
+        group.outputs = needed
+        group.name = "+".join([e.name for e in group.eqns])
+
+    def _ends(self, x: Var) -> bool:
+        """Whether a value's blocks may be written over by its last reader.
+
+        What a segment gave is in blocks of its own; other steps may give those that they got.
+        """
+        made = x in self._level and self._groups[self._level[x]].segment is not None
+        return x in self._donated or (self._runs_once and made)
 
     def _listed(self, outputs: Sequence[Atom]) -> Listed:
         """Return what runs as a program to be printed."""

@@ -1,0 +1,94 @@
+"""The error function of float32, by formulas that NumPy and compilers compute alike.
+
+In: blocks of float32. Out: erf and erfc, computed in float64 and rounded once: within 0.51 units in
+the last place. SciPy's functions take ten times as long, since they go element by element. The
+formulas name elementwise operations only, so that whoever computes them has the same bits.
+
+The tail is ``erfc(z) = t exp(-z^2) p(2 t - 1)`` with ``t = 2 / (2 + z)``, as in Press et al.,
+"Numerical Recipes", 6.2.2, but with a polynomial for the factor instead of the exponent. Both
+polynomials are fits at Chebyshev's nodes, with relative errors below 2e-10 and 2e-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.runtime.types import Block
+
+_TAIL = (
+    1.499654763849645e-06,
+    2.6572569669923155e-06,
+    -1.3751658463069954e-05,
+    -9.963213020977383e-06,
+    7.488686989998875e-05,
+    -2.2157171323587178e-05,
+    -0.00033300058914575813,
+    0.00042054382850331674,
+    0.0015457594019482807,
+    -0.0032399660779599783,
+    -0.010755400721168219,
+    0.01822114816148148,
+    0.13973605038946038,
+    0.3435803414008093,
+    0.5107913525811233,
+)
+"""Coefficients of the factor of the tail, in 2 t - 1, the highest power first."""
+_NEAR = (
+    -0.0007692331735811722,
+    0.0052002756029381645,
+    -0.026863112687293623,
+    0.11283773740680199,
+    -0.37612638517067515,
+    1.1283791670819752,
+)
+"""Coefficients of erf(x) / x in x^2 for x up to a half, the highest power first."""
+_PIECE = 1 << 13
+"""Elements that are computed at a time: some pieces of them stay in the cache."""
+
+
+def _polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
+    found = ops.add(ops.multiply(x, coefficients[0]), coefficients[1])
+    for c in coefficients[2:]:
+        found = ops.add(ops.multiply(found, x), c)
+    return found
+
+
+def _tail(ops: Any, z: Any) -> Any:
+    t = ops.divide(2.0, ops.add(z, 2.0))
+    factor = _polynomial(ops, _TAIL, ops.subtract(ops.multiply(t, 2.0), 1.0))
+    return ops.multiply(ops.multiply(factor, t), ops.exp(ops.negative(ops.multiply(z, z))))
+
+
+def erfc_formula(ops: Any, x: Any) -> Any:
+    """Return 1 - erf(x), given a namespace of elementwise operations and x in float64."""
+    tail = _tail(ops, ops.absolute(x))
+    return ops.where(ops.less(x, 0.0), ops.subtract(2.0, tail), tail)
+
+
+def erf_formula(ops: Any, x: Any) -> Any:
+    """Return erf(x), given a namespace of elementwise operations and x in float64."""
+    size = ops.absolute(x)
+    far = ops.copysign(ops.subtract(1.0, _tail(ops, size)), x)
+    near = ops.multiply(x, _polynomial(ops, _NEAR, ops.minimum(ops.multiply(x, x), 0.25)))
+    return ops.where(ops.less(size, 0.5), near, far)
+
+
+FORMULAS: dict[str, Callable[[Any, Any], Any]] = {"erf": erf_formula, "erfc": erfc_formula}
+"""For rows their formulas, for float32."""
+
+
+def computed(name: str, x: Block, out: Block | None) -> Block:
+    """Return what a formula gives for a block of float32, a few elements at a time."""
+    formula = FORMULAS[name]
+    found = np.empty(x.shape, np.float32) if out is None else out
+    source = np.ascontiguousarray(x).reshape(-1)
+    target = found.reshape(-1) if found.flags.c_contiguous else np.empty(source.shape, np.float32)
+    for start in range(0, source.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        target[piece] = formula(np, source[piece].astype(np.float64))
+    if not found.flags.c_contiguous:
+        found[...] = target.reshape(found.shape)
+    return found
