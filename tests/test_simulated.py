@@ -328,3 +328,27 @@ def test_letters_are_swapped():
 
     for me, found in enumerate(simulate(3, 1, program)):
         assert found == {p: bytes([p, me]) * (p + 1) for p in range(3) if p != me}
+
+
+def test_cells_of_one_process_meet_what_is_the_same_everywhere():
+    mesh_axes = {"in_specs": P("i"), "out_specs": P("i")}
+
+    def added(v):
+        return meshard.lax.psum(v, "i") * 0.5 + v
+
+    def twice(v):
+        return meshard.lax.fori_loop(0, 2, lambda _, v: added(v), v)
+
+    def program():
+        mesh = meshard.make_mesh((3,), ("i",))
+        x = meshard.device_put(np.arange(6.0), NamedSharding(mesh, P("i")))
+        once, loop = (meshard.shard_map(f, mesh=mesh, **mesh_axes) for f in (added, twice))
+        found = [once(x), meshard.jit(once)(x), meshard.jit(loop)(x)]
+        return [[s.data.tolist() for s in y.addressable_shards] for y in found]
+
+    def step(v):
+        return v.sum(0)[None] * 0.5 + v
+
+    one = step(np.arange(6.0).reshape(3, 2))
+    for me, found in enumerate(simulate(3, 1, program)):
+        assert found == [[v[me].tolist()] for v in (one, one, step(one))]

@@ -55,6 +55,7 @@ class MpiTransport:
         self.watchdog = Watchdog(agreement, self.channel, deadline)
         self.hosts: tuple[int, ...] | None = None
         self._near: Neighbours | None = None
+        self._one_host = False
         self._patience = Patience()
         self._born = depth()
         self.settle(table or Table())
@@ -68,6 +69,9 @@ class MpiTransport:
         """Use memory between processes of one host from now on."""
         self._near = near
         self._patience.doorbell = None if near is None else near.doorbell
+        self._one_host = near is not None and all(
+            p in near for p in range(self.count) if p != self.index
+        )
         self.hosts = hosts
 
     def exchange(
@@ -101,7 +105,7 @@ class MpiTransport:
             TransportError: if a peer fails or does not answer before the deadline.
         """
         near = self._near
-        if near is not None and near.has(letters) and near.has(sizes):
+        if near is not None and (self._one_host or (near.has(letters) and near.has(sizes))):
             return self._swap(near, letters, [(p,) for p, _ in sizes])
         return self._swap_beyond(letters, sizes)
 
@@ -229,7 +233,7 @@ class MpiTransport:
             wanted: the process whose letter the last of them waits for, if it is known.
         """
         near = self._near
-        if near is None or not near.has([entry for peers, _ in jobs for entry in peers]):
+        if near is None or not all(near.has(peers) for peers, _ in jobs):
             return self._patience.nap()
         if wanted is None or len(jobs) > 1:
             return self._patience.slept(None)

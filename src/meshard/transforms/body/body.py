@@ -344,7 +344,10 @@ def _computing(
         own = replace(own, cells=replace(own.cells, result=here, pieces=count))
         fast = fast_path(own, partial(Grid, _NOBODY, kinds[0]))
         if fast is not None:
-            return Decided(_fast(general.run, fast), kinds, fast_path(own, None))
+            every = tuple(range(count))
+            alike = all(m is None or tuple(m) == every for m in onto)  # else some have fewer cells
+            on_cells = fast_path(own, None) if alike else None
+            return Decided(_fast(general.run, fast), kinds, on_cells or general.on_cells)
     if not may_join_chain(whole):
         return Decided(general.run, kinds, general.on_cells)
 
