@@ -901,3 +901,20 @@ def test_the_error_function_of_float32_is_rounded_once(name):
         given = np.asfortranarray(np.resize(x, out.shape))
         assert REGISTRY[name].kernel(given, out=out) is out
         np.testing.assert_array_equal(out, REGISTRY[name].kernel(given))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1"])
+def test_large_arrays_are_clipped_in_one_pass_with_the_same_result(dtype):
+    x = (np.random.default_rng(0).standard_normal((512, 1024)) * 90).astype(dtype)
+    x = np.tile(x, (1, 8 // x.itemsize))
+    if dtype[0] == "f":
+        x[::7] = np.nan
+
+    def body():
+        a = put(x, "i", "j")
+        found = mnp.clip(a, 2, 60)
+        two = mnp.minimum(mnp.maximum(a, 2), 60)
+        return fetched([found, two])
+
+    for found in alone(body):
+        np.testing.assert_array_equal(found, np.clip(x, 2, 60))

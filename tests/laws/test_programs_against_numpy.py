@@ -149,8 +149,12 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
     return dict(found)
 
 
+LARGE_ONLY = {"clip"}
+"""Rows that only large blocks run, which these programs lack: see tests/test_elementwise.py."""
+
+
 def test_every_row_is_exercised(exercised):
-    wanted = {*REGISTRY, *(f"sampler {name}" for name in sampling._SAMPLERS)}
+    wanted = {*REGISTRY, *(f"sampler {name}" for name in sampling._SAMPLERS)} - LARGE_ONLY
     assert wanted - set(exercised) == set()
 
 
@@ -266,7 +270,7 @@ def goes_unnoticed(
 def test_a_fault_in_any_row_is_noticed(exercised):
     missed = []
     for name, row in REGISTRY.items():
-        for fault, wrong in faults_of(row).items():
+        for fault, wrong in ({} if name in LARGE_ONLY else faults_of(row)).items():
             if (name, fault) in WITHOUT_EFFECT:
                 continue
             if goes_unnoticed(exercised.get(name, []), {name: wrong}):

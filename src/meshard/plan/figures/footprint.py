@@ -308,7 +308,7 @@ def _counted(hop: Hop) -> Traffic:
         each = copies.reshape(hop.after.sizes)
         spans = spans_of(hop.after), spans_of(hop.before)
         sending = spread(each, *spans, counting=True).reshape(-1)
-    sending[hop.before.copies == 0] = 0
+    sending = np.where(hop.before.copies == 0, 0, sending)
     np.subtract.at(sending, source, 1)
     # A receiver that has part of its cell receives one message less than another of that cell.
     keepers = np.bincount(destination, minlength=len(receiving))

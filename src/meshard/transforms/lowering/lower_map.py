@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.fused.compilers import chosen
+from meshard.ops.fused.compilers import JIT_COMPILER
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import interpreting
@@ -56,7 +56,7 @@ _LOWERED: Memo[tuple[Any, ...], tuple[Program, LoweredMap]] = Memo("lowered bodi
 
 def lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -> LoweredMap:
     """Return a call of a body, outside of all others, lowered for operands of some types."""
-    key = chosen(), id(call.body), tuple(kinds)
+    key = JIT_COMPILER.value, id(call.body), tuple(kinds)
     found = _LOWERED.table(world).get(key)
     if found is None:  # the program is kept with its number, so that no other gets it
         found = _LOWERED.keep(world, key, (call.body, _lower_map(world, call, kinds)))
