@@ -59,6 +59,14 @@ BLAS_THREADED = 1 << 13
 Up to there it need not be told how many to take: that costs 7 microseconds, such a product 1.
 Rows ``contract`` and ``gram``.
 """
+SMALL_PRODUCT = 1 << 19
+"""Products of two elements up to which BLAS multiplies matrices without copying them first.
+
+A small result of long matrices is summed up from products of that size: copying them would take as
+long as the rest. OpenBLAS's limit is a million. Rows ``kmeans`` and ``jit-kmeans``.
+"""
+SMALL_RESULTS = 1 << 6, 1 << 9
+"""Elements of a result, at least and at most, for which that pays."""
 CACHE_PIECE = 1 << 18
 """Bytes of one operand that a kernel works on at a time: a few such pieces fit a core's own cache.
 

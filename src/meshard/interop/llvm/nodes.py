@@ -228,6 +228,19 @@ def broadcast(node: Node, shape: Shape) -> Node:
     return View(shape, node.dtype, ((node, dims),))
 
 
+def permuted(node: Node, axes: Sequence[int]) -> Node:
+    """Return a value with its dims in another order; what was permuted before is seen through."""
+    shape = tuple([node.shape[a] for a in axes])
+    if isinstance(node, View) and len(node.parts) == 1 and _only_permutes(node.parts[0][1]):
+        ((base, dims),) = node.parts
+        order = [d for d, _ in dims if d is not None]
+        if len(order) == len(dims) == len(axes):
+            back = tuple([order.index(a) for a in axes])
+            return base if back == tuple(range(len(axes))) else permuted(base, back)
+    dims = tuple([(axes.index(d), DimMap.identity(n)) for d, n in enumerate(node.shape)])
+    return View(shape, node.dtype, ((node, dims),))
+
+
 def reshaped(node: Node, shape: Shape) -> Node:
     """Return a value in another shape with the same elements in C order."""
     if node.shape == shape:

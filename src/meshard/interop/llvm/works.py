@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.dimmap import DimMap
 from meshard.interop.llvm.fast_math import FAST
 from meshard.interop.llvm.loops import loop_of
 from meshard.interop.llvm.nodes import (
@@ -31,6 +30,7 @@ from meshard.interop.llvm.nodes import (
     broadcast,
     checked_dtype,
     is_compiled_dtype,
+    permuted,
     reshaped,
     side_by_side,
 )
@@ -255,14 +255,7 @@ def _array(x: Any) -> Any:
 
 
 def _transposed(params: Params, dtype: Dtype) -> Work:
-    axes = params["axes"]
-
-    def work(x: Any) -> Node:
-        x = _array(x)
-        dims = tuple([(axes.index(d), DimMap.identity(n)) for d, n in enumerate(x.shape)])
-        return View(tuple([x.shape[a] for a in axes]), dtype, ((x, dims),))
-
-    return work
+    return lambda x: permuted(_array(x), params["axes"])
 
 
 def _reshaped(params: Params, dtype: Dtype) -> Work:

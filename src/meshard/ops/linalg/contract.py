@@ -27,6 +27,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, Block
+from meshard.tuning import SMALL_PRODUCT, SMALL_RESULTS
 
 
 def _rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -88,7 +89,7 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     way = _product_of(rule)
     if way.plain:
         thin = x.shape[0] == 1 or y.shape[1] == 1
-        return np.matmul(_steady(x, thin), _steady(y, thin), out=result)
+        return _multiplied(_steady(x, thin), _steady(y, thin), result)
     first = [x.shape[d] for d in way.left]
     batch, rows = first[: way.batch], first[way.batch :][: way.rows]
     columns = [y.shape[d] for d in way.right[way.batch + way.inner :]]
@@ -98,10 +99,27 @@ def _product(x: Block, y: Block, rule: str, result: Block | None) -> Any:
     if not len(rows) == len(columns) == way.inner == 1:  # reshaped, strided blocks would be copied
         left, right = left.reshape((*batch, m, k)), right.reshape((*batch, k, n))
     if result is not None and way.out == tuple(range(result.ndim)) and m > 1 < n:
-        np.matmul(left, right, out=result.reshape((*batch, m, n)))
+        _multiplied(left, right, result.reshape((*batch, m, n)))
         return result
-    found = np.matmul(left, right)
+    found = _multiplied(left, right, None)
     return found.reshape((*batch, *rows, *columns)).transpose(way.out)
+
+
+def _multiplied(x: Block, y: Block, out: Block | None) -> Block:
+    """Return the product of matrices: a small one of long matrices as a sum of small products."""
+    least, most = SMALL_RESULTS
+    size = x.shape[-2] * y.shape[-1]
+    if x.ndim > 2 or not least <= size <= most or x.dtype.kind != "f" or x.dtype != y.dtype:
+        found: Block = np.matmul(x, y, out=out)
+        return found
+    inner = x.shape[1]
+    step = 1 << (SMALL_PRODUCT // size).bit_length() - 1
+    total: Block = np.matmul(x[:, :step], y[:step], out=out)
+    more = np.empty_like(total) if inner > step else total
+    for start in range(step, inner, step):
+        np.matmul(x[:, start : start + step], y[start : start + step], out=more)
+        total += more
+    return total
 
 
 def _steady(x: Block, thin: bool) -> Block:
