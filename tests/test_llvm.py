@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -473,6 +476,46 @@ def test_bodies_are_compiled_between_collectives():
         for _ in range(3):
             assert whole(jitted(*args)).tobytes() == expected
             llvm.BEHIND.finish()
+
+
+FORKED = """
+import os
+import numpy as np
+import meshard
+import meshard.numpy as mnp
+from meshard.interop.llvm import build, compiler
+meshard.config.update("num_devices", 1)
+x = np.random.default_rng(0).standard_normal((1024, 512)).astype("f")
+f = meshard.jit(lambda v: mnp.tanh(v * 2 + 1) * v)
+g = meshard.jit(lambda v: mnp.exp(v * 3) - v)
+first = np.asarray(f(x))
+compiler.BEHIND.finish()
+if {busy}:
+    build._LOCK.acquire()  # as if another thread compiled just now
+child = os.fork()
+if not child:
+    ok = True
+    for _ in range(10):  # what is compiled runs, and what is not is compiled, or NumPy's
+        ok &= np.asarray(f(x)).tobytes() == first.tobytes()
+        ok &= np.asarray(g(x)).tobytes() == (np.exp(x * np.float32(3)) - x).tobytes()
+        compiler.BEHIND.finish()
+    os._exit(0 if ok else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.no_job
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_child_runs_what_is_compiled_and_never_waits_for_its_parent(busy, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED.format(busy=busy)],
+        env={**os.environ, "MESHARD_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "0\n", done.stderr
 
 
 # Polynomials

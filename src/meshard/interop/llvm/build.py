@@ -95,6 +95,17 @@ class Builder:
 
 
 _LOCK = threading.Lock()
+_ORPHANED: list[int] = []
+"""This process, if it was forked while another thread compiled: LLVM is locked in it for good."""
+
+
+def _after_fork() -> None:
+    if _LOCK.locked():
+        _ORPHANED.append(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @cache
@@ -103,13 +114,21 @@ def _builder() -> Builder:
 
 
 def functions(text: str, names: Sequence[str]) -> dict[str, int]:
-    """Return the addresses of a program's functions; LLVM works for one thread at a time."""
+    """Return the addresses of a program's functions; LLVM works for one thread at a time.
+
+    Raises:
+        RuntimeError: if LLVM cannot compile or link it.
+    """
+    if _ORPHANED:
+        raise RuntimeError("this process was forked while its parent compiled")
     with _LOCK:
         return _builder().functions(text, names)
 
 
 def known(text: str) -> bool:
     """Whether a program's code is on disk."""
+    if _ORPHANED:
+        return False
     with _LOCK:
         return _builder().known(text)
 
