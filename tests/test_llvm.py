@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import random
@@ -14,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ from meshard.ops.engine.decide import find_row
 from meshard.ops.fused import compilers
 from meshard.ops.fused.ways import Rows
 from meshard.ops.row import MoveOp, Op
+from meshard.runtime.doors import bind
 from meshard.runtime.world import here
 from meshard.sharding import P
 from tests.worlds import alone, in_worlds, mesh, put, whole
@@ -419,6 +422,44 @@ def test_who_asks_to_be_told_of_overflow_is_told_by_numpy(how):
             assert np.isinf(whole(f(x))).all()
 
     alone(body)
+
+
+def test_who_asks_scipy_to_raise_is_told_by_scipy():
+    def body():
+        x = put(np.full((1024, 512), -1.0), "i")
+        f = meshard.jit(lambda v: bind("lgamma", v) * 2 + 1)
+        f(x)
+        llvm.BEHIND.finish()
+        assert np.isinf(whole(f(x))).all()
+        with (
+            scipy.special.errstate(singular="raise"),
+            pytest.raises(scipy.special.SpecialFunctionError),
+        ):
+            f(x)
+        for _ in range(10):
+            assert np.isinf(whole(f(x))).all()
+
+    alone(body)
+
+
+def test_a_lock_that_a_stopped_process_holds_is_not_waited_for_long(empty_cache, monkeypatch):
+    monkeypatch.setattr(build, "_PATIENCE", 0.05)
+    taken = []
+
+    def open_and_hold(*args: Any, **more: Any) -> int:
+        other = os_open(*args, **more)  # another description of the same file
+        fcntl.flock(other, fcntl.LOCK_EX)
+        taken.append(other)
+        return os_open(*args, **more)
+
+    os_open = os.open
+    with build._turn("ab" + "0" * 62):
+        pass
+    monkeypatch.setattr(build.os, "open", open_and_hold)
+    with build._turn("ab" + "0" * 62):
+        pass
+    assert taken
+    os.close(taken[0])
 
 
 def test_a_compiler_that_cannot_be_loaded_is_told_of_once():

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -25,6 +26,8 @@ from meshard.ops.fused.compilers import CACHE_DIR
 from meshard.plan.file.files import write_bytes
 
 _FORMAT = b"meshard 1\n"
+_PATIENCE, _PAUSE = 2.0, 2e-3
+"""Seconds to wait for another process that compiles the same, and between two looks."""
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -52,27 +55,21 @@ class Builder:
             cpu=name, features=features, opt=3, reloc="pic", codemodel="default"
         )
         self._jit = llvm.create_lljit_compiler(self._machine)
-        self._key = f"{llvmlite.__version__}\n{name}\n{features}\n".encode()
         self._loaded: list[Any] = []  # code lives as long as the process
 
     def functions(self, text: str, names: Sequence[str]) -> dict[str, int]:
         """Return the addresses of a program's functions, compiled unless a file has them."""
-        key = hashlib.sha256(_FORMAT + self._key + text.encode()).hexdigest()
+        key = _key(text)
+        code = _read(key)
+        if code is not None:
+            with suppress(RuntimeError, OSError):  # of another version, say: compiled anew
+                return self._linked(code, key, names)
         with _turn(key):
-            code = _read(key)
-            if code is not None:
-                try:
-                    return self._linked(code, key, names)
-                except (RuntimeError, OSError):  # of another version, say: compiled anew
-                    pass
-            code = self.compiled(text)
-            _write(key, code)
-        return self._linked(code, key, names)
-
-    def known(self, text: str) -> bool:
-        """Whether a file has the program."""
-        key = hashlib.sha256(_FORMAT + self._key + text.encode()).hexdigest()
-        return _read(key) is not None
+            other = _read(key)
+            if other is None or other == code:
+                other = self.compiled(text)
+                _write(key, other)
+        return self._linked(other, key, names)
 
     def compiled(self, text: str) -> bytes:
         """Return a program's object code."""
@@ -92,6 +89,16 @@ class Builder:
         tracker = library.link(self._jit, f"{key}.{len(self._loaded)}")
         self._loaded.append(tracker)
         return {name: tracker[name] for name in names}
+
+
+_MACHINE = "\n".join(
+    [llvmlite.__version__, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), ""]
+)
+"""What object code depends on besides its text; asked before LLVM is busy on another thread."""
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(_FORMAT + _MACHINE.encode() + text.encode()).hexdigest()
 
 
 _LOCK = threading.Lock()
@@ -127,10 +134,7 @@ def functions(text: str, names: Sequence[str]) -> dict[str, int]:
 
 def known(text: str) -> bool:
     """Whether a program's code is on disk."""
-    if _ORPHANED:
-        return False
-    with _LOCK:
-        return _builder().known(text)
+    return not _ORPHANED and _read(_key(text)) is not None
 
 
 def _read(key: str) -> bytes | None:
@@ -162,16 +166,29 @@ def _write(key: str, code: bytes) -> None:
 
 @contextmanager
 def _turn(key: str) -> Iterator[None]:
-    """Let one process of a host compile a program, and the others wait for it."""
+    """Let one process of a host compile a program, and the others wait for it, but not for long."""
     folder = cache_folder()
     lock = None
     if folder is not None:
         with suppress(OSError):
             (folder / key[:2]).mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / key[:2] / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # it ends with the process that holds it
+            _taken(lock)
     try:
         yield
     finally:
         if lock is not None:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)  # for a child too that was forked meanwhile
             os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    """Take a lock; whether it was free in time. Who holds it may be stopped: then go on without."""
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_PAUSE)
+    return False

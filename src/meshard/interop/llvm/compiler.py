@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -324,7 +325,7 @@ class Program:
             prepared = _prepared(self._f, key)
             # Where bits change with who runs it, all processes must change hands in the same call.
             at_once = key[0] == "fast" or not prepared.code.phases
-            if at_once or known(prepared.code.text):
+            if at_once or (BEHIND.idle and known(prepared.code.text)):
                 self._finish(key, prepared)
             else:
                 BEHIND.add(partial(self._finish, key, prepared))
@@ -343,8 +344,15 @@ _SOON = "it is being compiled"
 
 
 def _may_be_silent() -> bool:
-    """Whether NumPy need not tell of overflow and the like: compiled programs cannot."""
-    return not any(how in _TOLD for how in np.geterr().values())
+    """Whether nobody is to be told of overflow and the like: compiled programs cannot.
+
+    Warnings of NumPy's are left out; SciPy's functions are silent unless they are asked.
+    """
+    if any(how in _TOLD for how in np.geterr().values()):
+        return False
+    special = sys.modules.get("scipy.special")
+    asked = {} if special is None else special.geterr()
+    return all(how == "ignore" for what, how in asked.items() if what != "memory")
 
 
 _TOLD = frozenset({"raise", "call", "print", "log"})
@@ -359,6 +367,11 @@ class Behind:
         self._waiting: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being compiled: LLVM works for one thread at a time."""
+        return self._thread is None
 
     def add(self, work: Callable[[], None]) -> None:
         """Have a program compiled."""

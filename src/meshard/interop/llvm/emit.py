@@ -167,9 +167,6 @@ class _Function:
         self._scratch: dict[int, int] = {}
         self._bytes = 0
         nodes = [x for s in part.steps for x in (s.nodes if isinstance(s, Nest) else [s])]
-        for x in nodes:
-            if id(x) in table.tiled:
-                self._scratch[id(x)] = 0
         self._tile = self._tile_of(nodes)
         for x in nodes:
             if id(x) in table.tiled:
