@@ -8,10 +8,12 @@ tanh.c). `two_to`, `exponent` and `fraction` are operations on the bits of float
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from meshard.ops.array.error_function import polynomial
 
 _LOG2E = 1.4426950408889634
 _EXP = (
@@ -39,13 +41,6 @@ _TANH_P = (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441
 _TANH_Q = (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3)
 
 
-def _polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
-    found = ops.add(ops.multiply(x, coefficients[0]), coefficients[1])
-    for c in coefficients[2:]:
-        found = ops.add(ops.multiply(found, x), c)
-    return found
-
-
 def exp(ops: Any, x: Any) -> Any:
     """Return e to the power of x: a power of two times that of a remainder below log(2) / 2."""
     size = x.dtype.itemsize
@@ -56,11 +51,11 @@ def exp(ops: Any, x: Any) -> Any:
     r = ops.subtract(ops.subtract(x, ops.multiply(n, first)), ops.multiply(n, second))
     square = ops.multiply(r, r)
     if size == 4:
-        found = ops.multiply(_polynomial(ops, _EXP, r), square)
+        found = ops.multiply(polynomial(ops, _EXP, r), square)
         found = ops.add(ops.add(found, r), 1.0)
     else:
-        top = ops.multiply(r, _polynomial(ops, _EXP_P, square))
-        rest = ops.divide(top, ops.subtract(_polynomial(ops, _EXP_Q, square), top))
+        top = ops.multiply(r, polynomial(ops, _EXP_P, square))
+        rest = ops.divide(top, ops.subtract(polynomial(ops, _EXP_Q, square), top))
         found = ops.add(ops.multiply(rest, 2.0), 1.0)
     # In two steps, since neither of them must leave the range of exponents.
     half = ops.floor(ops.multiply(n, 0.5))
@@ -79,7 +74,7 @@ def log(ops: Any, x: Any) -> Any:
     n = ops.where(below, ops.subtract(n, 1.0), n)
     m = ops.subtract(ops.where(below, ops.add(m, m), m), 1.0)
     square = ops.multiply(m, m)
-    y = ops.multiply(ops.multiply(_polynomial(ops, _LOG, m), m), square)
+    y = ops.multiply(ops.multiply(polynomial(ops, _LOG, m), m), square)
     first, second = _PARTS[4]
     y = ops.add(y, ops.multiply(n, second))
     y = ops.subtract(y, ops.multiply(square, 0.5))
@@ -96,10 +91,10 @@ def tanh(ops: Any, x: Any) -> Any:
     far = ops.divide(ops.subtract(1.0, ease), ops.add(ease, 1.0))
     square = ops.multiply(x, x)
     if x.dtype.itemsize == 4:
-        near = ops.multiply(_polynomial(ops, _TANH, square), square)
+        near = ops.multiply(polynomial(ops, _TANH, square), square)
     else:
-        under = _polynomial(ops, _TANH_Q, square)
-        near = ops.multiply(ops.divide(_polynomial(ops, _TANH_P, square), under), square)
+        under = polynomial(ops, _TANH_Q, square)
+        near = ops.multiply(ops.divide(polynomial(ops, _TANH_P, square), under), square)
     near = ops.add(ops.multiply(near, x), x)
     return ops.where(ops.less(size, 0.625), near, ops.copysign(far, x))
 

@@ -49,7 +49,8 @@ _PIECE = 1 << 13
 """Elements that are computed at a time: some pieces of them stay in the cache."""
 
 
-def _polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
+def polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
+    """Return a polynomial by Horner's rule, given the coefficients from the highest power on."""
     found = ops.add(ops.multiply(x, coefficients[0]), coefficients[1])
     for c in coefficients[2:]:
         found = ops.add(ops.multiply(found, x), c)
@@ -58,7 +59,7 @@ def _polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
 
 def _tail(ops: Any, z: Any) -> Any:
     t = ops.divide(2.0, ops.add(z, 2.0))
-    factor = _polynomial(ops, _TAIL, ops.subtract(ops.multiply(t, 2.0), 1.0))
+    factor = polynomial(ops, _TAIL, ops.subtract(ops.multiply(t, 2.0), 1.0))
     return ops.multiply(ops.multiply(factor, t), ops.exp(ops.negative(ops.multiply(z, z))))
 
 
@@ -72,7 +73,7 @@ def erf_formula(ops: Any, x: Any) -> Any:
     """Return erf(x), given a namespace of elementwise operations and x in float64."""
     size = ops.absolute(x)
     far = ops.copysign(ops.subtract(1.0, _tail(ops, size)), x)
-    near = ops.multiply(x, _polynomial(ops, _NEAR, ops.minimum(ops.multiply(x, x), 0.25)))
+    near = ops.multiply(x, polynomial(ops, _NEAR, ops.minimum(ops.multiply(x, x), 0.25)))
     return ops.where(ops.less(size, 0.5), near, far)
 
 
