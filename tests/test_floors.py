@@ -32,7 +32,7 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
-    | {"distributed", "multihost_utils", "experimental", "typing"}
+    | {"checkpoint", "distributed", "multihost_utils", "experimental", "typing"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.
@@ -42,8 +42,8 @@ PACKAGE, VERSION, MAIN = "meshard", "_version", "__main__"
 SEES: dict[str, frozenset[str]] = {
     VERSION: frozenset(),
     **{floor: frozenset(TOWER[:height]) for height, floor in enumerate(TOWER)},
-    **dict.fromkeys(("mpi", "checkpoint"), frozenset(TOWER[: TOWER.index("ops")])),
-    **dict.fromkeys(("compat", "interop", "elastic"), frozenset(TOWER)),
+    "mpi": frozenset(TOWER[: TOWER.index("ops")]),
+    **dict.fromkeys(("compat", "interop", "weights", "elastic"), frozenset(TOWER)),
     "environment": frozenset({*TOWER, "compat"}),
 }
 FLOORS = frozenset(SEES)
@@ -62,11 +62,11 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "ops": frozenset({"numpy", "scipy", "ml_dtypes", "opt_einsum"}),
     "transforms": frozenset({"numpy", "optree"}),
     "mpi": frozenset({"numpy", "mpi4py"}),
-    "checkpoint": frozenset({"numpy", "ml_dtypes", "safetensors", "zarr"}),
+    "weights": frozenset({"numpy", "ml_dtypes", "optree", "xxhash", "zarr", "h5py"}),
     "compat": frozenset({"numpy"}),
     "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch"}),
     "elastic": frozenset({"numpy"}),
-    "cli": frozenset({"numpy", "rich", "safetensors", "tokenizers"}),
+    "cli": frozenset({"numpy", "click", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),
     # Doors pass on names such as float32 and bfloat16.
     **dict.fromkeys(DOORS, frozenset({"numpy", "ml_dtypes"})),
@@ -734,9 +734,9 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"mpi/groups.py": "from meshard.ops.eager import add\n"},
         "mpi/groups.py:1: mpi imports meshard.ops.eager",
     ),
-    "checkpoint never sees mpi": (
-        {"checkpoint/save.py": "from meshard.mpi import launch\n"},
-        "checkpoint/save.py:1: checkpoint imports meshard.mpi",
+    "weights never sees mpi": (
+        {"weights/save.py": "from meshard.mpi import launch\n"},
+        "weights/save.py:1: weights imports meshard.mpi",
     ),
     "compat never sees interop": (
         {"compat/gda.py": "import meshard.interop.jax\n"},

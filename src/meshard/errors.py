@@ -24,6 +24,12 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
     ├── PlanError            ValueError    a plan that does not deliver, or a damaged file of one
+    ├── CheckpointError      ValueError    files of arrays that cannot be read or written as asked
+    │   ├── MissingFileError FileNotFoundError    a file or folder that does not exist
+    │   ├── CorruptFileError               a file that is cut off, changed or contradicts itself
+    │   ├── FileInUseError   FileExistsError    a target that exists and must not be overwritten
+    │   └── StorageError     OSError       a disk that is full, or access that is not allowed
+    ├── KeyMapError          ValueError    a map of tensors that is ambiguous or cannot be applied
     ├── DataLoss             RuntimeError  parts of an array that no live device holds
     ├── AllocationError      MemoryError, RuntimeError    memory that the system cannot provide
     ├── DeletedArrayError    RuntimeError  an array that was deleted or donated
@@ -46,17 +52,22 @@ __all__ = [
     "ArgumentError",
     "AxisNameError",
     "BudgetError",
+    "CheckpointError",
     "ConcretizationError",
     "ConfigError",
+    "CorruptFileError",
     "CoverageError",
     "DataLoss",
     "DeletedArrayError",
     "DtypeError",
+    "FileInUseError",
     "IncompatibleDevicesError",
     "IndexingError",
     "IndivisibleError",
+    "KeyMapError",
     "LinAlgError",
     "MeshardError",
+    "MissingFileError",
     "NoIntermediateShardingError",
     "NoIntermediateShardingNeededError",
     "NotAddressableError",
@@ -67,6 +78,7 @@ __all__ = [
     "ShapeError",
     "ShardingError",
     "SpecError",
+    "StorageError",
     "TransportError",
     "TreeError",
     "UnequalError",
@@ -155,6 +167,30 @@ class RuleError(MeshardError, ValueError):
 
 class PlanError(MeshardError, ValueError):
     """A plan that does not deliver what it should, or a file of one that is cut or edited."""
+
+
+class CheckpointError(MeshardError, ValueError):
+    """Files of arrays that cannot be read or written as asked."""
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A file or folder that does not exist, or that holds no arrays."""
+
+
+class CorruptFileError(CheckpointError):
+    """A file that is cut off, was changed, or contradicts itself or another one."""
+
+
+class FileInUseError(CheckpointError, FileExistsError):
+    """A target that exists and must not be overwritten."""
+
+
+class StorageError(CheckpointError, OSError):
+    """A disk that is full, or a file or folder that may not be read or written."""
+
+
+class KeyMapError(MeshardError, ValueError):
+    """A map of tensors that is ambiguous, or cannot be applied or inverted."""
 
 
 class DataLoss(MeshardError, RuntimeError):

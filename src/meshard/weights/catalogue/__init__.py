@@ -1,0 +1,1 @@
+"""What files hold: tensors as boxes at byte ranges, whatever the format."""

@@ -1,0 +1,235 @@
+"""Recipes: where each element of a tensor comes from, as strided regions of other tensors.
+
+In: shapes, and the regions that a map has found. Out: for any box of the result, or of a source,
+the regions that concern it, and views of blocks that show them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from meshard.algebra.box import Box
+from meshard.runtime.types import Block
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """One direction of a term: so many elements, and how far apart they are on both sides.
+
+    Attributes:
+        size: how many elements it has.
+        source: the source's dim that it runs along; None if all of them are one element, repeated.
+        source_step: how far the next element is in that dim; 0 if it is repeated.
+        target: the target's dim that it runs along.
+        target_step: how far the next element is in that dim.
+    """
+
+    size: int
+    source: int | None
+    source_step: int
+    target: int
+    target_step: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A strided region of a source that fills a strided region of a target.
+
+    Along each dim, on both sides, the steps are nested: a stride's step is at least the extent of
+    all strides with smaller steps. Then no element is named twice along it.
+
+    Attributes:
+        source: the source tensor's name.
+        strides: the directions, outermost first in the order of the target's memory.
+        source_start: the first element's index in the source.
+        target_start: the first element's index in the target.
+    """
+
+    source: str
+    strides: tuple[Stride, ...]
+    source_start: tuple[int, ...]
+    target_start: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many elements there are in each direction."""
+        return tuple([s.size for s in self.strides])
+
+    @property
+    def volume(self) -> int:
+        """The number of elements that are filled."""
+        return math.prod([s.size for s in self.strides])
+
+    @property
+    def source_box(self) -> Box:
+        """The smallest box of the source that holds the region."""
+        stops = list(self.source_start)
+        for s in self.strides:
+            if s.source is not None:
+                stops[s.source] += (s.size - 1) * s.source_step
+        return Box(self.source_start, tuple([n + 1 for n in stops]))
+
+    @property
+    def target_box(self) -> Box:
+        """The smallest box of the target that holds the region."""
+        stops = list(self.target_start)
+        for s in self.strides:
+            stops[s.target] += (s.size - 1) * s.target_step
+        return Box(self.target_start, tuple([n + 1 for n in stops]))
+
+    def within_target(self, box: Box) -> Iterator[Term]:
+        """Yield the parts of the term that fill elements of a box of the target."""
+        yield from _within(self, box, of_source=False)
+
+    def within_source(self, box: Box) -> Iterator[Term]:
+        """Yield the parts of the term that are made of elements of a box of the source."""
+        yield from _within(self, box, of_source=True)
+
+    def source_view(self, block: Block, origin: Sequence[int]) -> Block:
+        """Return the region as a view of a block of the source.
+
+        Args:
+            block: the block.
+            origin: the index in the source of the block's first element.
+        """
+        steps = [
+            0 if s.source is None else s.source_step * block.strides[s.source] for s in self.strides
+        ]
+        return _view(
+            block,
+            [a - o for a, o in zip(self.source_start, origin, strict=True)],
+            self.shape,
+            steps,
+        )
+
+    def target_view(self, block: Block, origin: Sequence[int]) -> Block:
+        """Return the region as a view of a block of the target."""
+        steps = [s.target_step * block.strides[s.target] for s in self.strides]
+        return _view(
+            block,
+            [a - o for a, o in zip(self.target_start, origin, strict=True)],
+            self.shape,
+            steps,
+        )
+
+
+def _view(block: Block, start: Sequence[int], shape: tuple[int, ...], steps: list[int]) -> Block:
+    place: tuple[Any, ...] = (*[slice(a, None) for a in start], ...)
+    corner = block[place]
+    return as_strided(corner, shape, steps, writeable=bool(block.flags.writeable))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A box of a target that has one value: padding."""
+
+    box: Box
+    value: float = 0.0
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """How one tensor is made: every element is that of one term, or of a fill.
+
+    Attributes:
+        shape: the tensor's shape.
+        dtype: its dtype; elements are cast to it.
+        terms: disjoint regions, in the order in which they were found.
+        fills: boxes that no term fills, disjoint.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    terms: tuple[Term, ...]
+    fills: tuple[Fill, ...] = ()
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether it is a source tensor as it is, but for its name and dtype."""
+        if len(self.terms) != 1 or self.fills:
+            return False
+        (term,) = self.terms
+        start = (0,) * len(self.shape)
+        return term.source_start == term.target_start == start and all(
+            s.source == s.target and s.source_step == s.target_step == 1 for s in term.strides
+        )
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the tensors that it is made of."""
+        return tuple(dict.fromkeys(t.source for t in self.terms))
+
+
+def identity(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Recipe:
+    """Return the recipe of a tensor that is another as it is.
+
+    >>> identity("w", (2, 3), np.dtype("f4")).is_identity
+    True
+    """
+    if 0 in shape:
+        return Recipe(shape, dtype, ())
+    start = (0,) * len(shape)
+    strides = tuple([Stride(n, d, 1, d, 1) for d, n in enumerate(shape)])
+    return Recipe(shape, dtype, (Term(name, strides, start, start),))
+
+
+def _within(term: Term, box: Box, *, of_source: bool) -> Iterator[Term]:
+    """Yield the parts of a term in a box of one side, cut dim by dim."""
+    parts = [term]
+    for dim, (lo, hi) in enumerate(zip(box.starts, box.stops, strict=True)):
+        parts = [p for one in parts for p in _cut(one, dim, lo, hi, of_source)]
+    yield from parts
+
+
+def _cut(term: Term, dim: int, lo: int, hi: int, of_source: bool) -> Iterator[Term]:
+    """Yield the parts of a term whose index along one dim, of one side, is in a range."""
+    start = (term.source_start if of_source else term.target_start)[dim]
+    steps = {
+        k: s.source_step if of_source else s.target_step
+        for k, s in enumerate(term.strides)
+        if (s.source if of_source else s.target) == dim
+    }
+    extent = sum([(term.strides[k].size - 1) * step for k, step in steps.items()])
+    if lo <= start and start + extent < hi:
+        yield term
+        return
+    if start >= hi or start + extent < lo:
+        return
+    top = max(steps, key=lambda k: (steps[k], term.strides[k].size))
+    step, most = steps[top], term.strides[top].size - 1
+    inner = extent - most * step  # how far the smaller strides reach
+    # Positions of the largest stride at which some, and all, of the smaller ones are inside.
+    some = range(max(_ceil(lo - start - inner, step), 0), min((hi - 1 - start) // step, most) + 1)
+    first, last = max(_ceil(lo - start, step), 0), min((hi - 1 - start - inner) // step, most)
+    if first <= last:
+        yield _narrowed(term, top, first, last - first + 1)
+    for at in some:
+        if not first <= at <= last:
+            yield from _cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _narrowed(term: Term, which: int, at: int, size: int) -> Term:
+    """Return a term with fewer elements in one direction; one that has a single one is dropped."""
+    s = term.strides[which]
+    source, target = list(term.source_start), list(term.target_start)
+    if s.source is not None:
+        source[s.source] += at * s.source_step
+    target[s.target] += at * s.target_step
+    kept = (replace(s, size=size),) if size > 1 else ()
+    strides = (*term.strides[:which], *kept, *term.strides[which + 1 :])
+    return Term(term.source, strides, tuple(source), tuple(target))
