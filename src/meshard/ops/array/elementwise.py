@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
-from meshard.ops.array.error_function import FORMULAS, computed
+from meshard.ops.array.formulas import FORMULAS, computed, logistic_formula
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype
@@ -120,8 +120,7 @@ def _logistic(x: Any, out: Block | None = None) -> Any:
     kind = getattr(x, "dtype", None)
     if kind not in (np.float32, np.float64):
         return _EXPIT(x, out=out)
-    ease = np.exp(-np.abs(x))
-    return np.divide(np.where(x < 0, ease, 1).astype(kind, copy=False), ease + 1, out=out)
+    return logistic_formula(np, x, out=out)
 
 
 _EXPIT = _special("expit")

@@ -1,12 +1,14 @@
-"""The error function of float32, by formulas that NumPy and compilers compute alike.
+"""Formulas of elementwise operations, that NumPy and compilers compute alike.
 
-In: blocks of float32. Out: erf and erfc, computed in float64 and rounded once: within 0.51 units in
-the last place. SciPy's functions take ten times as long, since they go element by element. The
-formulas name elementwise operations only, so that whoever computes them has the same bits.
+In: a namespace of elementwise operations and values; for `computed` blocks of float32. Out: the
+logistic function, and the error function of float32. The formulas name elementwise operations only,
+so that whoever computes them has the same bits.
 
-The tail is ``erfc(z) = t exp(-z^2) p(2 t - 1)`` with ``t = 2 / (2 + z)``, as in Press et al.,
-"Numerical Recipes", 6.2.2, but with a polynomial for the factor instead of the exponent. Both
-polynomials are fits at Chebyshev's nodes, with relative errors below 2e-10 and 2e-11.
+The error function is computed in float64 and rounded once: within 0.51 units in the last place.
+SciPy's functions take ten times as long, since they go element by element. The tail is
+``erfc(z) = t exp(-z^2) p(2 t - 1)`` with ``t = 2 / (2 + z)``, as in Press et al., "Numerical
+Recipes", 6.2.2, but with a polynomial for the factor instead of the exponent. Both polynomials are
+fits at Chebyshev's nodes, with relative errors below 2e-10 and 2e-11.
 """
 
 from __future__ import annotations
@@ -57,6 +59,18 @@ def polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
     return found
 
 
+def logistic_formula(ops: Any, x: Any, **last: Any) -> Any:
+    """Return 1 / (1 + exp(-x)) of a float, without overflow, so that it may be multiplied by x.
+
+    Args:
+        ops: a namespace of elementwise operations.
+        x: the value.
+        last: what the last operation is given besides, as in ``out=``.
+    """
+    ease = ops.exp(ops.negative(ops.absolute(x)))
+    return ops.divide(ops.where(ops.less(x, 0), ease, 1), ops.add(ease, 1), **last)
+
+
 def _tail(ops: Any, z: Any) -> Any:
     t = ops.divide(2.0, ops.add(z, 2.0))
     factor = polynomial(ops, _TAIL, ops.subtract(ops.multiply(t, 2.0), 1.0))
@@ -78,7 +92,7 @@ def erf_formula(ops: Any, x: Any) -> Any:
 
 
 FORMULAS: dict[str, Callable[[Any, Any], Any]] = {"erf": erf_formula, "erfc": erfc_formula}
-"""For rows their formulas, for float32."""
+"""Rows that are computed in float64 for float32, and their formulas."""
 
 
 def computed(name: str, x: Block, out: Block | None) -> Block:
