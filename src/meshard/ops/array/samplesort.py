@@ -43,7 +43,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.tuning import LARGE, SORT_SAMPLES
 
 
-def _keys(x: Block) -> Block:
+def sort_keys(x: Block) -> Block:
     """Return what NumPy can compare: the small floats' NaN would confuse it."""
     return x.astype(np.float32) if x.dtype in SMALL_FLOATS else x
 
@@ -60,7 +60,7 @@ def _mixed_zeros(x: Block) -> bool:
 
 def sort_block(x: Block, *, dim: int, descending: bool) -> Block:
     """Return a block sorted along a dim, stably; NaN counts as the greatest."""
-    keys = _keys(x)
+    keys = sort_keys(x)
     if descending:
         keys = np.flip(keys, dim)
     found = np.sort(keys, axis=dim, kind="stable" if _mixed_zeros(keys) else None)
@@ -72,7 +72,7 @@ def sort_block(x: Block, *, dim: int, descending: bool) -> Block:
 
 def argsort_block(x: Block, *, dim: int, descending: bool) -> Block:
     """Return the positions that sort a block along a dim, stably."""
-    keys = _keys(x)
+    keys = sort_keys(x)
     if not descending:
         return np.argsort(keys, axis=dim, kind="stable")
     found = np.argsort(np.flip(keys, dim), axis=dim, kind="stable")
@@ -131,7 +131,7 @@ def _int_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any]
 
 def _search(run: Block, values: Block, side: Any, descending: bool) -> Block:
     """Return how many elements of a sorted run come before each value."""
-    keys, wanted = _keys(run), _keys(values)
+    keys, wanted = sort_keys(run), sort_keys(values)
     if not descending:
         return np.searchsorted(keys, wanted, side)
     other: Any = "left" if side == "right" else "right"
