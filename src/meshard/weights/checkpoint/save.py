@@ -198,8 +198,10 @@ class _Request:
         recipes = {s.entry.name: s.recipe for s in self.sources}
         outputs = []
         for name, stored in writer.tensors.items():
-            owners = owners_of(world.process_count, stored, recipes[name], self.held, load)
-            outputs.append(Output(stored, recipes[name], self.held, owners))
+            # A file of one array names it after itself.
+            recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
+            owners = owners_of(world.process_count, stored, recipe, self.held, load)
+            outputs.append(Output(stored, recipe, self.held, owners))
 
         def commit(records: Sequence[Record]) -> None:
             writer.commit()
