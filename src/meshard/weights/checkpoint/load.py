@@ -28,6 +28,7 @@ from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import opened
 from meshard.weights.checkpoint.sources import cast_to, spread
@@ -95,7 +96,8 @@ def load(
         plan = request.plan(checked_window(max_bytes, what))
         world = here()
         if world.process_count > 1:
-            meet(world, range(world.process_count), f"`{what}` of {request.catalogue.path}")
+            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
+            meet(world, range(world.process_count), told_of)
         total = plan.reading.bytes_read[world.process_index]
         bar = progress_bar(total, "loading") if progress and not world.process_index else _NO_BAR
         with bar as show:
@@ -187,12 +189,13 @@ class _Request:
     def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
         """Return how each tensor is made, other names of tensors, and the tree's structure."""
         stored = self.catalogue
+        tensors = _in_order(stored)
         if map_ is None:
-            plain = {n: identity(n, t.shape, t.dtype) for n, t in stored.tensors.items()}
+            plain = {n: identity(n, t.shape, t.dtype) for n, t in tensors.items()}
             found, tied, structure = plain, stored.tied, structure_of(stored)
         else:
             instance_of(map_, KeyMap, self._what, "map")
-            mapped = map_.apply(stored.tensors, tied=stored.tied)
+            mapped = map_.apply(tensors, tied=stored.tied)
             found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
         cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
         return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
@@ -337,6 +340,16 @@ class _Request:
         """Return the tree of the arrays that a plan has made."""
         made = dict(zip(self._order, arrays, strict=True))
         return self._build({name: made[key] for name, key in self._keys.items()})
+
+
+def _in_order(catalogue: Catalogue) -> dict[str, Stored]:
+    """Return the tensors in the order of their places in the files: the same for all processes."""
+
+    def place(tensor: Stored) -> tuple[str, int, str]:
+        first = tensor.pieces[0] if tensor.pieces else None
+        return ("", 0, tensor.name) if first is None else (first.file, first.offset, tensor.name)
+
+    return {t.name: t for t in sorted(catalogue.tensors.values(), key=place)}
 
 
 @final
