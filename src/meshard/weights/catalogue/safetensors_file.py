@@ -5,7 +5,6 @@ In: paths. Out: a catalogue of tensors, whose pieces are byte ranges of the file
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, CheckpointError, CorruptFileError, MissingFileError
+from meshard.weights.catalogue.json_scan import JsonScan
 from meshard.weights.catalogue.raw import (
     OpenFile,
     RawReader,
@@ -307,35 +307,22 @@ class _Index:
         if file.size > MOST_INDEX:
             self._refuse(f"it has {file.size:,} bytes, and {MOST_INDEX:,} are allowed")
         text = file.bytes_at(0, file.size, "it cannot be read")
-        try:
-            given = json.loads(text, object_pairs_hook=self._object, parse_constant=self._constant)
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            self._refuse(f"it cannot be read as JSON ({error})", error)
-        files = given.get("weight_map") if isinstance(given, dict) else None
-        metadata = given.get("metadata", {}) if isinstance(given, dict) else None
-        if not isinstance(files, dict) or not files or not isinstance(metadata, dict):
+        scan = JsonScan(path, text, "an index of safetensors files")
+        given: dict[str, Any] = {}
+        scan.begin()
+        while scan.more:
+            key = scan.name()
+            given[key] = scan.texts(key) if key == "weight_map" else scan.value(key)
+            scan.after()
+        scan.end()
+        self.files: dict[str, str] = given.get("weight_map", {})
+        metadata = given.get("metadata", {})
+        if not self.files or not isinstance(metadata, dict):
             self._refuse('it must have "weight_map", an object with the file of each tensor')
-        for tensor, name in files.items():
-            if not isinstance(name, str):
-                self._refuse(f"the file of tensor {tensor!r} must be a text, got {name!r}")
-        self.files: dict[str, str] = files
         self.size = self._size(metadata.get("total_size"))
         self.checked = SUMS_KEY in metadata
         if self.checked:
             self._check(text, metadata[SUMS_KEY])
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in found if keys.count(key) > 1)
-            self._refuse(f"it names {twice!r} twice")
-        return found
-
-    def _constant(self, text: str) -> NoReturn:
-        self._refuse(f"{text} is not a number")
 
     def _size(self, given: object) -> int | None:
         if isinstance(given, float) and given.is_integer():
@@ -350,11 +337,11 @@ class _Index:
         if given != sum_:
             self._refuse(f"it has checksum {sum_}, expected {given!r:.60}")
 
-    def _refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
+    def _refuse(self, why: str) -> NoReturn:
         raise CorruptFileError(
             f"{self._path}: {why}. It was damaged or edited, or it is not an index of safetensors "
             "files."
-        ) from error
+        )
 
 
 def index_sum(text: bytes) -> str:
