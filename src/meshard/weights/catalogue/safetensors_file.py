@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn, final
 
@@ -179,17 +179,21 @@ def _found(header: Header) -> Iterator[_Found]:
 
 def _pieces(file: str, found: _Found, dim: int = 0, shift: int = 0) -> Iterator[Piece]:
     """Yield the pieces of a tensor in a file, or of a shard that begins later along a dim."""
-    entry, place = found.entry, found.start + found.entry.begin
-    whole = entry.end - entry.begin
-    boxes = contiguous_boxes(entry.shape, entry.dtype.itemsize, found.piece_bytes or whole)
+    entry, sums = found.entry, found.sums
+    place, size = found.start + entry.begin, entry.end - entry.begin
+    if 0 < size <= (found.piece_bytes or size):
+        boxes: Iterable[Box] = (Box.whole(entry.shape),)
+    else:
+        boxes = contiguous_boxes(entry.shape, entry.dtype.itemsize, found.piece_bytes or size)
     for number, box in enumerate(boxes):
         if shift:
             starts, stops = list(box.starts), list(box.stops)
             starts[dim] += shift
             stops[dim] += shift
             box = Box(tuple(starts), tuple(stops))
-        yield Piece(box, file, place, found.sums[number] if found.piece_bytes else None)
-        place += box.volume * entry.dtype.itemsize
+        yield Piece(box, file, place, sums[number] if sums else None)
+        if number + 1 < len(sums):
+            place += box.volume * entry.dtype.itemsize
 
 
 def _unchecked(headers: Mapping[str, Header]) -> tuple[str, ...]:
