@@ -16,8 +16,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import KeyMapError
+from meshard.weights.maps.blocks import Scale, followed
 from meshard.weights.maps.form import Form
-from meshard.weights.maps.pattern import Pattern
+from meshard.weights.maps.pattern import Pattern, parse
 
 Make = Callable[[Sequence[Form]], Sequence[Form]]
 
@@ -32,12 +33,14 @@ class Node:
         position: where it stands in the order of the result.
         how: what was done to it.
         named_by: the rule that has given it its name, in this stage.
+        scale: its block scales.
     """
 
     form: Form
     position: int
     how: tuple[str, ...] = ()
     named_by: str = ""
+    scale: Scale | None = None
 
 
 @final
@@ -75,11 +78,14 @@ class Tree:
         nodes: the tensors.
         touched: the names that a rule of this stage has matched or made.
         taken: the names that are gone, and the rule that has taken each.
+        scaled: the tensors that had block scales when the last stage ended: their name, and the
+            sizes of a block.
     """
 
     nodes: dict[str, Node]
     touched: set[str] = field(default_factory=set)
     taken: dict[str, str] = field(default_factory=dict)
+    scaled: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def new_stage(self) -> None:
         """Let all tensors count as sources of the next stage."""
@@ -178,6 +184,7 @@ class Tree:
             return before, [passed[id(n)] for n in nodes]
         try:
             new = work.make(forms)
+            scales = _scales(work, nodes, len(new))
         except KeyMapError as error:
             shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before])
             kind = "tensors" if len(before) > 1 else "tensor"
@@ -185,7 +192,9 @@ class Tree:
         told = rule.partition(": ")[2].partition(" ")[0]
         how = (*dict.fromkeys([h for n in nodes for h in n.how]), told)
         position = min([n.position for n in nodes], default=0)
-        return before, [Node(f, position, how, rule) for f in new]
+        return before, [
+            Node(f, position, how, rule, scale) for f, scale in zip(new, scales, strict=True)
+        ]
 
     def _insert(self, rule: str, name: str, node: Node, sources: Sequence[str]) -> None:
         there = self.nodes.get(name)
@@ -228,3 +237,50 @@ class Tree:
             f" There are {len(self.nodes):,} tensors, for instance {close[0]!r}. {{name}} matches "
             "one part without dots, {i} digits, {*} any text."
         )
+
+    def end_stage(self) -> None:
+        """Make tensors of the scales that belong to others, at the end of a stage."""
+        found: dict[int, Node] = {}
+        self.scaled.clear()
+        for name, node in list(self.nodes.items()):
+            if node.scale is None:
+                continue
+            other = scale_name(name, node.scale)
+            scales = found.setdefault(
+                id(node), Node(node.scale.form, node.position, (*node.how, "scales"))
+            )
+            self.scaled[name] = (other, node.scale.block)
+            self._insert(f"scales {node.scale.names[0]}", other, scales, (name,))
+        parted: dict[int, Node] = {}
+        for name, node in self.nodes.items():
+            if node.scale is not None:
+                self.nodes[name] = parted.setdefault(id(node), replace(node, scale=None))
+
+
+def scale_name(name: str, scale: Scale) -> str:
+    """Return the name of a tensor's scales.
+
+    Raises:
+        KeyMapError: if the patterns of names do not say.
+    """
+    own, other = scale.names
+    filling = parse(own).match(name)
+    if filling is not None:
+        return parse(other).expand(filling)
+    if other.startswith(own):
+        return name + other[len(own) :]
+    raise KeyMapError(
+        f"scales {own}: tensor {name!r} has block scales, but nothing says what they are called. "
+        f"Give to=[pattern of {name!r}, pattern of its scales]."
+    )
+
+
+def _scales(work: Work, nodes: Sequence[Node], count: int) -> Sequence[Scale | None]:
+    """Return the scales of what is made of tensors with scales."""
+    scales = [n.scale for n in nodes if n.scale is not None]
+    if not scales or work.make is None or not work.targets:
+        return [None] * count
+    if len(scales) < len(nodes):
+        bare = next(name for name, n in zip(work.sources, nodes, strict=True) if n.scale is None)
+        raise KeyMapError(f"{bare!r} has no block scales, and what it is joined with has some")
+    return followed(work.make, [n.form for n in nodes], scales)
