@@ -434,7 +434,10 @@ def _tree(
             why = "is not a source" if name not in known else f"and {other!r} are both sources"
             raise KeyMapError(f"KeyMap: {other!r} is tied to {name!r}, but {name!r} {why}.")
         nodes[other] = nodes[name]
-    return Tree(nodes), known
+    tree = Tree()
+    for name, node in nodes.items():
+        tree.put(name, node)
+    return tree, known
 
 
 def _label(rule: Rule, number: int, prefix: str) -> str:
@@ -466,7 +469,7 @@ def _left(stage: Stage, tree: Tree, *, refuse: bool = True) -> list[str]:
         )
     if stage.rest == "drop":
         for name in left:
-            del tree.nodes[name]
+            tree.remove(name)
     return left
 
 

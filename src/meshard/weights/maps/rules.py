@@ -557,7 +557,7 @@ class Tie(Rule):
                 )
             tree.touched.update((name, other))
             if there is None:
-                tree.nodes[other] = node
+                tree.put(other, node)
                 form = node.form
                 known = (form.shape, form.dtype)
                 changes.append(Change(((name, *known),), ((other, *known),)))
@@ -583,7 +583,7 @@ class Untie(Rule):
             if not others:
                 raise KeyMapError(f"{label}: tensor {name!r} is not tied to another name.")
             node = tree.nodes[name]
-            tree.nodes[name] = dataclasses.replace(node, named_by=label)
+            tree.put(name, dataclasses.replace(node, named_by=label))
             tree.touched.add(name)
             known = ((name, node.form.shape, node.form.dtype),)
             changes.append(Change(known, known, shared=next(iter(others))))

@@ -76,9 +76,10 @@ class Scales(Rule):
                     f"have the shape {expected or 'of as many dims'}; found {scales.shape}."
                 )
             scale = Scale(scales, block, (names[0], names[1]), (self.source, self.by))
-            tied = [own, *tree.tied_to([own])]
-            tree.nodes.update(dict.fromkeys(tied, dataclasses.replace(node, scale=scale)))
-            del tree.nodes[name]
+            scaled = dataclasses.replace(node, scale=scale)
+            for each in (own, *tree.tied_to([own])):
+                tree.put(each, scaled)
+            tree.remove(name)
             tree.taken[name] = label
         return []
 

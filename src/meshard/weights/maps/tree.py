@@ -82,20 +82,39 @@ class Tree:
             sizes of a block.
     """
 
-    nodes: dict[str, Node]
+    nodes: dict[str, Node] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     taken: dict[str, str] = field(default_factory=dict)
     scaled: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    _holders: dict[int, dict[str, None]] = field(default_factory=dict)
 
     def new_stage(self) -> None:
         """Let all tensors count as sources of the next stage."""
         self.touched.clear()
         self.taken.clear()
         fresh: dict[int, Node] = {}
-        for name, node in self.nodes.items():
+        for name, node in list(self.nodes.items()):
             if node.named_by:
                 fresh.setdefault(id(node), replace(node, named_by=""))
-                self.nodes[name] = fresh[id(node)]
+                self.put(name, fresh[id(node)])
+
+    def put(self, name: str, node: Node) -> None:
+        """Let a name be that of a tensor."""
+        if name in self.nodes:
+            self._release(name)
+        self.nodes[name] = node
+        self._holders.setdefault(id(node), {})[name] = None
+
+    def remove(self, name: str) -> None:
+        """Take a name away."""
+        self._release(name)
+        del self.nodes[name]
+
+    def _release(self, name: str) -> None:
+        key = id(self.nodes[name])
+        del self._holders[key][name]
+        if not self._holders[key]:
+            del self._holders[key]
 
     def tied_to(self, names: Iterable[str]) -> dict[str, str]:
         """Return the names that share a tensor with some of the given ones but are not among them.
@@ -103,15 +122,12 @@ class Tree:
         Each with the given name that it shares the tensor with.
         """
         given = set(names)
-        own = {id(self.nodes[n]): n for n in given}
-        if self.ties == 0:
-            return {}
-        return {n: own[id(v)] for n, v in self.nodes.items() if id(v) in own and n not in given}
-
-    @property
-    def ties(self) -> int:
-        """How many names are another name of a tensor."""
-        return len(self.nodes) - len({id(n) for n in self.nodes.values()})
+        return {
+            other: name
+            for name in given
+            for other in self._holders[id(self.nodes[name])]
+            if other not in given
+        }
 
     def perform(self, rule: str, works: Sequence[Work]) -> list[Change]:
         """Do what a rule does, all at once.
@@ -125,7 +141,7 @@ class Tree:
         made = [self._made(rule, work, passed) for work in works]
         for work in works:
             for name in work.sources:
-                del self.nodes[name]
+                self.remove(name)
                 self.taken[name] = rule
         changes = []
         for work, (before, nodes) in zip(works, made, strict=True):
@@ -148,7 +164,8 @@ class Tree:
             old = self.nodes[shared[0]]
             _, (new,) = self._made(rule, Work((shared[0],), (shared[0],), make), {})
             new = replace(new, named_by=old.named_by)
-            self.nodes.update(dict.fromkeys(shared, new))
+            for name in shared:
+                self.put(name, new)
             self.touched.update(shared)
             before, after = (
                 tuple([(n, form.shape, form.dtype) for n in shared])
@@ -186,7 +203,8 @@ class Tree:
             new = work.make(forms)
             scales = _scales(work, nodes, len(new))
         except KeyMapError as error:
-            shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before])
+            shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before[:4]])
+            shapes += ", …" if len(before) > 4 else ""
             kind = "tensors" if len(before) > 1 else "tensor"
             raise KeyMapError(f"{rule}: {kind} {shapes}: {error}.") from None
         told = rule.partition(": ")[2].partition(" ")[0]
@@ -206,7 +224,7 @@ class Tree:
                 f"{', '.join(map(repr, sources))}, and one that {old}. Each name is one tensor's; "
                 "rename or drop the other one before."
             )
-        self.nodes[name] = node
+        self.put(name, node)
         self.touched.add(name)
 
     def matches(
@@ -252,9 +270,10 @@ class Tree:
             self.scaled[name] = (other, node.scale.block)
             self._insert(f"scales {node.scale.names[0]}", other, scales, (name,))
         parted: dict[int, Node] = {}
-        for name, node in self.nodes.items():
+        for name, node in list(self.nodes.items()):
             if node.scale is not None:
-                self.nodes[name] = parted.setdefault(id(node), replace(node, scale=None))
+                parted.setdefault(id(node), replace(node, scale=None))
+                self.put(name, parted[id(node)])
 
 
 def scale_name(name: str, scale: Scale) -> str:
