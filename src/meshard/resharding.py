@@ -37,6 +37,7 @@ from meshard.runtime.moving.plan_reshard import (
     plan_cache as plan_cache,
     plan_reshard as plan_reshard,
 )
+from meshard.weights.moving.leaf_by_leaf import reshard_iter as reshard_iter
 from meshard.weights.moving.reshard import reshard as reshard
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names

@@ -11,8 +11,8 @@ from pathlib import Path
 from meshard.algebra.arguments import flag_of, path_of
 from meshard.errors import MissingFileError
 from meshard.runtime.processes.whereabouts import has_ended
-from meshard.weights.checkpoint.manifest import NAME
-from meshard.weights.checkpoint.native import Storing, load_manifest, remove_folder
+from meshard.weights.native.files import Storing, load_manifest, remove_folder
+from meshard.weights.native.manifest import NAME
 
 _DATA = re.compile(r"data-(.+)-\d+")
 _PARTIAL = re.compile(r"\.(?:.+\.json|latest)\.by-(.+)\.[0-9a-f]{8}\.partial")

@@ -20,10 +20,10 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, home, placed
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.world import RuntimeWorld
-from meshard.weights.checkpoint.manifest import Entry
-from meshard.weights.checkpoint.structure import Named
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named
 from meshard.weights.transfer.exchange import Held, held
 
 

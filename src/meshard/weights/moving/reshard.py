@@ -30,8 +30,8 @@ from meshard.runtime.types import ArrayLike
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.sources import cast_to, placed_arrays
-from meshard.weights.checkpoint.structure import named
 from meshard.weights.maps.keymap import KeyMap, Mapped
+from meshard.weights.native.structure import named
 from meshard.weights.transfer.exchange import held
 from meshard.weights.transfer.mapped import Result, move, received
 
@@ -146,6 +146,11 @@ def reshard(
     if map is not None:
         instance_of(map, KeyMap, "reshard", "map")
         return _Mapping(x, map, dtype).run(sharding, options)
+    return reshard_tree(x, sharding, options, dtype)
+
+
+def reshard_tree(x: Any, sharding: Any, options: Options, dtype: Any) -> Any:
+    """Return a tree in other layouts, its leaves cast; see `reshard`."""
     if dtype is None:
         return resharded(x, sharding, options)
     return _Casting(dtype).run(x, sharding, options)
