@@ -26,7 +26,7 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError, FileInUseError
 from meshard.runtime.moving.place import checked_dtype
-from meshard.runtime.types import Block
+from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import ZARR_CHUNK
 from meshard.weights.catalogue.chunks import grid_boxes, grid_steps, needed
 from meshard.weights.catalogue.raw import OpenFile, box_shape, file_error
@@ -221,8 +221,8 @@ class ZarrWriter:
         shape = tuple(x.shape)
         if x.dtype.name not in _SMALL and (x.dtype.kind not in "biufc" or x.dtype.char in "gG"):
             raise CheckpointError(
-                f"{path}: tensor {name!r} has dtype {x.dtype}, which Zarr cannot hold. Convert it "
-                "with dtype=, or save it as a meshard checkpoint."
+                f"{path}: tensor {name!r} has dtype {dtype_name(x.dtype)}, which Zarr cannot hold. "
+                "Convert it with dtype=, or save it as a meshard checkpoint."
             )
         pieces = []
         for box in grid_boxes(shape, shard) if 0 not in shape else ():
