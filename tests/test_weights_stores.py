@@ -87,6 +87,16 @@ def test_a_store_goes_out_and_in(tmp_path: Path, piece_bytes: int) -> None:
     assert opened["group/b"].dtype == np.uint16
 
 
+def test_arrays_have_the_same_order_in_every_process(tmp_path: Path) -> None:
+    """The library lists them in the order in which reading their metadata happens to end."""
+    names = [f"n{i}" for i in rng.permutation(40)]
+    write(
+        zarr_store(str(tmp_path / "s"), dict.fromkeys(names, SOME["e"])),
+        dict.fromkeys(names, SOME["e"]),
+    )
+    assert list(open_zarr(str(tmp_path / "s")).tensors) == sorted(names)
+
+
 def test_a_store_of_one_array(tmp_path: Path) -> None:
     for value in (SOME["a.w"], SOME["f"], SOME["group/c"]):
         path = str(tmp_path / value.dtype.name)

@@ -58,8 +58,9 @@ def open_zarr(path: str) -> Catalogue:
     checked, root = _checked_root(path)
     with _named(path, "it cannot be read as Zarr, version 3"):
         top = zarr.open(path, mode="r", zarr_format=3)
-        members = [("", top)] if isinstance(top, zarr.Array) else top.members(max_depth=None)
-        arrays = {name: one for name, one in members if isinstance(one, zarr.Array)}
+        members = {"": top} if isinstance(top, zarr.Array) else dict(top.members(max_depth=None))
+        # The library lists them in the order of answers, which differs between processes.
+        arrays = {name: one for name, one in sorted(members.items()) if isinstance(one, zarr.Array)}
     tensors = {}
     for name, one in arrays.items():
         with _named(path, f"array {name!r} cannot be read"):
