@@ -68,7 +68,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
     return bits(found) == bits(expected)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [30, 100, 1 << 20])
 def test_a_store_goes_out_and_in(tmp_path: Path, piece_bytes: int) -> None:
     path = str(tmp_path / "s")
     options = WriteOptions({"who": "me"}, {"tied": "a.w"}, piece_bytes)

@@ -390,7 +390,9 @@ def _shards(x: ShapeDtype, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]
     A shard is a whole number of chunks.
     """
     shape, size = tuple([max(n, 1) for n in x.shape]), x.dtype.itemsize
-    chunk = box_shape(shape, size, min(ZARR_CHUNK, most))
+    least, largest = ZARR_CHUNK
+    chunk_bytes = min(max(math.prod(shape) * size // 64, least), largest, most)
+    chunk = box_shape(shape, size, chunk_bytes)
     grid = tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
     count = box_shape(grid, math.prod(chunk) * size, most)
     return tuple([c * n for c, n in zip(chunk, count, strict=True)]), chunk
