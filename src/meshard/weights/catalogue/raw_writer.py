@@ -122,6 +122,8 @@ class RawWriter:
                 self._make(file)
         except BaseException as error:
             self.abandon()
+            if isinstance(error, OverflowError):
+                error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise file_error(error, made, "it cannot be made") from error
             raise
