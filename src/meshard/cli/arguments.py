@@ -1,0 +1,54 @@
+"""What the options of commands are made of: readers of numbers, and the class of a command.
+
+In: the texts that a user typed. Out: their values, or wrong usage that says what was expected.
+Nothing here imports more than click.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from meshard.cli.main import NAME
+
+
+class Command(click.Command):
+    """A command whose errors begin with its whole name."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it, and keep its name for its errors."""
+        ctx.meta[NAME] = ctx.command_path
+        return super().invoke(ctx)
+
+
+def positive(text: str) -> int:
+    """Return a positive integer.
+
+    Raises:
+        BadParameter: if the text is not one.
+    """
+    number = int(_number(text, int))
+    if number < 1:
+        raise click.BadParameter(f"{number} is not a positive number")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds.
+
+    Raises:
+        BadParameter: if the text is not one.
+    """
+    number = _number(text, float)
+    if not 0 < number < math.inf:
+        raise click.BadParameter(f"{text} is not a positive number of seconds")
+    return number
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise click.BadParameter(f"invalid number value: {text!r}") from None
