@@ -7,11 +7,16 @@ Nothing here imports more than click.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import click
 
 from meshard.cli.main import NAME
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Command(click.Command):
@@ -21,6 +26,19 @@ class Command(click.Command):
         """Run it, and keep its name for its errors."""
         ctx.meta[NAME] = ctx.command_path
         return super().invoke(ctx)
+
+
+def gathered(kind: Callable[..., T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:
+    """Return a decorator that passes all arguments and options as one value of a class."""
+
+    def decorated(function: Callable[[T], R]) -> Callable[..., R]:
+        @wraps(function)
+        def command(**given: Any) -> R:
+            return function(kind(**given))
+
+        return command
+
+    return decorated
 
 
 def positive(text: str) -> int:

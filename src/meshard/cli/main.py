@@ -28,6 +28,7 @@ COMMANDS = {
     "completion": "print a script that completes commands, options and files",
     "demo": "run a real sentence encoder on 8 virtual devices",
     "run": "run a program in several processes, joined by MPI",
+    "show": "draw how an array is laid out over devices",
 }
 
 
@@ -142,7 +143,9 @@ def _reason(error: click.UsageError) -> str:
         name = "/".join(param.opts)
     if isinstance(error, click.MissingParameter) and name:
         return f"the following arguments are required: {name}"
-    return f"argument {name}: {error.message}" if name else error.format_message()
+    if isinstance(error, click.BadParameter):
+        return f"argument {name}: {error.message}" if name else error.message
+    return error.format_message()
 
 
 def _end_job() -> None:
