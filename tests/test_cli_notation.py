@@ -119,7 +119,7 @@ def test_axes_are_those_of_the_mesh() -> None:
 def test_a_mesh_needs_as_many_devices() -> None:
     mesh = mesh_of("data=2,model=2")
     assert [d.id for d in mesh.on(ids_of("8:12")).flat_devices] == [8, 9, 10, 11]
-    with pytest.raises(click.UsageError, match="the mesh has 2 x 2 = 4 devices, but 3 are named"):
+    with pytest.raises(click.UsageError, match="data=2,model=2 has 4 devices, but 3 are named"):
         mesh.on(range(3))
 
 

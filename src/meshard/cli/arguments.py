@@ -22,10 +22,10 @@ R = TypeVar("R")
 class Command(click.Command):
     """A command whose errors begin with its whole name."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run it, and keep its name for its errors."""
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, and keep its name for its errors."""
         ctx.meta[NAME] = ctx.command_path
-        return super().invoke(ctx)
+        return super().parse_args(ctx, args)
 
 
 def gathered(kind: Callable[..., T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:

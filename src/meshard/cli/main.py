@@ -27,6 +27,7 @@ COMPLETE = f"_{NAME.upper()}_COMPLETE"  # as click calls it
 COMMANDS = {
     "completion": "print a script that completes commands, options and files",
     "demo": "run a real sentence encoder on 8 virtual devices",
+    "plan": "say what a reshard moves, and what it costs, without data",
     "run": "run a program in several processes, joined by MPI",
     "show": "draw how an array is laid out over devices",
 }

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn, final
 
 import click
@@ -22,8 +23,11 @@ from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.algebra.spec import P, PartitionSpec
+from meshard.cli.errors import CommandError
 from meshard.errors import DtypeError
 from meshard.plan.captions import read_size
+from meshard.plan.figures.presets import presets, topology
+from meshard.plan.figures.topology import Topology
 from meshard.runtime.moving.place import dtype_of
 
 _LONGEST = 1000
@@ -167,21 +171,25 @@ class WrittenMesh:
         """The number of its devices."""
         return math.prod(self.sizes)
 
-    def on(self, ids: range | tuple[int, ...] | None = None) -> Mesh:
+    def on(self, ids: range | tuple[int, ...] | None = None, devices_per_process: int = 1) -> Mesh:
         """Return the mesh, of virtual devices with these ids, or of the first ones.
+
+        Args:
+            ids: the ids.
+            devices_per_process: how many devices each process has, in the order of ids.
 
         Raises:
             UsageError: if there are not as many ids as the mesh has devices.
         """
         ids = range(self.count) if ids is None else ids
         if len(ids) != self.count:
-            sizes = " x ".join(map(str, self.sizes))
+            sizes = ",".join(f"{n}={k}" for n, k in zip(self.names, self.sizes, strict=True))
             raise click.UsageError(
-                f"the mesh has {sizes} = {self.count:,} devices, but {len(ids):,} are named",
+                f"the mesh {sizes} has {self.count:,} devices, but {len(ids):,} are named",
                 click.get_current_context(silent=True),
             )
         grid = np.empty(self.count, object)
-        grid[:] = [Device(i, 0, "virtual", "virtual") for i in ids]
+        grid[:] = [Device(i, i // devices_per_process, "virtual", "virtual") for i in ids]
         return Mesh(grid.reshape(self.sizes), self.names)
 
 
@@ -262,6 +270,33 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16"),
     *("bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
+
+
+def topology_of(text: str) -> Topology:
+    """Return the topology of a preset's name, or of a TOML file.
+
+    Raises:
+        BadParameter: if there is neither.
+        CommandError: if the file cannot be read.
+        ArgumentError: if it does not describe a topology.
+
+    >>> topology_of("two racks").levels[0].size
+    8
+    """
+    if text in presets():
+        return topology(text)
+    if not (text.endswith(".toml") or Path(text).is_file()):
+        near = get_close_matches(text, presets(), 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        names = ", ".join(map(repr, presets()))
+        raise click.BadParameter(
+            f"there is no topology named {text!r}{meant} The presets are {names}; others are "
+            "described by a TOML file"
+        )
+    try:
+        return Topology.load(text)
+    except OSError as error:
+        raise CommandError(f"{text} cannot be read: {error.strerror or error}") from error
 
 
 def size_of(text: str) -> int:

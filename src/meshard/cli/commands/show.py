@@ -65,7 +65,9 @@ def command(given: _Options) -> None:
     from meshard.plan.show.page import Markup, fragment, whole_page
 
     shape = given.shape
-    sharding = given.spec.over(given.mesh.on(), "balanced" if given.uneven else None)
+    sharding = given.spec.over(
+        given.mesh.on(devices_per_process=given.mesh.count), "balanced" if given.uneven else None
+    )
     try:
         sharding.layout(shape)
     except IndivisibleError as error:

@@ -1,0 +1,226 @@
+"""`meshard plan`: what a reshard will move, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import click
+import numpy as np
+from click.shell_completion import CompletionItem
+
+from meshard.cli.arguments import Command, gathered, positive
+from meshard.cli.notation import (
+    WrittenMesh,
+    dtype_named,
+    ids_of,
+    mesh_of,
+    shape_of,
+    size_of,
+    topology_of,
+)
+from meshard.cli.output import as_json, print_json, print_text, save
+from meshard.cli.tensors import Rule, Tensor, read_listing, rule_of, selected, shardings
+
+if TYPE_CHECKING:
+    from meshard.plan.figures.simulate import Simulation
+    from meshard.plan.figures.topology import Topology
+    from meshard.plan.plan import Plan
+
+_HELP = """\
+Say what a reshard will do, without data: the bytes that move and the least
+that any plan could move, the memory that a device needs, and the time on a
+topology. Devices need not exist.
+
+The tensors are one of a --shape, or those that FILE lists: a JSON file of
+{"name": {"shape": [2, 3], "dtype": "bfloat16"}}. --select takes some of them.
+
+A spec may be for a pattern of names; the first pattern that matches counts,
+and a spec without one is for the rest.
+
+\b
+For example:
+  meshard plan --shape 8192x8192 --dtype bfloat16 \\
+      --from "P('fsdp')" --from-mesh fsdp=16 \\
+      --to "P(None, 'model')" --to-mesh data=2,model=8 \\
+      --topology "8-gpu hosts"
+  meshard plan llama.json --from "P('fsdp')" --from-mesh fsdp=8 \\
+      --to "*.q_proj.weight=P('model', None)" --to "P()" --to-mesh model=4 \\
+      --to-devices 8:12 --max-bytes 1GB
+"""
+
+
+def _names_of_topologies(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from meshard.plan.figures.presets import presets
+
+    names = [name for name in presets() if name.startswith(incomplete)]
+    return [CompletionItem(n) for n in names] or [CompletionItem(incomplete, type="file")]
+
+
+@final
+@dataclass(frozen=True)
+class _Options:
+    file: Path | None
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    select: tuple[str, ...]
+    from_: tuple[Rule, ...]
+    from_mesh: WrittenMesh
+    from_devices: range | tuple[int, ...] | None
+    to: tuple[Rule, ...]
+    to_mesh: WrittenMesh | None
+    to_devices: range | tuple[int, ...] | None
+    uneven: bool
+    donate: bool
+    devices_per_process: int
+    topology: Topology | None
+    max_bytes: int | None
+    limit: int
+    html: Path | None
+    as_json: bool
+
+
+@click.command("plan", cls=Command, help=_HELP)
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--shape", type=shape_of, metavar="SHAPE", help="Plan for one tensor, 8192x8192.")
+@click.option(
+    "--dtype", type=dtype_named, default="float32", metavar="DTYPE", help="Its dtype [float32]."
+)
+@click.option("--select", multiple=True, metavar="PATTERN", help="Plan for these names only.")
+@click.option(
+    "--from",
+    "from_",
+    type=rule_of,
+    multiple=True,
+    required=True,
+    metavar="[PATTERN=]SPEC",
+    help="How tensors are laid out.",
+)
+@click.option(
+    "--from-mesh", type=mesh_of, required=True, metavar="AXIS=SIZE,...", help="Over which mesh."
+)
+@click.option(
+    "--from-devices", type=ids_of, metavar="IDS", help="On which devices, 0:16 [the first ones]."
+)
+@click.option(
+    "--to",
+    type=rule_of,
+    multiple=True,
+    required=True,
+    metavar="[PATTERN=]SPEC",
+    help="How they are to be laid out.",
+)
+@click.option(
+    "--to-mesh", type=mesh_of, metavar="AXIS=SIZE,...", help="Over which mesh [the same]."
+)
+@click.option("--to-devices", type=ids_of, metavar="IDS", help="On which devices.")
+@click.option("--uneven", is_flag=True, help="Let blocks differ by one where a dim is not divided.")
+@click.option("--donate", is_flag=True, help="Give the sources up as they are read.")
+@click.option(
+    "--devices-per-process",
+    type=positive,
+    default="1",
+    metavar="D",
+    help="How many devices a process has [1].",
+)
+@click.option(
+    "--topology",
+    type=topology_of,
+    metavar="NAME|FILE",
+    shell_complete=_names_of_topologies,
+    help="Where devices are: a preset's name or a TOML file.",
+)
+@click.option(
+    "--max-bytes", type=size_of, metavar="SIZE", help="The most in flight per process, 1GB."
+)
+@click.option("--limit", type=positive, default="24", metavar="N", help="Rows of a table [24].")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page too.")
+@as_json
+@gathered(_Options)
+def command(given: _Options) -> None:
+    """Print a plan."""
+    from meshard.plan.show.plan_page import page
+    from meshard.plan.show.plan_text import plan_table
+
+    plan = _planned(given, _listed(given))
+    simulation = None if given.topology is None else plan.simulate(given.topology)
+    if given.html is not None:
+        save(given.html, page(plan))
+    if given.as_json:
+        print_json(_facts(plan, simulation))
+        return
+    first, _, rest = plan_table(plan, given.limit).partition("\n")
+    print_text(rest, title=first)
+    if simulation is not None:
+        print_text(f"\n{simulation}")
+
+
+def _listed(given: _Options) -> dict[str, Tensor]:
+    """Return the tensors to plan for."""
+    if (given.file is None) == (given.shape is None):
+        raise click.UsageError(
+            "give a FILE that lists tensors, or the --shape of one",
+            click.get_current_context(silent=True),
+        )
+    if given.shape is not None:
+        return {"x": Tensor(given.shape, given.dtype)}
+    assert given.file is not None
+    tensors = read_listing(given.file)
+    return {name: tensors[name] for name in selected(tensors, given.select)}
+
+
+def _planned(given: _Options, tensors: Mapping[str, Tensor]) -> Plan:
+    from meshard.runtime.moving.plan_reshard import plan_reshard
+    from meshard.runtime.moving.structs import ShapeDtypeStruct
+
+    mesh = given.from_mesh.on(given.from_devices, given.devices_per_process)
+    sources = shardings(tensors, given.from_, mesh, "--from", uneven=given.uneven)
+    to_mesh = given.to_mesh or given.from_mesh
+    ids = given.to_devices or (None if given.to_mesh else given.from_devices)
+    mesh = to_mesh.on(ids, given.devices_per_process)
+    targets = shardings(tensors, given.to, mesh, "--to", uneven=given.uneven)
+    tree = {
+        name: ShapeDtypeStruct(x.shape, x.dtype, sharding=sources[name])
+        for name, x in tensors.items()
+    }
+    return plan_reshard(
+        tree, targets, max_bytes=given.max_bytes, donate=given.donate, topology=given.topology
+    )
+
+
+def _facts(plan: Plan, simulation: Simulation | None) -> dict[str, object]:
+    """Return what `--json` prints."""
+    return {
+        "arrays": len(plan.leaves),
+        "nbytes": plan.nbytes,
+        "bytes_moved": plan.bytes_moved,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
+        "most_sent": plan.most_sent,
+        "send_bound_bytes": plan.send_bound_bytes,
+        "most_received": plan.most_received,
+        "peak_bytes": plan.peak_bytes,
+        "rounds": plan.rounds,
+        "devices": plan.device_count,
+        "max_bytes": plan.max_bytes,
+        "topology": None if simulation is None else simulation.topology,
+        "seconds": None if simulation is None else simulation.seconds,
+        "groups": [
+            {
+                "names": [leaf.name for leaf in group],
+                "shape": list(group[0].shape),
+                "dtype": group[0].dtype,
+                "from": group[0].source_text,
+                "to": group[0].destination_text,
+                "route": choice.route.name,
+                "nbytes": sum(leaf.nbytes for leaf in group),
+                "bytes_moved": sum(hop.moved for hop in choice.route.hops) * weight,
+            }
+            for choice, group, weight in zip(plan.choices, plan.groups, plan.weights, strict=True)
+        ],
+    }
