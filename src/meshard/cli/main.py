@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": "say what a reshard moves, and what it costs, without data",
     "run": "run a program in several processes, joined by MPI",
     "show": "draw how an array is laid out over devices",
+    "simulate": "run a script in several simulated processes",
 }
 
 
