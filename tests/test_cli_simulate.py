@@ -14,11 +14,11 @@ from tests.commands import on_terminal, piped, status
 
 ROOT = Path(__file__).parents[1]
 SUM = """
-import sys, beside, meshard, meshard.numpy as mnp
+import sys, beside_simulated, meshard, meshard.numpy as mnp
 mesh = meshard.make_mesh((meshard.device_count(),), "x")
 x = meshard.device_put(mnp.arange(12.0), meshard.NamedSharding(mesh, meshard.P("x")))
 print(meshard.process_index(), len(meshard.local_devices()), sys.argv[1:], __name__)
-print(float(x.sum()), beside.VALUE, end="")
+print(float(x.sum()), beside_simulated.VALUE, end="")
 """
 FAIL = """
 import sys, meshard
@@ -33,7 +33,7 @@ meshard.distributed.shutdown()
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    (tmp_path / "beside.py").write_text("VALUE = 'found'\n")
+    (tmp_path / "beside_simulated.py").write_text("VALUE = 'found'\n")
     (tmp_path / "script.py").write_text(SUM)
     return tmp_path / "script.py"
 

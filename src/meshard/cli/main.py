@@ -25,8 +25,11 @@ COMPLETE = f"_{NAME.upper()}_COMPLETE"  # as click calls it
 # Each command's name, and its help in one line. The module of that name in meshard/cli/commands
 # has its `command`.
 COMMANDS = {
+    "bench": "run the benchmarks of the repository",
     "completion": "print a script that completes commands, options and files",
     "demo": "run a real sentence encoder on 8 virtual devices",
+    "example": "list the examples, print, run or copy one",
+    "explain": "say what a function of a file does and moves, before it runs",
     "plan": "say what a reshard moves, and what it costs, without data",
     "run": "run a program in several processes, joined by MPI",
     "show": "draw how an array is laid out over devices",

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, final
 
 import click
 import numpy as np
+from click.shell_completion import CompletionItem
 
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
@@ -297,6 +298,20 @@ def topology_of(text: str) -> Topology:
         return Topology.load(text)
     except OSError as error:
         raise CommandError(f"{text} cannot be read: {error.strerror or error}") from error
+
+
+def _presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = [name for name in presets() if name.startswith(incomplete)]
+    return [CompletionItem(n) for n in names] or [CompletionItem(incomplete, type="file")]
+
+
+topology_option = click.option(
+    "--topology",
+    type=topology_of,
+    metavar="NAME|FILE",
+    shell_complete=_presets,
+    help="Where devices are: a preset's name or a TOML file.",
+)
 
 
 def size_of(text: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import TextIO, final
 
 import click
@@ -72,6 +72,16 @@ def run_script(
     return job.report()
 
 
+def traceback_from(error: BaseException, file: str) -> str:
+    """Return an error's traceback from the first line of a file on; without one the error alone."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != file:
+        frames = frames.tb_next
+    if frames is None:
+        return "".join(traceback.format_exception_only(error)).rstrip()
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
 @final
 class _Job:
     """A program that several simulated processes run, and what went wrong first."""
@@ -114,17 +124,9 @@ class _Job:
             said = "" if isinstance(error.code, int) else f": {error.code}"
             click.echo(f"meshard simulate: {who} ended with exit code {code}{said}", err=True)
             return code
-        lines = traceback.format_exception(type(error), error, self._own_frames(error))
-        click.echo("".join(lines).rstrip(), err=True)
+        click.echo(traceback_from(error, self._name), err=True)
         click.echo(f"meshard simulate: {who} failed; the others were ended", err=True)
         return FAILED
-
-    def _own_frames(self, error: BaseException) -> TracebackType | None:
-        """Return the traceback from the script's first frame on."""
-        found = error.__traceback__
-        while found is not None and found.tb_frame.f_code.co_filename != self._name:
-            found = found.tb_next
-        return found or error.__traceback__
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 import numpy as np
-from click.shell_completion import CompletionItem
 
 from meshard.cli.arguments import Command, gathered, positive
 from meshard.cli.notation import (
@@ -20,7 +19,7 @@ from meshard.cli.notation import (
     mesh_of,
     shape_of,
     size_of,
-    topology_of,
+    topology_option,
 )
 from meshard.cli.output import as_json, print_json, print_text, save
 from meshard.cli.tensors import Rule, Tensor, read_listing, rule_of, selected, shardings
@@ -51,15 +50,6 @@ For example:
       --to "*.q_proj.weight=P('model', None)" --to "P()" --to-mesh model=4 \\
       --to-devices 8:12 --max-bytes 1GB
 """
-
-
-def _names_of_topologies(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from meshard.plan.figures.presets import presets
-
-    names = [name for name in presets() if name.startswith(incomplete)]
-    return [CompletionItem(n) for n in names] or [CompletionItem(incomplete, type="file")]
 
 
 @final
@@ -128,13 +118,7 @@ class _Options:
     metavar="D",
     help="How many devices a process has [1].",
 )
-@click.option(
-    "--topology",
-    type=topology_of,
-    metavar="NAME|FILE",
-    shell_complete=_names_of_topologies,
-    help="Where devices are: a preset's name or a TOML file.",
-)
+@topology_option
 @click.option(
     "--max-bytes", type=size_of, metavar="SIZE", help="The most in flight per process, 1GB."
 )
