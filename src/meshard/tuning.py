@@ -208,3 +208,18 @@ MOST_PROGRAMS = 2048
 """Signatures that one jitted function has programs for; a program takes some tens of kilobytes."""
 MOST_MASKS = 64
 """Sets of active cells for which an operation of a body keeps what to run."""
+
+# Files
+
+READ_BUFFER = 1 << 20
+"""Bytes that pass through a buffer at once where a file's elements go to strided memory.
+
+It fits a core's own cache; a call of the system costs a thousandth of the copy.
+"""
+MOST_OPEN_FILES = 128
+"""Files of one catalogue that are kept open; opening one takes ten times as long as a read."""
+PIECE_BYTES = 64 << 20
+"""Bytes of a tensor that are one piece of a file that is written: one process writes it.
+
+Small enough to spread a model of a gigabyte evenly over a few processes; each has a checksum.
+"""

@@ -1,0 +1,133 @@
+"""What a save writes: the tree's arrays, where they are, and how the tensors are made of them.
+
+In: a tree, and a map or dtypes. Out: tensors with recipes and layouts, and their sources in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import as_host, dtype_of, home, placed
+from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.world import RuntimeWorld
+from meshard.weights.checkpoint.manifest import Entry
+from meshard.weights.checkpoint.structure import Named
+from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.transfer.exchange import Held, held
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """A tensor to be written: how it is made, and the layout in which it is written."""
+
+    entry: Entry
+    recipe: Recipe
+
+
+def held_arrays(
+    world: RuntimeWorld, tree: Named, what: str, *, copied: bool
+) -> tuple[dict[str, Held], dict[str, Sharding]]:
+    """Return where the arrays of a tree are, and their shardings.
+
+    Values that no device holds, and arrays that are on each process's own device, must be the same
+    on all processes.
+
+    Args:
+        world: this process's world.
+        tree: the tree.
+        what: the function that was called, for messages.
+        copied: whether NumPy's arrays, which may change later, are copied.
+
+    Raises:
+        UnequalError: if the processes give different values.
+        DeletedArrayError: if an array was deleted.
+    """
+    everywhere = spread(world)
+    loose = {n: x for n, x in tree.arrays.items() if not _is_committed(x)}
+    if world.process_count > 1:
+        check_same_values(
+            list(loose.values()), list(loose.values()), [everywhere] * len(loose), what
+        )
+    found: dict[str, Held] = {}
+    shardings: dict[str, Sharding] = {}
+    for name, x in tree.arrays.items():
+        if name in loose and not (type(x) is Array and world.process_count == 1):
+            value = as_host(x, what)
+            value = value.copy() if copied and world.process_count == 1 else value
+            place = everywhere if world.process_count > 1 else home(world)
+            array = placed(x, place) if world.process_count > 1 else None
+            if array is None:
+                type_ = world.type_of(value.shape, value.dtype, place, True)
+                array = Array(type_, (value,))
+        else:
+            array = x
+        found[name] = held(array)
+        shardings[name] = array.sharding
+    return found, shardings
+
+
+def _is_committed(x: Any) -> bool:
+    return type(x) is Array and x.committed
+
+
+def spread(world: RuntimeWorld) -> NamedSharding:
+    """Return the sharding in which every device holds the whole of an array."""
+    return NamedSharding(_mesh(world), PartitionSpec())
+
+
+def _mesh(world: RuntimeWorld) -> Mesh:
+    grid = np.empty(len(world.devices), object)
+    grid[:] = world.devices
+    return Mesh(grid, ("all",))
+
+
+def rows(world: RuntimeWorld, shape: tuple[int, ...]) -> Sharding:
+    """Return the sharding in which the devices hold about equally many rows of an array."""
+    if world.process_count == 1 or not shape:
+        return home(world) if world.process_count == 1 else spread(world)
+    dim = 0 if shape[0] >= len(world.devices) else max(range(len(shape)), key=shape.__getitem__)
+    spec = PartitionSpec(*[None] * dim, "all")
+    return NamedSharding(_mesh(world), spec, uneven="balanced")
+
+
+def cast_to(dtype: Any, before: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Return what a leaf of a dtype becomes: another dtype of its own kind of numbers.
+
+    Integers and booleans stay as they are if a dtype for floats is given, and the other way round.
+    """
+    if dtype is None:
+        return before
+    wanted = dtype_of(dtype, what)
+    return wanted if _kind(wanted) == _kind(before) else before
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "V" and dtype.fields is None:  # ml_dtypes
+        return "i" if "int" in dtype.name else "f"
+    return {"u": "i"}.get(dtype.kind, dtype.kind)
+
+
+def plain_sources(
+    found: Mapping[str, Held],
+    shapes: Mapping[str, tuple[int, ...]],
+    shardings: Mapping[str, Sharding],
+    dtype: Any,
+    what: str,
+) -> list[Source]:
+    """Return tensors that are written as they are, but for their dtype."""
+    sources = []
+    for name, one in found.items():
+        after = cast_to(dtype, one.dtype, what)
+        entry = Entry(name, shapes[name], after, shardings[name])
+        sources.append(Source(entry, identity(name, shapes[name], after)))
+    return sources
