@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshard.cli import notation
-from meshard.cli.notation import dtype_named, ids_of, mesh_of, shape_of, size_of, spec_of
+from meshard.cli.written import notation
+from meshard.cli.written.notation import dtype_named, ids_of, mesh_of, shape_of, size_of, spec_of
 from meshard.sharding import PartitionSpec as P
 
 NAMES = st.sampled_from(["data", "model", "x", "é", "a b", "'", '"'])

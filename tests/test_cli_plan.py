@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import meshard
 from meshard.cli import main
 from meshard.cli.errors import CommandError
-from meshard.cli.notation import mesh_of
-from meshard.cli.tensors import Tensor, read_listing, rule_of, selected
+from meshard.cli.written.notation import mesh_of
+from meshard.cli.written.tensors import Tensor, read_listing, rule_of, selected
 from meshard.resharding import plan_reshard
 from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P

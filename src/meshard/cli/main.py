@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "run the benchmarks of the repository",
     "completion": "print a script that completes commands, options and files",
     "demo": "run a real sentence encoder on 8 virtual devices",
+    "doctor": "look at what meshard runs on, and say what to fix",
     "example": "list the examples, print, run or copy one",
     "explain": "say what a function of a file does and moves, before it runs",
     "plan": "say what a reshard moves, and what it costs, without data",

@@ -18,7 +18,8 @@ import numpy as np
 
 from meshard.cli.arguments import Command, gathered
 from meshard.cli.errors import CommandError
-from meshard.cli.notation import (
+from meshard.cli.output import as_json, print_json, print_text, save
+from meshard.cli.written.notation import (
     WrittenMesh,
     WrittenSpec,
     dtype_named,
@@ -28,7 +29,6 @@ from meshard.cli.notation import (
     topology_option,
     wrong,
 )
-from meshard.cli.output import as_json, print_json, print_text, save
 
 if TYPE_CHECKING:
     from meshard.algebra.mesh import Mesh

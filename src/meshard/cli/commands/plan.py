@@ -12,7 +12,8 @@ import click
 import numpy as np
 
 from meshard.cli.arguments import Command, gathered, positive
-from meshard.cli.notation import (
+from meshard.cli.output import as_json, print_json, print_text, save
+from meshard.cli.written.notation import (
     WrittenMesh,
     dtype_named,
     ids_of,
@@ -21,8 +22,7 @@ from meshard.cli.notation import (
     size_of,
     topology_option,
 )
-from meshard.cli.output import as_json, print_json, print_text, save
-from meshard.cli.tensors import Rule, Tensor, read_listing, rule_of, selected, shardings
+from meshard.cli.written.tensors import Rule, Tensor, read_listing, rule_of, selected, shardings
 
 if TYPE_CHECKING:
     from meshard.plan.figures.simulate import Simulation

@@ -11,8 +11,8 @@ import click
 
 from meshard.cli.arguments import Command, gathered
 from meshard.cli.errors import CommandError
-from meshard.cli.notation import WrittenMesh, WrittenSpec, mesh_of, shape_of, spec_of
 from meshard.cli.output import WIDTH, as_json, is_terminal, print_json, save
+from meshard.cli.written.notation import WrittenMesh, WrittenSpec, mesh_of, shape_of, spec_of
 from meshard.errors import IndivisibleError
 
 if TYPE_CHECKING:

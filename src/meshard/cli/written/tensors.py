@@ -21,7 +21,7 @@ import numpy as np
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
-from meshard.cli.notation import WrittenSpec, spec_of, wrong
+from meshard.cli.written.notation import WrittenSpec, spec_of, wrong
 from meshard.errors import DtypeError, IndivisibleError, ShardingError
 from meshard.runtime.moving.place import dtype_of
 
