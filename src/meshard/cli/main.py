@@ -31,10 +31,12 @@ COMMANDS = {
     "doctor": "look at what meshard runs on, and say what to fix",
     "example": "list the examples, print, run or copy one",
     "explain": "say what a function of a file does and moves, before it runs",
+    "inspect": "list the tensors of a checkpoint or of another file",
     "plan": "say what a reshard moves, and what it costs, without data",
     "run": "run a program in several processes, joined by MPI",
     "show": "draw how an array is laid out over devices",
     "simulate": "run a script in several simulated processes",
+    "verify": "check files against their checksums",
 }
 
 

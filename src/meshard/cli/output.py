@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +66,24 @@ def print_table(table: Table, styles: Mapping[str, str] | None = None) -> None:
     console.print(columns)
     for note in table.notes:
         console.print(Text(note, "dim"))
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal, on process 0; what is yielded moves it on by some bytes."""
+    import meshard
+
+    if not sys.stderr.isatty() or meshard.process_index() != 0:
+        yield lambda nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)
 
 
 def print_json(value: Mapping[str, object]) -> None:

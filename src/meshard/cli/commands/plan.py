@@ -22,9 +22,18 @@ from meshard.cli.written.notation import (
     size_of,
     topology_option,
 )
-from meshard.cli.written.tensors import Rule, Tensor, read_listing, rule_of, selected, shardings
+from meshard.cli.written.tensors import (
+    Listing,
+    Rule,
+    Tensor,
+    listing_of,
+    rule_of,
+    selected,
+    shardings,
+)
 
 if TYPE_CHECKING:
+    from meshard.algebra.abstract import Sharding
     from meshard.plan.figures.simulate import Simulation
     from meshard.plan.figures.topology import Topology
     from meshard.plan.plan import Plan
@@ -34,8 +43,10 @@ Say what a reshard will do, without data: the bytes that move and the least
 that any plan could move, the memory that a device needs, and the time on a
 topology. Devices need not exist.
 
-The tensors are one of a --shape, or those that FILE lists: a JSON file of
-{"name": {"shape": [2, 3], "dtype": "bfloat16"}}. --select takes some of them.
+The tensors are one of a --shape, or those of FILE: a checkpoint, safetensors
+files or their index, or a JSON file of {"name": {"shape": [2, 3], "dtype":
+"bfloat16"}}; no tensor is read. --select takes some of them. A checkpoint
+knows how it was laid out, and needs no --from.
 
 A spec may be for a pattern of names; the first pattern that matches counts,
 and a spec without one is for the rest.
@@ -56,11 +67,12 @@ For example:
 @dataclass(frozen=True)
 class _Options:
     file: Path | None
+    step: int | None
     shape: tuple[int, ...] | None
     dtype: np.dtype[Any]
     select: tuple[str, ...]
     from_: tuple[Rule, ...]
-    from_mesh: WrittenMesh
+    from_mesh: WrittenMesh | None
     from_devices: range | tuple[int, ...] | None
     to: tuple[Rule, ...]
     to_mesh: WrittenMesh | None
@@ -81,19 +93,17 @@ class _Options:
 @click.option(
     "--dtype", type=dtype_named, default="float32", metavar="DTYPE", help="Its dtype [float32]."
 )
+@click.option("--step", type=int, metavar="STEP", help="The step of a run [the newest].")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Plan for these names only.")
 @click.option(
     "--from",
     "from_",
     type=rule_of,
     multiple=True,
-    required=True,
     metavar="[PATTERN=]SPEC",
     help="How tensors are laid out.",
 )
-@click.option(
-    "--from-mesh", type=mesh_of, required=True, metavar="AXIS=SIZE,...", help="Over which mesh."
-)
+@click.option("--from-mesh", type=mesh_of, metavar="AXIS=SIZE,...", help="Over which mesh.")
 @click.option(
     "--from-devices", type=ids_of, metavar="IDS", help="On which devices, 0:16 [the first ones]."
 )
@@ -106,7 +116,7 @@ class _Options:
     help="How they are to be laid out.",
 )
 @click.option(
-    "--to-mesh", type=mesh_of, metavar="AXIS=SIZE,...", help="Over which mesh [the same]."
+    "--to-mesh", type=mesh_of, metavar="AXIS=SIZE,...", help="Over which mesh [--from-mesh]."
 )
 @click.option("--to-devices", type=ids_of, metavar="IDS", help="On which devices.")
 @click.option("--uneven", is_flag=True, help="Let blocks differ by one where a dim is not divided.")
@@ -144,27 +154,31 @@ def command(given: _Options) -> None:
         print_text(f"\n{simulation}")
 
 
-def _listed(given: _Options) -> dict[str, Tensor]:
+def _listed(given: _Options) -> Listing:
     """Return the tensors to plan for."""
     if (given.file is None) == (given.shape is None):
-        raise click.UsageError(
-            "give a FILE that lists tensors, or the --shape of one",
-            click.get_current_context(silent=True),
-        )
+        raise _wrong("give a FILE that lists tensors, or the --shape of one")
     if given.shape is not None:
-        return {"x": Tensor(given.shape, given.dtype)}
+        return Listing({"x": Tensor(given.shape, given.dtype)})
     assert given.file is not None
-    tensors = read_listing(given.file)
-    return {name: tensors[name] for name in selected(tensors, given.select)}
+    listing = listing_of(given.file, given.step)
+    names = selected(listing.tensors, given.select)
+    return Listing({name: listing.tensors[name] for name in names}, listing.shardings)
 
 
-def _planned(given: _Options, tensors: Mapping[str, Tensor]) -> Plan:
+def _wrong(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context())
+
+
+def _planned(given: _Options, listing: Listing) -> Plan:
     from meshard.runtime.moving.plan_reshard import plan_reshard
     from meshard.runtime.moving.structs import ShapeDtypeStruct
 
-    mesh = given.from_mesh.on(given.from_devices, given.devices_per_process)
-    sources = shardings(tensors, given.from_, mesh, "--from", uneven=given.uneven)
+    tensors = listing.tensors
+    sources = _sources(given, listing)
     to_mesh = given.to_mesh or given.from_mesh
+    if to_mesh is None:
+        raise _wrong("--to needs a mesh; give --to-mesh, as in --to-mesh data=4,model=2")
     ids = given.to_devices or (None if given.to_mesh else given.from_devices)
     mesh = to_mesh.on(ids, given.devices_per_process)
     targets = shardings(tensors, given.to, mesh, "--to", uneven=given.uneven)
@@ -175,6 +189,21 @@ def _planned(given: _Options, tensors: Mapping[str, Tensor]) -> Plan:
     return plan_reshard(
         tree, targets, max_bytes=given.max_bytes, donate=given.donate, topology=given.topology
     )
+
+
+def _sources(given: _Options, listing: Listing) -> Mapping[str, Sharding]:
+    """Return how tensors are laid out."""
+    if bool(given.from_) != (given.from_mesh is not None):
+        raise _wrong("--from and --from-mesh belong together; one of them is missing")
+    if given.from_mesh is not None:
+        mesh = given.from_mesh.on(given.from_devices, given.devices_per_process)
+        return shardings(listing.tensors, given.from_, mesh, "--from", uneven=given.uneven)
+    if not listing.tensors.keys() <= listing.shardings.keys():
+        raise _wrong(
+            f"{given.file or '--shape'} does not say how its tensors are laid out; give --from and "
+            "--from-mesh, as in --from \"P('data')\" --from-mesh data=8"
+        )
+    return listing.shardings
 
 
 def _facts(plan: Plan, simulation: Simulation | None) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, final
 import click
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
+from meshard.cli.written.files import open_files
 from meshard.cli.written.notation import WrittenSpec, spec_of, wrong
 from meshard.errors import DtypeError, IndivisibleError, ShardingError
 from meshard.runtime.moving.place import dtype_of
@@ -93,7 +95,7 @@ def shardings(
     used = set(chosen.values())
     for rule in rules:
         if rule.pattern is not None and rule not in used:
-            raise CommandError(_matches_nothing(rule.pattern, tensors, option))
+            raise CommandError(f"{option}: {_matches_nothing(rule.pattern, tensors)}")
     missing = [name for name, rule in chosen.items() if rule is None]
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
@@ -127,16 +129,17 @@ def _first_match(name: str, rules: Sequence[Rule], rest: Rule | None) -> Rule | 
     return rest
 
 
-def _matches_nothing(pattern: str, names: Iterable[str], option: str) -> str:
+def _matches_nothing(pattern: str, names: Iterable[str]) -> str:
     listed = list(names)
     used = [name for name in listed if fnmatchcase(name, pattern)]
     if used:
         return (
-            f"{option}: {len(used):,} names match {pattern!r}, but all match a pattern before it, "
-            f"which counts; {used[0]} is one of them"
+            f"{len(used):,} names match {pattern!r}, but all match a pattern before it, which "
+            f"counts; {used[0]} is one of them"
         )
     near = get_close_matches(pattern, listed, 1, 0.3) or listed[:1]
-    return f"{option}: no name matches {pattern!r}; there is {near[0]}, for example"
+    there = f"; there is {near[0]}, for example" if near else "; there are no names"
+    return f"no name matches {pattern!r}{there}"
 
 
 def _check(name: str, tensor: Tensor, sharding: NamedSharding, option: str) -> None:
@@ -158,10 +161,49 @@ def selected(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     listed = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in listed):
-            raise CommandError(_matches_nothing(pattern, listed, "the patterns"))
+            raise CommandError(_matches_nothing(pattern, listed))
     if not patterns:
         return listed
     return [name for name in listed if any(fnmatchcase(name, p) for p in patterns)]
+
+
+@final
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of a file, and how they are laid out, if it says so.
+
+    Attributes:
+        tensors: the tensors, by name.
+        shardings: the sharding of each; empty if it is not known.
+    """
+
+    tensors: Mapping[str, Tensor]
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
+
+
+def listing_of(path: Path, step: int | None = None) -> Listing:
+    """Return the tensors of a checkpoint, of files, or of a JSON file that lists them.
+
+    Raises:
+        CommandError: if it cannot be read, or does not say what its tensors are.
+        CheckpointError: if a file is missing, cut off or malformed.
+    """
+    if path.suffix == ".json" and not _has_its_files(path):
+        return Listing(read_listing(path))
+    catalogue = open_files(path, step)
+    catalogue.reader.close()
+    tensors = {name: Tensor(x.shape, x.dtype) for name, x in catalogue.tensors.items()}
+    entries = getattr(catalogue.values.get("manifest"), "entries", ())
+    return Listing(tensors, {entry.name: entry.sharding for entry in entries})
+
+
+def _has_its_files(path: Path) -> bool:
+    """Whether a JSON file is an index beside a file that it names."""
+    given = _read_json(path)
+    names = given.get("weight_map") if isinstance(given, dict) else None
+    if not isinstance(names, dict):
+        return False
+    return any((path.parent / name).is_file() for name in set(map(str, names.values())))
 
 
 def read_listing(path: Path) -> dict[str, Tensor]:
@@ -172,12 +214,7 @@ def read_listing(path: Path) -> dict[str, Tensor]:
     Raises:
         CommandError: if it cannot be read, is not such a list, or the index lists no shapes.
     """
-    try:
-        given = json.loads(path.read_bytes(), object_pairs_hook=_distinct)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is not JSON: {error}") from error
+    given = _read_json(path)
     if isinstance(given, dict) and isinstance(given.get("weight_map"), dict):
         given = _in_metadata(path, given)
     if not isinstance(given, dict) or not given:
@@ -186,6 +223,15 @@ def read_listing(path: Path) -> dict[str, Tensor]:
             '"float32"}, ...}'
         )
     return dict(_tensors(path, given))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes(), object_pairs_hook=_distinct)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is not JSON: {error}") from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
