@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshard
@@ -14,7 +14,7 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
 from meshard.ops.array import samplesort
 from meshard.ops.dtypes.promotion import SMALL_FLOATS
-from meshard.ops.reductions import sort
+from meshard.ops.reductions import select, sort
 from meshard.runtime.doors import bind
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P
@@ -50,9 +50,17 @@ def _order(value: np.ndarray, axis: int, descending: bool) -> np.ndarray:
     return value.shape[axis] - 1 - np.flip(back, axis)
 
 
-@settings(max_examples=80)
+@pytest.fixture(params=[True, False], ids=["gathered", "spread"])
+def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sort small arrays as such, or as if they were large."""
+    if not request.param:
+        monkeypatch.setattr(sort, "GATHERED_SORT", -1)
+        monkeypatch.setattr(select, "_COUNTED", 0)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_sorts_are_numpy_s_however_an_array_lies(data: st.DataObject) -> None:
+def test_sorts_are_numpy_s_however_an_array_lies(gathered: None, data: st.DataObject) -> None:
     shape = data.draw(shapes(1))
     if data.draw(st.booleans()):
         shape = (data.draw(st.integers(0, 60)),)
@@ -77,7 +85,9 @@ def test_sorts_are_numpy_s_however_an_array_lies(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1000,), (40, 3), (30, 2, 3), (6, 20, 7)])
-def test_sorts_are_the_same_on_any_number_of_processes(shape: tuple[int, ...]) -> None:
+def test_sorts_are_the_same_on_any_number_of_processes(
+    gathered: None, shape: tuple[int, ...]
+) -> None:
     value = _values(shape, "f4", 1)
 
     def body() -> Any:
@@ -181,14 +191,74 @@ def test_options_and_methods() -> None:
     same(whole(mnp.sort(x, kind="stable", stable=True)), np.sort(value, kind="stable"))
     ordered = put(np.arange(9.0), "i", uneven="balanced")
     assert int(whole(ordered.searchsorted(3.5))) == 4
-    for k, found in ((3, mnp.partition(x, 3)), (-2, mnp.partition(x, -2))):
-        part = whole(found)
-        assert (np.sort(part[:, :k]) <= part[:, k : k + 1 or None]).all() or np.isnan(part).any()
-    assert whole(mnp.argpartition(x, 2, 0)).shape == (5, 7)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_is_selected_is_what_sorting_puts_there(gathered: None, data: st.DataObject) -> None:
+    shape = data.draw(shapes(1))
+    if data.draw(st.booleans()):
+        shape = (data.draw(st.integers(1, 60)),)
+    value = _values(shape, data.draw(st.sampled_from([k for k in KINDS if k != "c8"])), sum(shape))
+    if not value.size:
+        return
+    lay = data.draw(lays(shape))
+    n = shape[-1]
+    kth = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=4)))
+
+    def body() -> Any:
+        x = lay.put(value)
+        parts = [mnp.partition(x, kth), mnp.argpartition(x, kth)]
+        found, parted = [
+            p if value.dtype.kind in "biu" else p + 0 for p in (select.selected(x, kth), parts[0])
+        ]
+        return fetched([found, parted, parts[1]])
+
+    found, parted, order = everywhere(body)
+    value = value if value.dtype.kind in "biu" else value + value.dtype.type(0)  # -0.0: 0.0
+    ordered = np.take_along_axis(value, _order(value, -1, False), -1)
+    wanted = ordered[..., kth]
+    same(found, wanted)
+    for result in (parted, np.take_along_axis(value, order, -1)):
+        same(result[..., kth], wanted)
+        again = np.take_along_axis(result, _order(result, -1, False), -1)
+        same(again, ordered)
+        lesser = result[..., : kth[0]]
+        lesser = np.take_along_axis(lesser, _order(lesser, -1, False), -1)
+        same(lesser, ordered[..., : kth[0]])
+
+
+@pytest.mark.parametrize("kind", [*LONG, "infinite", "whole", "repeating"])
+def test_few_elements_are_brought_together_to_select_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 200_000
+    value = _long(kind, n) if kind in LONG else _long("random", n)
+    if kind == "infinite":
+        value = np.where(value < -1, -np.inf, np.where(value > 2, np.nan, value))
+    elif kind == "whole":
+        value = (value * 1000).astype("i2")
+    elif kind == "repeating":
+        value = np.arange(n) % 59.0  # the step of the samples: all of them are equal
+    ranks = (0, 3, n // 3, n // 2, n - 1)
+    in_full: list[Any] = []
+    sort_split = select.sort_split
+    monkeypatch.setattr(select, "sort_split", lambda x: in_full.append(x) or sort_split(x))
+
+    def body() -> Any:
+        x = put(value, ("i", "j"))
+        with watched() as seen:
+            found = whole(select.selected(x, ranks))
+        assert seen.largest < 1.3 * value.size / 8
+        return found
+
+    for found in simulate(2, 4, body):
+        same(found, np.sort(value)[list(ranks)])
+    assert bool(in_full) == (kind == "repeating")
 
 
 @in_worlds
-def test_top_k() -> None:
+def test_top_k(gathered: None) -> None:
     value = np.random.default_rng(0).permutation(60)
     for x in (put(value, "i"), put(value.reshape(5, 12), None, "i")):
         found, places = sort.top_k(x, 4)

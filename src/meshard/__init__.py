@@ -2,10 +2,12 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding resharding debug tree typing config experimental
+    doors         numpy lax random nn sharding resharding checkpoint debug tree typing config
+                  experimental
     cli testing   the roof
     compat        other systems' names and rules
     interop       JAX's arrays, XLA as a compiler
+    weights       arrays in files
     transforms    interpreters of operations: shard_map, jit, control flow
     mpi           processes joined by MPI
     ops           operations as rows, and the engine that runs them on blocks
@@ -82,6 +84,7 @@ _install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
+        checkpoint as checkpoint,
         debug as debug,
         experimental as experimental,
         gda as gda,
@@ -106,6 +109,7 @@ else:
         late=(
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
+            "meshard.checkpoint",
             "meshard.debug",
             "meshard.experimental",
             "meshard.gda",

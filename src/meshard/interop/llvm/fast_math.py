@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.array.error_function import polynomial
+from meshard.ops.array.formulas import polynomial
 
 _LOG2E = 1.4426950408889634
 _EXP = (

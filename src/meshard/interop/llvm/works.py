@@ -35,7 +35,7 @@ from meshard.interop.llvm.nodes import (
     side_by_side,
 )
 from meshard.interop.llvm.templates import has_template
-from meshard.ops.array.error_function import FORMULAS
+from meshard.ops.array.formulas import FORMULAS, logistic_formula
 from meshard.ops.engine.decide import find_row
 from meshard.ops.fused.compilers import JIT_MATH, Work
 from meshard.ops.row import MoveOp, Op, Params
@@ -223,10 +223,8 @@ def _logistic(params: Params, dtype: Dtype) -> Work | None:
     def work(x: Any) -> Node:
         if getattr(x, "dtype", None) != dtype:
             raise Unsupported("logistic of other dtypes is computed by NumPy")
-        size = applied("absolute", np.absolute, (x,))
-        ease = applied("exp", np.exp, (applied("negative", np.negative, (size,)),))
-        top = _where({}, dtype)(applied("less", np.less, (x, 0)), ease, 1)
-        return applied("divide", np.divide, (top, applied("add", np.add, (ease, 1))))
+        found: Node = logistic_formula(_Operations(), x)
+        return found
 
     return work
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
-from meshard.ops.array.error_function import FORMULAS, computed
+from meshard.ops.array.formulas import FORMULAS, computed, logistic_formula
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
+from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -120,10 +122,10 @@ def _logistic(x: Any, out: Block | None = None) -> Any:
     kind = getattr(x, "dtype", None)
     if kind not in (np.float32, np.float64):
         return _EXPIT(x, out=out)
-    ease = np.exp(-np.abs(x))
-    return np.divide(np.where(x < 0, ease, 1).astype(kind, copy=False), ease + 1, out=out)
+    return _SIGMOID(x, out=out)
 
 
+_SIGMOID = in_pieces(partial(logistic_formula, np))
 _EXPIT = _special("expit")
 negative = _unary("negative", np.negative, "Return the elements with the opposite sign.")
 positive = _unary("positive", np.positive, "Return the elements as they are.")
@@ -226,8 +228,8 @@ def _imag(x: Block) -> Block:
     return x.imag.copy() if x.dtype.kind == "c" else np.zeros_like(x)
 
 
-def _round(x: Block, decimals: int) -> Any:
-    return np.round(x, decimals)
+def _round(x: Block, decimals: int, out: Block | None = None) -> Any:
+    return np.round(x, decimals, out=out)
 
 
 def _astype(x: Block, dtype: Dtype, out: Block | None = None) -> Block:
@@ -250,7 +252,7 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
 
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
-register(Op("round", "... -> ...", _round, alike=0))
+register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))
 register(Op("astype", "... -> ...", _astype, dtypes=_astype_law, style="ufunc"))
 
 

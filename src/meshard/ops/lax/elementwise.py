@@ -5,7 +5,7 @@ JAX's own demand operands of one dtype; these promote as NumPy does, and broadca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -18,6 +18,7 @@ from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype,
 from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
 from meshard.ops.engine.concrete import is_array
 from meshard.ops.lax.table import named
+from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -73,11 +74,16 @@ def _away(x: Block) -> Block:
     """Round, halves away from zero."""
     if x.dtype in SMALL_FLOATS:
         return _away(x.astype(np.float32)).astype(x.dtype)
-    whole = np.trunc(x)
-    with np.errstate(invalid="ignore"):  # of infinities
-        far = np.abs(x - whole) >= 0.5
-    found: Block = whole + np.copysign(far, x).astype(x.dtype)
-    return found
+    # The greatest number below a half: a half itself would carry what is just below it to one.
+    # It gets the signs of x by its bits; NumPy's copysign takes twice as long.
+    half = np.nextafter(x.dtype.type(0.5), x.dtype.type(0))
+    kind = np.dtype(f"u{x.dtype.itemsize}")
+    found: Block = np.empty(x.shape, x.dtype)
+    bits = found.view(kind)
+    np.bitwise_and(x.view(kind), np.array(-0.0, x.dtype).view(kind), out=bits)
+    bits |= half.view(kind)
+    found += x
+    return np.trunc(found, out=found)
 
 
 def _complex(x: Any, y: Any) -> Any:
@@ -136,13 +142,17 @@ def _bits(x: Block, *, dtype: Dtype) -> Block:
     return x.reshape(-1).copy().view(dtype).reshape(shape)
 
 
-register(Op("truncated_divide", "..., ... -> ...", _quotient, alike=0))
-register(Op("shift_right_logical", "..., ... -> ...", _shifted))
-register(Op("population_count", "... -> ...", _population))
-register(Op("leading_zeros", "... -> ...", _leading))
-register(Op("round_away", "... -> ...", _away, alike=0))
-register(Op("complex", "..., ... -> ...", _complex, alike=0))
-register(Op("reduce_precision", "... -> ...", _precise, dtypes=same_dtype))
+_KERNELS: tuple[tuple[str, Callable[..., Any], str, dict[str, Any]], ...] = (
+    ("truncated_divide", _quotient, "..., ... -> ...", {"alike": 0}),
+    ("shift_right_logical", _shifted, "..., ... -> ...", {}),
+    ("population_count", _population, "... -> ...", {}),
+    ("leading_zeros", _leading, "... -> ...", {}),
+    ("round_away", _away, "... -> ...", {"alike": 0}),
+    ("complex", _complex, "..., ... -> ...", {"alike": 0}),
+    ("reduce_precision", _precise, "... -> ...", {"dtypes": same_dtype}),
+)
+for _name, _kernel, _rule, _more in _KERNELS:
+    register(Op(_name, _rule, in_pieces(_kernel), style="ufunc", **_more))
 register(Op("bitcast", _bits_rule, _bits, dtypes=_bits_law))
 
 

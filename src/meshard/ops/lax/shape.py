@@ -220,8 +220,7 @@ def pad(
     found = x
     for d, (low, high, between) in enumerate(padding_config):
         found = _spread(found, d, low, high, between)
-    zero = isinstance(padding_value, (int, float, complex)) and padding_value == 0
-    if found is x or zero:
+    if found is x or _is_zero(padding_value):
         return found
     value = as_array(padding_value).astype(x.dtype, copy=False)
     for d, (low, _, between) in enumerate(padding_config):
@@ -232,6 +231,13 @@ def pad(
             line = own.reshape((-1, *(1,) * (x.ndim - d - 1)))
             found = bind("where", line, found, value)
     return found
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is a known number of which all bits are zero."""
+    return isinstance(value, (int, float, complex, np.number)) and not any(
+        np.asarray(value).tobytes()
+    )
 
 
 def _spread(x: Any, dim: int, low: int, high: int, between: int) -> Any:

@@ -18,6 +18,7 @@ from meshard.ops.dtypes.laws import default_float, is_float, is_whole, operand_d
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.ops.pieces import in_pieces
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
@@ -61,8 +62,10 @@ def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     return (np.dtype(np.complex128 if is_complex else np.float64),)
 
 
-register(Op("isclose", "..., ... -> ...", _close, dtypes=_bool_law, alike=0))
-register(Op("nan_to_num", "... -> ...", _numbered, dtypes=same_dtype))
+register(
+    Op("isclose", "..., ... -> ...", in_pieces(_close), dtypes=_bool_law, style="ufunc", alike=0)
+)
+register(Op("nan_to_num", "... -> ...", in_pieces(_numbered), dtypes=same_dtype, style="ufunc"))
 register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 
 

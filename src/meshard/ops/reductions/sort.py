@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,13 @@ import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.join import flip, stack
-from meshard.ops.array.samplesort import argsort_block, regular, sort_block, sort_split
+from meshard.ops.array.samplesort import (
+    argsort_block,
+    regular,
+    sort_block,
+    sort_keys,
+    sort_split,
+)
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked
@@ -32,6 +38,7 @@ from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
+from meshard.tuning import GATHERED_SORT
 
 
 def _sort_rule(operands: Sequence[Operand], params: Params) -> RuleText:
@@ -48,12 +55,48 @@ register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
 register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
 
 
-def _select_block(x: Block, *, dim: int, kth: tuple[int, ...], descending: bool) -> Block:
-    """Put the elements at some positions where sorting puts them."""
-    return np.partition(x, kth, axis=dim) if x.size else x
+def _partition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
+    """Put the elements at some positions where sorting puts them, and the lesser ones before."""
+    found: Block = np.partition(sort_keys(x), kth, dim).astype(x.dtype, copy=False)
+    return found
 
 
-register(Op("select", _sort_rule, _select_block, dtypes=same_dtype))
+def _argpartition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
+    found: Block = np.argpartition(sort_keys(x), kth, dim)
+    return found
+
+
+register(Op("partition", _sort_rule, _partition, dtypes=same_dtype))
+register(Op("argpartition", _sort_rule, _argpartition, dtypes=_position_law))
+
+
+class Way(Enum):
+    """How an array is sorted along a dim."""
+
+    WHOLE = "along the dim as it is, or with its axes moved to another dim"
+    GATHERED = "by each device for itself, since the array is small"
+    SPREAD = "across devices: it has one dim, which is split"
+    MERGED = "as rows, over which the axes are moved"
+    EACH = "row by row, each across devices"
+
+
+def way_to_sort(x: Array, dim: int) -> Way:
+    """Return how an array on a mesh, or on one device, is sorted along a dim."""
+    layout = x.aval.layout
+    others = [d for d in range(x.ndim) if d != dim]
+    shards = [sum(a < b for a, b in pairwise(c)) for c in layout.cuts]
+    volume = math.prod(x.shape[d] for d in others)
+    if shards[dim] < 2 or not volume:
+        return Way.WHOLE
+    axes = len(layout.cuts[dim]) - 1
+    if any(x.shape[d] >= (len(layout.cuts[d]) - 1) * axes for d in others):
+        return Way.WHOLE
+    if x.nbytes <= GATHERED_SORT:
+        return Way.GATHERED
+    if x.ndim == 1:
+        return Way.SPREAD
+    rows = volume >= axes * math.prod(shards[d] for d in others)
+    return Way.MERGED if rows else Way.EACH
 
 
 def _alone(x: Array, name: str, descending: bool) -> Any:
@@ -63,9 +106,7 @@ def _alone(x: Array, name: str, descending: bool) -> Any:
     return sort_split(x, bind("positions", x), descending=descending)[1]
 
 
-def _along(
-    x: Array, *, dim: int, name: str, descending: bool, kth: tuple[int, ...] | None = None
-) -> Any:
+def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
     """Sort along a dim in the way that the layout calls for.
 
     Args:
@@ -73,31 +114,38 @@ def _along(
         dim: the dim.
         name: the row that sorts a dim that is whole.
         descending: whether the greatest comes first.
-        kth: the positions that are needed, if not all are; for ``"sort"``.
     """
     x = regular(x)
-    whole = partial(bind, name) if kth is None else partial(bind, "select", kth=kth)
-    layout = x.aval.layout
-    others = [d for d in range(x.ndim) if d != dim]
-    shards = [sum(a < b for a, b in pairwise(c)) for c in layout.cuts]
-    volume = math.prod(x.shape[d] for d in others)
-    if shards[dim] < 2 or not volume:
-        return whole(x, dim=dim, descending=descending)
-    axes = len(layout.cuts[dim]) - 1
-    if any(x.shape[d] >= (len(layout.cuts[d]) - 1) * axes for d in others):
-        return whole(x, dim=dim, descending=descending)
-    if x.ndim == 1:
+    way = way_to_sort(x, dim)
+    if way is Way.WHOLE:
+        return bind(name, x, dim=dim, descending=descending)
+    if way is Way.GATHERED:
+        return _as_laid_out(bind(name, x, dim=dim, descending=descending), x, name)
+    if way is Way.SPREAD:
         return _alone(x, name, descending)
     last = moveaxis(x, dim, -1)
-    rows = reshape(last, (volume, x.shape[dim]))
-    if volume >= axes * math.prod(shards[d] for d in others):
-        found = whole(rows, dim=1, descending=descending)
+    rows = reshape(last, (-1, x.shape[dim]))
+    if way is Way.MERGED:
         # The merged dim is split, which the dims that it is made of may be too short to be.
-        kind = here().type_of(rows.shape, found.dtype, rows.sharding, rows.committed)
-        found = relaid(found, kind, name)
+        found = _as_laid_out(bind(name, rows, dim=1, descending=descending), rows, name)
     else:
-        found = stack([_alone(rows[i], name, descending) for i in range(volume)])
+        found = stack([_alone(rows[i], name, descending) for i in range(len(rows))])
     return moveaxis(reshape(found, last.shape), -1, dim)
+
+
+def _as_laid_out(found: Any, x: Array, name: str) -> Any:
+    """Return a result laid out like the operand of the same shape."""
+    kind = here().type_of(x.shape, found.dtype, x.sharding, x.committed)
+    return relaid(found, kind, name)
+
+
+def _parted(x: Array, *, dim: int, name: str, kth: tuple[int, ...]) -> Any:
+    """Partition along a dim; where that would need devices to exchange elements, sort."""
+    x = regular(x)
+    if way_to_sort(x, dim) is Way.WHOLE:
+        return bind(name, x, dim=dim, kth=kth)
+    whole = "argsort" if name == "argpartition" else "sort"
+    return _along(x, dim=dim, name=whole, descending=False)
 
 
 def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
@@ -184,24 +232,22 @@ def argsort(
     return when_laid_out("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
 
 
-def selected(x: Array, kth: Sequence[int]) -> Any:
-    """Return an array with the elements at some positions of its last dim as `sort` has them."""
-    dim, places = x.ndim - 1, tuple(sorted(set(kth)))
-    return when_laid_out("select", _along, x, dim=dim, name="sort", descending=False, kth=places)
-
-
-def _checked_kth(name: str, x: Array, kth: Any, dim: int) -> None:
+def _partitioned(name: str, a: Any, kth: Any, axis: int | None) -> Any:
+    x, dim = _operand(name, a, axis)
     size = x.shape[dim]
-    for k in np.atleast_1d(np.asarray(kth, np.int64)).tolist():
+    places = np.atleast_1d(np.asarray(kth, np.int64)).tolist()
+    for k in places:
         if not -size <= k < size:
             raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
+    wanted = tuple(sorted({k % size for k in places}))
+    return when_laid_out(name, _parted, x, dim=dim, name=name, kth=wanted)
 
 
 @checked
 def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
-    The whole dim is sorted, which is one such order.
+    The order of the others is not specified. Along a split dim the array is sorted.
 
     Args:
         a: the array.
@@ -210,18 +256,68 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
 
     Raises:
         ArgumentError: if ``kth`` is not a position of the dim.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.partition(mnp.asarray([3, 9, 5, 1]), 1)[1])
+    3
     """
-    x, dim = _operand("partition", a, axis)
-    _checked_kth("partition", x, kth, dim)
-    return sort(x, dim)
+    return _partitioned("partition", a, kth, axis)
 
 
 @checked
 def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the positions that would `partition` the array."""
-    x, dim = _operand("argpartition", a, axis)
-    _checked_kth("argpartition", x, kth, dim)
-    return argsort(x, dim)
+    return _partitioned("argpartition", a, kth, axis)
+
+
+_SCANNED = 256
+"""Elements of a row from which its greatest are looked for without sorting the row."""
+
+
+def _top(x: Block, *, dim: int, k: int) -> tuple[Block, Block]:
+    """Return the k greatest elements along a dim, equal ones in their order, and positions."""
+    rows = np.moveaxis(x, dim, -1)
+    keys = sort_keys(rows)
+    n = keys.shape[-1]
+    if n < _SCANNED or k > n // 4 or not k or keys.dtype.kind == "c":
+        places = argsort_block(rows, dim=rows.ndim - 1, descending=True)[..., :k]
+    else:
+        flat = keys.reshape(-1, n)
+        ends = np.partition(flat, n - k, -1)[:, n - k]
+        places = np.empty((len(flat), k), np.int64)
+        for row, end, found in zip(flat, ends, places, strict=True):
+            # What is not less than the kth, and NaN, which is the greatest of all.
+            near = np.flatnonzero(~(row < end) if end == end else row != row)
+            found[:] = near[argsort_block(row[near], dim=0, descending=True)[:k]]
+        places = places.reshape(*keys.shape[:-1], k)
+    best = np.take_along_axis(rows, places, -1)
+    return np.moveaxis(best, -1, dim), np.moveaxis(places, -1, dim)
+
+
+def _top_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = [f"d{i}" for i in range(len(operands[0][0]))]
+    read, made = list(names), list(names)
+    read[params["dim"]], made[params["dim"]] = f"!{names[params['dim']]}", "k"
+    return f"{' '.join(read)} -> {' '.join(made)}, {' '.join(made)}", {"k": params["k"]}
+
+
+def _top_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return (*same_dtype(operands, params), np.dtype(np.int64))
+
+
+register(Op("top_k", _top_rule, _top, dtypes=_top_law, outputs=2))
+
+
+def _tops(x: Array, *, dim: int, k: int) -> Any:
+    """Find the greatest elements; of a dim that is spread over devices by sorting it."""
+    x = regular(x)
+    if way_to_sort(x, dim) in (Way.WHOLE, Way.GATHERED):
+        return list(bind("top_k", x, dim=dim, k=k))
+    if x.ndim == 1:
+        places = argsort(x, descending=True)[:k]
+        return [take(x, places), places]
+    head = (*(slice(None),) * dim, slice(0, k))
+    return [f(x, dim, descending=True)[head] for f in (sort, argsort)]
 
 
 @checked
@@ -245,11 +341,8 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
         raise ArgumentError(
             f"top_k: k must be from 0 to the size of dim {dim}, {x.shape[dim]}, got {k}."
         )
-    head = (*(slice(None),) * dim, slice(0, k))
-    if x.ndim == 1:
-        places = argsort(x, descending=True)[:k]
-        return take(x, places), places
-    return sort(x, dim, descending=True)[head], argsort(x, dim, descending=True)[head]
+    values, places = when_laid_out("top_k", _tops, x, dim=dim, k=int(k))
+    return values, places
 
 
 # searching

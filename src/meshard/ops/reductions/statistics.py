@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import prod as prod_
 from meshard.ops.reductions.reduce import sum as sum_
-from meshard.ops.reductions.sort import selected, sort
+from meshard.ops.reductions.select import selected
+from meshard.ops.reductions.sort import sort
 from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -39,17 +40,48 @@ from meshard.runtime.types import ArrayLike, Block
 # order statistics
 
 
+class _Ordered(NamedTuple):
+    """Elements of an array by their ranks along one last dim, which merges some dims of it.
+
+    Attributes:
+        elements: those of the known ranks, in the order of ``ranks``; of all ranks if that is None.
+        size: the size of the merged dim.
+        ranks: the known ranks, ascending; None for all.
+        law: the dtype of what is made of them.
+        dims: the dims that were merged.
+    """
+
+    elements: Array
+    size: int
+    ranks: tuple[int, ...] | None
+    law: Dtype
+    dims: tuple[int, ...]
+
+    def at(self, rank: int) -> Any:
+        """Return the element that is at a place when all are sorted."""
+        rank %= self.size
+        place = rank if self.ranks is None else self.ranks.index(rank)
+        return self.elements[(..., place)]
+
+    def finished(self, found: Any, keepdims: bool) -> Any:
+        """Put NaN where there was one, restore dims, and give the result its dtype."""
+        greatest = self.at(-1)
+        found = bind("where", bind("isnan", greatest), greatest, found)
+        found = expand_dims(found, self.dims) if keepdims else found
+        return found.astype(self.law, copy=False)
+
+
 def _ordered(
     name: str, a: Any, axis: Axis, needed: Callable[[int], Sequence[int]] | None = None
-) -> tuple[Array, Dtype, tuple[int, ...]]:
-    """Return the array sorted along one last dim that merges some dims, its dtype, and them.
+) -> _Ordered:
+    """Return the elements of an array by their ranks along some dims.
 
     Args:
         name: the function, for errors.
         a: the array.
         axis: the dims.
-        needed: from the size of the merged dim to the positions that must be as sorting has them;
-            None for all of them.
+        needed: from the size of the merged dim to the ranks that will be asked for; None for all
+            of them.
     """
     x = as_array(a)
     if x.dtype.kind == "c":
@@ -65,26 +97,17 @@ def _ordered(
     law = x.dtype if is_float(x.dtype) else default_float()
     last = moveaxis(x.astype(accumulator(law), copy=False), dims, range(x.ndim - len(dims), x.ndim))
     last = reshape(last, (*kept, size or 1))
-    ordered = sort(last) if needed is None else selected(last, needed(size or 1))
-    return ordered, law, dims
-
-
-def _at(ordered: Array, position: int) -> Any:
-    return ordered[(..., position)]
-
-
-def _finished(found: Any, ordered: Array, law: Dtype, dims: Sequence[int], keepdims: bool) -> Any:
-    """Put NaN where there was one, restore dims, and give the result its dtype."""
-    greatest = _at(ordered, -1)
-    found = bind("where", bind("isnan", greatest), greatest, found)
-    return (expand_dims(found, tuple(dims)) if keepdims else found).astype(law, copy=False)
+    if needed is None:
+        return _Ordered(sort(last), size or 1, None, law, dims)
+    ranks = tuple(sorted(set(needed(size or 1))))
+    return _Ordered(selected(last, ranks), size or 1, ranks, law, dims)
 
 
 @checked
 def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the median over dims, all by default; NaN where an element is.
 
-    Of dims that are split it is found by a `sort`, which is spread over the devices.
+    Of dims that are split nothing is sorted: devices count elements, and bring few together.
 
     Raises:
         ShapeError: if a dim is empty.
@@ -94,12 +117,12 @@ def median(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
     2.5
     """
-    ordered, law, dims = _ordered("median", a, axis, lambda n: (max(n // 2 - 1, 0), n // 2, n - 1))
-    n = ordered.shape[-1]
-    found = _at(ordered, n // 2)
-    if n % 2 == 0:
-        found = (_at(ordered, n // 2 - 1) + found) / 2
-    return _finished(found, ordered, law, dims, keepdims)
+    ordered = _ordered("median", a, axis, lambda n: (max(n // 2 - 1, 0), n // 2, n - 1))
+    half = ordered.size // 2
+    found = ordered.at(half)
+    if ordered.size % 2 == 0:
+        found = (ordered.at(half - 1) + found) / 2
+    return ordered.finished(found, keepdims)
 
 
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
@@ -158,11 +181,8 @@ def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool
         most = 1 if name == "quantile" else 100
         raise ArgumentError(f"{name}: q must be from 0 to {most}; got {(q * most).tolist()}.")
     parts = q.reshape(-1).tolist()
-    ordered, law, dims = _ordered(name, a, axis, partial(_ends, parts))
-    results = [
-        _finished(_between(ordered, float(at), method), ordered, law, dims, keepdims)
-        for at in parts
-    ]
+    ordered = _ordered(name, a, axis, partial(_ends, parts))
+    results = [ordered.finished(_between(ordered, float(at), method), keepdims) for at in parts]
     if not q.ndim:
         return results[0]
     if not results:
@@ -179,8 +199,8 @@ def _ends(parts: Sequence[float], size: int) -> list[int]:
 
 def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
     """Return quantiles at traced places, which cannot be checked to be inside."""
-    ordered, law, dims = _ordered(name, a, axis)
-    last = ordered.shape[-1] - 1
+    given = _ordered(name, a, axis)
+    ordered, last = given.elements, given.size - 1
     places = bind("multiply", reshape(q, (-1,)), last)
     low = bind("floor", places)
     part = places - low
@@ -198,23 +218,23 @@ def _traced_quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdim
     greatest = ordered[..., -1:]
     found = bind("where", bind("isnan", greatest), greatest, found)
     found = moveaxis(found, -1, 0)
-    found = reshape(found, (*q.shape, *found.shape[1:])).astype(law, copy=False)
-    return expand_dims(found, tuple(d + q.ndim for d in dims)) if keepdims else found
+    found = reshape(found, (*q.shape, *found.shape[1:])).astype(given.law, copy=False)
+    return expand_dims(found, tuple(d + q.ndim for d in given.dims)) if keepdims else found
 
 
-def _between(ordered: Array, q: float, method: str) -> Any:
+def _between(ordered: _Ordered, q: float, method: str) -> Any:
     """Return the quantile of sorted elements, as NumPy interpolates."""
-    place = q * (ordered.shape[-1] - 1)
+    place = q * (ordered.size - 1)
     low = int(np.floor(place))
     part = place - low
     if method == "nearest":
-        return _at(ordered, int(np.rint(place)))
+        return ordered.at(int(np.rint(place)))
     if not part or method == "lower":
-        return _at(ordered, low)
-    above = _at(ordered, low + 1)
+        return ordered.at(low)
+    above = ordered.at(low + 1)
     if method == "higher":
         return above
-    below = _at(ordered, low)
+    below = ordered.at(low)
     if method == "midpoint":
         part = 0.5
     return bind("interpolate", below, above, part=part)

@@ -28,7 +28,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import opened
 from meshard.weights.checkpoint.sources import cast_to, spread
-from meshard.weights.checkpoint.structure import leaf_values, rebuilt
+from meshard.weights.checkpoint.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.maps.recipe import identity
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import SLAB, Wanted, plan_reading, wanted_of
@@ -170,7 +170,7 @@ class _Request:
         names = [*stored.tensors, *stored.tied]
         if self._like is not None:
             return self._as_like(names)
-        structure = stored.values.get("tree", {"flat": True})
+        structure = structure_of(stored)
 
         def build(arrays: Mapping[str, Any]) -> Any:
             def leaf(name: str) -> Any:
@@ -185,7 +185,7 @@ class _Request:
     def _as_like(self, names: list[str]) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
         accessors, leaves, structure = flatten_with_accessors(self._like, none_is_leaf=False)
         paths = [".".join(map(str, a.path)) or "x" for a in accessors]
-        values = leaf_values(self.catalogue.values.get("tree"))
+        values = leaf_values(structure_of(self.catalogue))
         wanted = [
             p
             for p, leaf in zip(paths, leaves, strict=True)

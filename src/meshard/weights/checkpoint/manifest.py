@@ -30,6 +30,7 @@ from meshard.errors import CorruptFileError, MeshardError
 from meshard.plan.file.json_shardings import Shardings, read_shardings
 from meshard.plan.file.json_values import as_list, as_mapping, as_number, as_numbers, as_text
 from meshard.runtime.types import KEY, dtype_name
+from meshard.tuning import PIECE_BYTES
 
 VERSION = 1
 NAME = "manifest.json"
@@ -84,6 +85,7 @@ class Manifest:
         tied: other names of tensors.
         folder: the folder of the data files.
         files: the data files.
+        piece_bytes: the most bytes of a piece, which has a checksum of its own.
     """
 
     entries: tuple[Entry, ...]
@@ -91,6 +93,7 @@ class Manifest:
     tied: Mapping[str, str] = field(default_factory=dict)
     folder: str = "data"
     files: tuple[DataFile, ...] = ()
+    piece_bytes: int = PIECE_BYTES
 
     def to_text(self) -> str:
         """Return the manifest as text."""
@@ -100,6 +103,7 @@ class Manifest:
             "format": _FORMAT,
             "version": VERSION,
             "folder": self.folder,
+            "piece_bytes": self.piece_bytes,
             "files": [[f.process, f.start, f.size, f"{f.header:016x}"] for f in self.files],
             "tree": self.structure,
             "tied": dict(self.tied),
@@ -148,7 +152,10 @@ def read_manifest(text: str, path: str) -> Manifest:
         folder = as_text(form["folder"])
         if not re.fullmatch(r"[\w.-]+", folder) or folder.startswith("."):
             raise ValueError(f"its folder is {folder!r}")
-        return Manifest(tuple(entries), form["tree"], tied, folder, files)
+        piece_bytes = as_number(form["piece_bytes"])
+        if piece_bytes < 1:
+            raise ValueError(f"its pieces have {piece_bytes} bytes")
+        return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes)
     except (ValueError, TypeError, KeyError, IndexError, MeshardError, RecursionError) as error:
         raise CorruptFileError(f"{path}: the manifest is malformed: {error}") from error
 

@@ -2,17 +2,17 @@
 
 In: tensors with their layouts. Out: a writer, and for reading a catalogue. A data file is a
 safetensors file whose tensors are the boxes that its process has written, so that other tools can
-read it; its header holds the checksum of each.
+read it; its header holds the checksums of their pieces.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +21,14 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CorruptFileError, MissingFileError, StorageError
-from meshard.runtime.types import Block
+from meshard.runtime.processes.whereabouts import job_name, whereabouts
+from meshard.weights.catalogue.raw import OpenFile, RawReader, contiguous_boxes
+from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
+from meshard.weights.catalogue.safetensors_header import (
+    DTYPES,
+    format_header,
+    read_header,
+)
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 from meshard.weights.checkpoint.manifest import (
     NAME,
@@ -32,93 +39,71 @@ from meshard.weights.checkpoint.manifest import (
     read_manifest,
 )
 
-_SUMS = "meshard.xxh3"
-_ALIGNED = 64
-_SAFETENSORS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
 
 def data_name(process: int) -> str:
     """Return the name of the data file that a process writes."""
     return f"{process:05d}.safetensors"
 
 
-def stored_pieces(
-    entries: Sequence[Entry], folder: str, starts: Mapping[int, int]
-) -> dict[str, tuple[Stored, tuple[int, ...]]]:
-    """Return where the tensors of a checkpoint are, and who writes each piece.
+Shards = dict[int, list[tuple[Entry, Box]]]
+"""For each process the boxes that it writes, in the order of its file."""
+
+
+def shards_of(entries: Sequence[Entry]) -> Shards:
+    """Return which boxes each process writes, and in which order.
 
     Args:
-        entries: the tensors, in the order of the files.
+        entries: the tensors, in the order of the manifest.
+    """
+    found: Shards = {}
+    for number, entry in enumerate(entries):
+        for box, process in native_pieces(entry, number):
+            found.setdefault(process, []).append((entry, box))
+    return {
+        process: sorted(boxes, key=lambda one: -_file_form(one[0].dtype)[0].itemsize)
+        for process, boxes in found.items()
+    }
+
+
+def stored_pieces(
+    shards: Shards, folder: str, starts: Mapping[int, int], piece_bytes: int
+) -> dict[str, tuple[list[Piece], list[int]]]:
+    """Return the pieces of all tensors, and who writes each.
+
+    Args:
+        shards: which boxes each process writes.
         folder: the folder of the data files.
         starts: for each process the byte at which the data in its file begins.
+        piece_bytes: the most bytes of a piece.
     """
-    ends: dict[int, int] = {}
-    found = {}
-    for number, entry in enumerate(entries):
-        pieces, owners = [], []
-        for box, process in native_pieces(entry, number):
-            at = ends.get(process, 0)
-            ends[process] = at + box.volume * entry.dtype.itemsize
-            file = f"{folder}/{data_name(process)}"
-            pieces.append(Piece(box, file, starts.get(process, 0) + at))
-            owners.append(process)
-        stored = Stored(entry.name, entry.shape, entry.dtype, tuple(pieces))
-        found[entry.name] = stored, tuple(owners)
+    found: dict[str, tuple[list[Piece], list[int]]] = {}
+    for process, boxes in shards.items():
+        at, file = starts.get(process, 0), f"{folder}/{data_name(process)}"
+        for entry, home in boxes:
+            pieces, owners = found.setdefault(entry.name, ([], []))
+            for box in _cut(home, entry.dtype.itemsize, piece_bytes):
+                pieces.append(Piece(box, file, at))
+                owners.append(process)
+                at += box.volume * entry.dtype.itemsize
     return found
 
 
-@final
-class Header:
-    """What comes before the data in the file of one process.
+def _cut(home: Box, itemsize: int, most: int) -> Iterator[Box]:
+    """Yield the pieces of a box, in the coordinates of the whole tensor."""
+    for box in contiguous_boxes(home.shape, itemsize, most):
+        yield Box(
+            tuple([a + o for a, o in zip(box.starts, home.starts, strict=True)]),
+            tuple([b + o for b, o in zip(box.stops, home.starts, strict=True)]),
+        )
 
-    Args:
-        pieces: the tensors' names, dtypes, shapes and the boxes in the file, in order.
 
-    Attributes:
-        size: the bytes of it; the data begins there.
-        data: the bytes of the data.
-    """
-
-    def __init__(self, pieces: Sequence[tuple[Stored, Box]]) -> None:
-        self._count = len(pieces)
-        entries: dict[str, object] = {}
-        at = 0
-        for stored, box in pieces:
-            dtype = _SAFETENSORS.get(stored.dtype.name)
-            end = at + box.volume * stored.dtype.itemsize
-            shape = list(box.shape) if dtype else [*box.shape, stored.dtype.itemsize]
-            name = stored.name if box == Box.whole(stored.shape) else f"{stored.name}{box}"
-            entries[name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [at, end]}
-            at = end
-        metadata = {"format": "meshard checkpoint", _SUMS: "0" * 16 * self._count}
-        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"))
-        text += " " * (-(8 + len(text)) % _ALIGNED)
-        self._text = bytearray(len(text).to_bytes(8, "little") + text.encode("ascii"))
-        self._sums = self._text.index(b'"0' if self._count else b'""') + 1
-        self.size = len(self._text)
-        self.data = at
-
-    def filled(self, sums: Sequence[int]) -> bytes:
-        """Return the header with the checksums of the pieces."""
-        text = "".join([f"{n:016x}" for n in sums]).encode("ascii")
-        self._text[self._sums : self._sums + len(text)] = text
-        return bytes(self._text)
+def _file_form(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype that a data file names, and a further dim: the format has not all dtypes."""
+    if dtype in DTYPES.values():
+        return dtype, ()
+    if dtype.itemsize in (1, 2, 4, 8):
+        return np.dtype(f"u{dtype.itemsize}"), ()
+    return np.dtype(np.uint64), (dtype.itemsize // 8,)
 
 
 @final
@@ -129,87 +114,91 @@ class NativeWriter:
         root: the checkpoint's folder.
         folder: the folder of the data files in it.
         process: this process.
-        pieces: the tensors, and who writes each piece.
+        shards: which boxes each process writes.
+        piece_bytes: the most bytes of a piece.
+
+    Attributes:
+        pieces: the pieces of all tensors, and who writes each.
+        tensors: the same for readers.
+        record: what the manifest is to say about the file, once it is written.
     """
 
     def __init__(
-        self,
-        root: Path,
-        folder: str,
-        process: int,
-        pieces: Mapping[str, tuple[Stored, tuple[int, ...]]],
+        self, root: Path, folder: str, process: int, shards: Shards, piece_bytes: int
     ) -> None:
         self._process = process
-        self._mine = [
-            (stored, number)
-            for stored, owners in pieces.values()
-            for number, owner in enumerate(owners)
-            if owner == process
-        ]
-        self._folder = root / folder
-        self._path = self._folder / data_name(process)
-        self._header = Header([(s, s.pieces[k].box) for s, k in self._mine])
-        self._file = -1
-        self.tensors = {name: stored for name, (stored, _) in pieces.items()}
+        self._path = root / folder / data_name(process)
+        mine = shards.get(process, [])
+        head, entries, sums = format_header(
+            [_named(entry, box) for entry, box in mine],
+            {"format": "meshard checkpoint"},
+            piece_bytes,
+        )
+        self._head = len(head)
+        self._size = len(head) + (entries[-1].end if entries else 0)
+        self.pieces = stored_pieces(shards, folder, {process: len(head)}, piece_bytes)
+        dtypes = {e.name: (e.shape, e.dtype) for boxes in shards.values() for e, _ in boxes}
+        self.tensors = {
+            name: Stored(name, *dtypes[name], tuple(pieces))
+            for name, (pieces, _) in self.pieces.items()
+        }
+        places = {}
+        for entry, home in mine:
+            for number, piece in enumerate(self.tensors[entry.name].pieces):
+                if self.pieces[entry.name][1][number] == process and _holds(home, piece.box):
+                    places[entry.name, number] = [(f"{folder}/{data_name(process)}", sums)]
+                    sums += 16
+        file = NewFile(f"{folder}/{data_name(process)}", self._size, head)
+        contents = Contents([file] if mine else [], self.tensors, {}, places)
+        self._writer = RawWriter(str(root), contents)
+        self.write = self._writer.write
         self.record: DataFile | None = None
 
     def begin(self) -> None:
-        """Make the folder and the file, in its full size.
+        """Make the folder, unless another process has, and the file in its full size.
 
         Raises:
             StorageError: if there is no space or no permission.
         """
-        with self._storing():
-            self._folder.mkdir(parents=True, exist_ok=True)
-        if not self._mine:
-            return
-        with self._storing():
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-            self._file = os.open(self._path, flags, 0o666)
-            size = self._header.size + self._header.data
-            reserve(self._file, size)
-
-    def _storing(self) -> Storing:
-        return Storing(self._path)
-
-    def write(self, tensor: Stored, piece: Piece, box: Box, block: Block) -> None:
-        """Write some rows of a piece of this process's."""
-        at = self._header.size + piece.offset + offset_in(piece.box, box) * tensor.dtype.itemsize
-        with self._storing():
-            write_at(self._file, memoryview(block.reshape(-1).view(np.uint8).data), at)
+        folder = self._path.parent
+        with Storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for parent in (folder.parent, folder.parent.parent):
+                sync_folder(str(parent))
+        self._writer.begin()
 
     def sync(self, sums: Mapping[tuple[str, int], int]) -> None:
-        """Write the header, and bring all to the disk."""
-        if not self._mine:
-            return
-        header = self._header.filled([sums[s.name, k] for s, k in self._mine])
-        with self._storing():
-            write_at(self._file, memoryview(header), 0)
-            os.fsync(self._file)
-            self._close()
-            sync_folder(self._folder)
-        size = self._header.size + self._header.data
-        digest = xxhash.xxh3_64_intdigest(header)
-        self.record = DataFile(self._process, self._header.size, size, digest)
-
-    def _close(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        """Write the checksums, bring all to the disk, and give the file its name."""
+        self._writer.sync(sums)
+        self._writer.commit()
+        if self._size > self._head:
+            file = OpenFile(str(self._path))
+            head = file.bytes_at(0, self._head, "its header cannot be read")
+            digest = xxhash.xxh3_64_intdigest(head)
+            self.record = DataFile(self._process, self._head, self._size, digest)
 
     def commit(self) -> None:
         """Do nothing: the manifest, which one process writes, makes the file part of it."""
 
     def abandon(self) -> None:
         """Remove what this process has made."""
-        with suppress(OSError):
-            self._close()
+        self._writer.abandon()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        with suppress(OSError):
-            self._folder.rmdir()
-        with suppress(OSError):
-            self._folder.parent.rmdir()  # only if it is empty
+        for folder in (self._path.parent, self._path.parent.parent):
+            with suppress(OSError):
+                folder.rmdir()  # only if it is empty
+
+
+def _named(entry: Entry, box: Box) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    """Return how a data file calls a box, with the dtype and shape there."""
+    dtype, more = _file_form(entry.dtype)
+    name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
+    return name, dtype, (*box.shape, *more)
+
+
+def _holds(home: Box, box: Box) -> bool:
+    return home.intersect(box) == box
 
 
 @final
@@ -233,49 +222,6 @@ class Storing:
             raise StorageError(f"{self._path} cannot be written: {told}.") from error
 
 
-def reserve(file: int, size: int) -> None:
-    """Reserve a file's bytes on the disk, so that a full one is found before data is written."""
-    if size and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, 0, size)
-            return
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-    os.ftruncate(file, size)
-
-
-_UNSUPPORTED = frozenset({22, 38, 95})  # EINVAL, ENOSYS, EOPNOTSUPP
-
-
-def write_at(file: int, data: memoryview, at: int) -> None:
-    """Write all bytes at a place in a file."""
-    while data:
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's list of files to the disk."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def offset_in(whole: Box, box: Box) -> int:
-    """Return how many elements of a box in C order come before the first of a box in it.
-
-    >>> offset_in(Box((0, 0), (4, 3)), Box((2, 0), (3, 3)))
-    6
-    """
-    at = 0
-    for start, stop, a in zip(whole.starts, whole.stops, box.starts, strict=True):
-        at = at * (stop - start) + a - start
-    return at
-
-
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Make a checkpoint complete: from now on readers see it.
 
@@ -291,12 +237,13 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: if it cannot be written; the file is then as it was.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    mine = f"by-{job_name(whereabouts())}.{secrets.token_hex(4)}"
+    beside = path.with_name(f".{path.name}.{mine}.partial")
     with Storing(path):
         try:
             file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             try:
-                write_at(file, memoryview(data), 0)
+                _write_all(file, data)
                 os.fsync(file)
             finally:
                 os.close(file)
@@ -305,7 +252,7 @@ def replace_file(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync_folder(str(path.parent))
 
 
 def remove_folder(folder: Path) -> None:
@@ -336,18 +283,24 @@ def load_manifest(root: Path) -> Manifest:
     return read_manifest(text, str(path))
 
 
-def native_catalogue(root: Path) -> Catalogue:
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
     """Return the catalogue of a checkpoint.
 
     Args:
         root: its folder.
+        checked: whether to read the headers of the data files too, which hold the checksums.
 
     Raises:
         MissingFileError: if there is no manifest, or a data file is missing.
-        CorruptFileError: if a file has another size than the manifest says.
+        CorruptFileError: if a file has another size, or another header, than the manifest says.
     """
     manifest = load_manifest(root)
-    starts = {}
     for file in manifest.files:
         path = root / manifest.folder / data_name(file.process)
         try:
@@ -361,34 +314,46 @@ def native_catalogue(root: Path) -> Catalogue:
                 f"{path} has {size:,} bytes, but the manifest says {file.size:,}: it is cut off, "
                 "or belongs to another checkpoint."
             )
-        starts[file.process] = file.start
-    pieces = stored_pieces(manifest.entries, manifest.folder, starts)
-    tensors = {name: stored for name, (stored, _) in pieces.items()}
-    missing = [s.name for s in tensors.values() if _needed(s) - starts.keys()]
-    if missing:
-        raise CorruptFileError(f"{root}: the manifest names no file for {missing[0]!r}.")
+    shards = shards_of(manifest.entries)
+    starts = {file.process: file.start for file in manifest.files}
+    lacking = shards.keys() - starts.keys()
+    if lacking:
+        raise CorruptFileError(f"{root}: the manifest names no file of process {min(lacking)}.")
+    pieces = stored_pieces(shards, manifest.folder, starts, manifest.piece_bytes)
+    sums = _sums(root, manifest) if checked else {}
+    tensors = {}
+    for entry in manifest.entries:
+        found = [
+            replace(p, checksum=sums.get((p.file, p.offset))) if checked else p
+            for p in pieces.get(entry.name, ([], []))[0]
+        ]
+        tensors[entry.name] = Stored(entry.name, entry.shape, entry.dtype, tuple(found))
     values = {"tree": manifest.structure, "manifest": manifest}
-    return Catalogue(str(root), "meshard", tensors, _Reader(root), manifest.tied, values)
+    reader = RawReader(str(root))
+    return Catalogue(str(root), "meshard", tensors, reader, manifest.tied, values)
 
 
-def _needed(stored: Stored) -> set[int]:
-    return {int(Path(p.file).stem) for p in stored.pieces}
+def _sums(root: Path, manifest: Manifest) -> dict[tuple[str, int], int]:
+    """Return the checksums of all pieces, by file and offset.
 
-
-class _Reader:
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._files: dict[str, int] = {}
-
-    def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
-        file = self._files.get(piece.file)
-        if file is None:
-            file = self._files[piece.file] = os.open(self._root / piece.file, os.O_RDONLY)
-        shape = piece.box.shape
-        n = piece.box.volume * tensor.dtype.itemsize
-        data = np.frombuffer(os.pread(file, n, piece.offset), tensor.dtype).reshape(shape)
-        out[...] = data[box.within(piece.box).slices]
-
-    def close(self) -> None:
-        for f in self._files.values():
-            os.close(f)
+    Raises:
+        CorruptFileError: if a header is not the one that was written.
+    """
+    found = {}
+    for record in manifest.files:
+        name = f"{manifest.folder}/{data_name(record.process)}"
+        file = OpenFile(str(root / name))
+        head = file.bytes_at(0, record.start, "its header cannot be read")
+        if xxhash.xxh3_64_intdigest(head) != record.header:
+            raise CorruptFileError(
+                f"{root / name}: its header was changed: its checksum is "
+                f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
+            )
+        header = read_header(file)
+        at = 0
+        for entry in header.entries:
+            offset = header.start + entry.begin
+            for box in contiguous_boxes(entry.shape, entry.dtype.itemsize, header.piece_bytes):
+                found[name, offset] = header.sums[at]
+                offset, at = offset + box.volume * entry.dtype.itemsize, at + 1
+    return found

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -33,20 +33,24 @@ from meshard.errors import (
 from meshard.plan.figures.window import checked_window
 from meshard.runtime.agree import meet
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
+from meshard.weights.catalogue.stored import Writer
 from meshard.weights.checkpoint.manifest import NAME, DataFile, Manifest, grouped
 from meshard.weights.checkpoint.meeting import ByFiles, ByMessages, Meeting, Record
 from meshard.weights.checkpoint.native import (
     NativeWriter,
     load_manifest,
     remove_folder,
-    stored_pieces,
+    shards_of,
     write_manifest,
 )
-from meshard.weights.checkpoint.sources import held_arrays, plain_sources
+from meshard.weights.checkpoint.sources import Source, held_arrays, plain_sources
 from meshard.weights.checkpoint.steps import keep_newest, point_to, step_folder
-from meshard.weights.checkpoint.structure import named
+from meshard.weights.checkpoint.structure import Named, named
+from meshard.weights.checkpoint.targets import Limits, foreign_writer, format_of
+from meshard.weights.transfer.exchange import Held
 from meshard.weights.transfer.reading import SLAB
-from meshard.weights.transfer.writing import Output, Writing
+from meshard.weights.transfer.writing import Output, Writing, owners_of
 
 _numbers = count()
 
@@ -55,10 +59,12 @@ def save(
     path: str | Path,
     tree: Any,
     *,
+    format: str | None = None,
     step: int | None = None,
     keep: int | None = None,
     overwrite: bool = False,
     dtype: Any = None,
+    shard_bytes: int = SHARD_BYTES,
     max_bytes: int | None = None,
     wait: bool = True,
 ) -> SaveHandle:
@@ -69,13 +75,18 @@ def save(
     there before.
 
     Args:
-        path: the folder of the checkpoint; with ``step`` that of all steps.
+        path: the folder of the checkpoint, with ``step`` that of all steps; or a file or folder of
+            another format.
         tree: a tree of arrays; numbers, strings, booleans and None are kept too. An array in two
             places, as tied weights are, is saved once, and stays one array when it is loaded.
+        format: ``"meshard"``; ``"safetensors"``, one file or a folder with an index, as Hugging
+            Face's libraries read it; ``"safetensors-ranks"``, a folder with a file for each device;
+            ``"npy"``. None: by the path's suffix, and meshard's own without one.
         step: the number of the step, which is saved in a folder of its own.
         keep: how many of the newest steps are kept; None for all.
-        overwrite: whether a checkpoint that is there is replaced.
+        overwrite: whether what is there is replaced.
         dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        shard_bytes: the most bytes of one of several safetensors files.
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
         wait: whether to return only when the checkpoint is complete. Otherwise it is written behind
             the program, which may go on, delete and donate the arrays.
@@ -86,7 +97,7 @@ def save(
     Raises:
         FileInUseError: if there is a checkpoint and ``overwrite`` is False, or something else.
         StorageError: if the disk is full or the folder may not be written.
-        CheckpointError: if another process has failed, or a leaf cannot be saved.
+        CheckpointError: if another process has failed, or a leaf cannot be saved in the format.
         UnequalError: if the processes give different values for a leaf that is not spread.
         DeletedArrayError: if an array was deleted.
 
@@ -102,39 +113,108 @@ def save(
         flag_of(given, what, name)
     window = checked_window(max_bytes, what)
     root, after = _place(path, step, keep, what)
+    kind = format_of(root, format, what)
     world, found = here(), named(tree, what)
     _wait_for(root)
     if world.process_count > 1:
         meet(world, range(world.process_count), f"`{what}` to {root}")
-    _check_target(root, overwrite=overwrite)
     held, shardings = held_arrays(world, found, what, copied=not wait)
     shapes = {name: tuple(x.shape) for name, x in found.arrays.items()}
-    sources = {s.entry.name: s for s in plain_sources(held, shapes, shardings, dtype, what)}
-    entries = grouped([s.entry for s in sources.values()])
-    folder = f"data-{world.job}-{next(_numbers) if world.process_count == 1 else _numbered(world)}"
-    manifest = Manifest(entries, found.structure, found.tied, folder)
-    pieces = stored_pieces(entries, folder, {})
-    outputs = [
-        Output(stored, sources[name].recipe, held, owners)
-        for name, (stored, owners) in pieces.items()
-    ]
-    writer = NativeWriter(root, folder, world.process_index, pieces)
+    sources = plain_sources(held, shapes, shardings, dtype, what)
+    request = _Request(world, root, found, held, sources, overwrite, after)
     slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
-    writing = Writing(world, writer, outputs, slab)
-    index, size = world.process_index, world.process_count
-    meeting = (
-        ByMessages(world)
-        if wait
-        else ByFiles(root / folder, index, size, lambda: _is_complete(root, folder))
-    )
-    job = _Job(root, manifest, writer, writing, meeting, index, after)
-    handle = SaveHandle(root)
-    job.begin()
-    if wait:
-        job.run(behind=False)
+    if kind == "meshard":
+        job = request.native(slab, wait=wait)
     else:
-        handle._start(lambda: job.run(behind=True))
+        if not wait and world.process_count > 1:
+            raise ArgumentError(
+                f"{what}: several processes write {kind} together; wait=False is for meshard's own "
+                "format, where each writes a file of its own."
+            )
+        entries = {s.entry.name: s.entry for s in sources}
+        limits = Limits(overwrite, shard_bytes)
+        job = request.foreign(foreign_writer(root, kind, entries, found, limits), slab)
+    handle = SaveHandle(root)
+    if wait:
+        job.start()
+        job.run()
+    else:
+        handle._start(job.run_alone)
     return handle
+
+
+@final
+@dataclass(frozen=True)
+class _Request:
+    """What is to be saved, and where."""
+
+    world: RuntimeWorld
+    root: Path
+    tree: Named
+    held: Mapping[str, Held]
+    sources: Sequence[Source]
+    overwrite: bool
+    after: Callable[[], None]
+
+    def native(self, slab: int, *, wait: bool) -> _Job:
+        """Return the save of a checkpoint in meshard's own format."""
+        world, root = self.world, self.root
+        _check_target(root, overwrite=self.overwrite)
+        recipes = {s.entry.name: s.recipe for s in self.sources}
+        entries = grouped([s.entry for s in self.sources])
+        number = next(_numbers) if world.process_count == 1 else _numbered(world)
+        folder = f"data-{world.job}-{number}"
+        manifest = Manifest(entries, self.tree.structure, self.tree.tied, folder)
+        index, count = world.process_index, world.process_count
+        writer = NativeWriter(root, folder, index, shards_of(entries), manifest.piece_bytes)
+        outputs = [
+            Output(stored, recipes[name], self.held, tuple(writer.pieces[name][1]))
+            for name, stored in writer.tensors.items()
+        ]
+        writing = Writing(world, writer, outputs, slab)
+        if not wait and writing.communicates:
+            raise ArgumentError(
+                "checkpoint.save: some boxes are held by no process that writes them, so that "
+                "elements must move: save with wait=True."
+            )
+        by_files = ByFiles(root / folder, index, count, lambda: _is_complete(root, folder))
+
+        def commit(records: Sequence[Record]) -> None:
+            _complete(root, manifest, records)
+            self.after()
+
+        return _Job(
+            writing,
+            writer,
+            ByMessages(world) if wait else by_files,
+            manifest.to_text(),
+            commit,
+            owner=True,
+        )
+
+    def foreign(self, writer: Writer, slab: int) -> _Job:
+        """Return the save of files in another format, which all processes write together."""
+        world, load = self.world, [0] * self.world.process_count
+        recipes = {s.entry.name: s.recipe for s in self.sources}
+        outputs = []
+        for name, stored in writer.tensors.items():
+            # A file of one array names it after itself.
+            recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
+            owners = owners_of(world.process_count, stored, recipe, self.held, load)
+            outputs.append(Output(stored, recipe, self.held, owners))
+
+        def commit(records: Sequence[Record]) -> None:
+            writer.commit()
+            self.after()
+
+        return _Job(
+            Writing(world, writer, outputs, slab),
+            writer,
+            ByMessages(world),
+            repr([(o.stored.name, o.stored.shape, o.stored.dtype, o.owners) for o in outputs]),
+            commit,
+            owner=world.process_index == 0,
+        )
 
 
 def _place(
@@ -283,69 +363,101 @@ def _finish() -> None:
 @final
 @dataclass(frozen=True)
 class _Job:
-    """One save: all that its last steps need."""
+    """One save: all that its steps need.
 
-    root: Path
-    manifest: Manifest
-    writer: NativeWriter
+    Attributes:
+        writing: what this process writes.
+        writer: the files.
+        meeting: how it learns about the other processes.
+        plan: a text of what is written, the same on all processes.
+        commit: what the first process does once all have written.
+        owner: whether this process makes files.
+    """
+
     writing: Writing
+    writer: Writer
     meeting: Meeting
-    index: int
-    after: Callable[[], None]
+    plan: str
+    commit: Callable[[Sequence[Record]], None]
+    owner: bool
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Make the files, and write what other processes hold, together with them."""
+        error: MeshardError | None = None
         try:
-            self.writer.begin()
+            if self.owner:
+                self.writer.begin()
+        except MeshardError as failed:
+            error = failed
+        try:
+            self._agreed(error, lambda _: None)
             self.writing.write_far()
         except BaseException:
             self.writer.abandon()
             raise
 
-    def run(self, *, behind: bool) -> None:
+    def run(self) -> None:
         """Write what is here, agree with the others, and make the checkpoint complete."""
+        self._run(self.writing.write_near)
+
+    def run_alone(self) -> None:
+        """Do all in this thread: make the file too, since all that it will hold is here."""
+
+        def work() -> None:
+            self.writer.begin()
+            self.writing.write_alone()
+
+        self._run(work)
+
+    def _run(self, work: Callable[[], None]) -> None:
         error: MeshardError | None = None
         try:
-            self.writing.write_near(alone=behind)
-            self.writer.sync(self.writing.sums)
-        except MeshardError as failed:
-            error = failed
+            try:
+                work()
+                self.writer.sync(self.writing.sums)
+            except MeshardError as failed:
+                error = failed
+            self._agreed(error, self.commit)
         except BaseException:
             self.writer.abandon()
             raise
-        self._settle(error)
 
-    def _settle(self, error: MeshardError | None) -> None:
-        plan = xxhash.xxh3_64_hexdigest(self.manifest.to_text().encode())
+    def _agreed(self, error: MeshardError | None, act: Callable[[Sequence[Record]], None]) -> None:
+        """Let the first process act if nobody has failed.
+
+        Raises:
+            MeshardError: if somebody has: on all processes.
+        """
+        plan = xxhash.xxh3_64_hexdigest(self.plan.encode())
+        file = self.writer.record if isinstance(self.writer, NativeWriter) else None
         outcome: str | None = None
         try:
-            records = self.meeting.gather(_record(plan, error, self.writer.record))
+            records = self.meeting.gather(_record(plan, error, file))
             if records is not None:
                 _check(records, plan)
-                self._commit(records)
+                act(records)
         except MeshardError as failed:
             error, outcome = error or failed, str(failed)
         told = self.meeting.announce(outcome)
         if told is not None:
-            self.writer.abandon()
             raise error or CheckpointError(told)
 
-    def _commit(self, records: Sequence[Record]) -> None:
-        files = tuple(
-            [
-                DataFile(process, int(start), int(size), int(header, 16))
-                for process, (_, _, start, size, header) in enumerate(records)
-                if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
-            ]
-        )
-        manifest = replace(self.manifest, files=files)
-        before = None
-        with contextlib.suppress(MeshardError):
-            before = load_manifest(self.root)
-        write_manifest(self.root, manifest)
-        if before is not None and before.folder != manifest.folder:
-            remove_folder(self.root / before.folder)
-        self.after()
+
+def _complete(root: Path, manifest: Manifest, records: Sequence[Record]) -> None:
+    """Write the manifest, and remove the data of the checkpoint that it replaces."""
+    files = tuple(
+        [
+            DataFile(process, start, size, int(header, 16))
+            for process, (_, _, start, size, header) in enumerate(records)
+            if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
+        ]
+    )
+    before = None
+    with contextlib.suppress(MeshardError):
+        before = load_manifest(root)
+    write_manifest(root, replace(manifest, files=files))
+    if before is not None and before.folder != manifest.folder:
+        remove_folder(root / before.folder)
 
 
 def _record(plan: str, error: MeshardError | None, file: DataFile | None) -> Record:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from meshard.algebra.arguments import path_of
 from meshard.errors import MissingFileError, StorageError
+from meshard.weights.catalogue.raw_writer import sync_folder
 from meshard.weights.checkpoint.manifest import NAME
-from meshard.weights.checkpoint.native import remove_folder, replace_file, sync_folder
+from meshard.weights.checkpoint.native import remove_folder, replace_file
 
 _LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -75,5 +76,5 @@ def keep_newest(root: Path, keep: int) -> None:
     for step in steps(root)[:-keep]:
         folder = step_folder(root, step)
         (folder / NAME).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync_folder(str(folder))
         remove_folder(folder)

@@ -24,6 +24,7 @@ import optree
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
 from meshard.runtime.trees import endless
+from meshard.weights.catalogue.stored import Catalogue
 
 _VALUES = (bool, int, float, str)
 _DEEPEST = 200
@@ -52,10 +53,26 @@ def named(tree: Any, what: str) -> Named:
         CheckpointError: if two arrays have one name, or a leaf cannot be kept.
         TreeError: if the tree contains itself.
     """
-    found = Named()
-    known: dict[int, str] = {}
+    naming = _Naming(what)
+    structure = naming.visit(tree, ())
+    flat = structure.get("dict") if isinstance(structure, dict) else None
+    if flat is not None and all(isinstance(v, str) and v == k for k, v in flat.items()):
+        structure = {"flat": True}
+    naming.found.structure = structure
+    return naming.found
 
-    def visit(node: Any, path: tuple[str, ...]) -> Any:
+
+@final
+class _Naming:
+    """Goes through a tree and names its arrays."""
+
+    def __init__(self, what: str) -> None:
+        self.found = Named()
+        self._what = what
+        self._known: dict[int, str] = {}
+
+    def visit(self, node: Any, path: tuple[str, ...]) -> Any:
+        """Return the structure of a node."""
         if len(path) > _DEEPEST:
             raise endless()
         if node is None:
@@ -63,13 +80,17 @@ def named(tree: Any, what: str) -> Named:
         if isinstance(node, _VALUES):
             return {"value": node}
         children = _children(node)
-        if children is not None:
-            kind, parts = children
-            return _form(kind, [(key, visit(child, (*path, str(key)))) for key, child in parts])
-        name = ".".join(path) or "x"
-        if not (isinstance(node, Array) or (hasattr(node, "shape") and hasattr(node, "dtype"))):
+        if children is None:
+            return self._named(node, ".".join(path) or "x")
+        kind, parts = children
+        return _form(kind, [(key, self.visit(child, (*path, str(key)))) for key, child in parts])
+
+    def _named(self, leaf: Any, name: str) -> str:
+        """Return the name of an array."""
+        found, what = self.found, self._what
+        if not (isinstance(leaf, Array) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))):
             raise CheckpointError(
-                f"{what}: the leaf {name!r} is a {type(node).__name__}; a checkpoint holds arrays, "
+                f"{what}: the leaf {name!r} is a {type(leaf).__name__}; a checkpoint holds arrays, "
                 "numbers, strings, booleans and None."
             )
         if name in found.arrays or name in found.tied:
@@ -77,19 +98,12 @@ def named(tree: Any, what: str) -> Named:
                 f"{what}: two arrays of the tree have the name {name!r}: a name is the path to an "
                 "array, its keys joined by dots. Rename a key."
             )
-        if id(node) in known:
-            found.tied[name] = known[id(node)]
+        first = self._known.setdefault(id(leaf), name)
+        if first == name:
+            found.arrays[name] = leaf
         else:
-            known[id(node)] = name
-            found.arrays[name] = node
+            found.tied[name] = first
         return name
-
-    structure = visit(tree, ())
-    flat = structure.get("dict") if isinstance(structure, dict) else None
-    if flat is not None and all(isinstance(v, str) and v == k for k, v in flat.items()):
-        structure = {"flat": True}
-    found.structure = structure
-    return found
 
 
 def _children(node: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
@@ -132,35 +146,54 @@ def rebuilt(structure: Any, leaf: Callable[[str], Any], names: Iterable[str], wh
         CorruptFileError: if the structure is malformed.
         TreeError: if only ``like`` can make the tree again.
     """
+    if structure == {"flat": True}:
+        return {name: leaf(name) for name in names}
+    return _Rebuilding(leaf, what).visit(structure, 0)
 
-    def visit(node: Any, depth: int) -> Any:
+
+@final
+class _Rebuilding:
+    """Makes a tree of its structure."""
+
+    def __init__(self, leaf: Callable[[str], Any], what: str) -> None:
+        self._leaf = leaf
+        self._what = what
+
+    def visit(self, node: Any, depth: int) -> Any:
+        """Return the tree of a node."""
         if isinstance(node, str):
-            return leaf(node)
-        if not isinstance(node, dict) or depth > _DEEPEST:
-            raise CorruptFileError(f"{what}: the structure of the tree is malformed: {node!r:.80}.")
-        match node:
-            case {"flat": True}:
-                return {name: leaf(name) for name in names}
-            case {"dict": dict(parts)}:
-                return {key: visit(child, depth + 1) for key, child in parts.items()}
-            case {"pairs": [*pairs]} if all(isinstance(p, list) and len(p) == 2 for p in pairs):
-                return {_key(key): visit(child, depth + 1) for key, child in pairs}
-            case {"list": [*nodes]}:
-                return [visit(child, depth + 1) for child in nodes]
-            case {"tuple": [*nodes]}:
-                return tuple([visit(child, depth + 1) for child in nodes])
-            case {"value": value} if isinstance(value, _VALUES):
-                return value
-            case {"none": True}:
-                return None
-            case {"other": str(kind)}:
-                raise TreeError(
-                    f"{what}: the saved tree contains a {kind}, which a checkpoint cannot make "
-                    "again. Give a tree of this structure as like=."
-                )
-        raise CorruptFileError(f"{what}: the structure of the tree is malformed: {node!r:.80}.")
+            return self._leaf(node)
+        if isinstance(node, dict) and depth <= _DEEPEST and len(node) == 1:
+            ((kind, given),) = node.items()
+            match kind, given:
+                case "value", bool() | int() | float() | str():
+                    return given
+                case "none", True:
+                    return None
+                case ("dict", dict()) | ("pairs" | "list" | "tuple", list()):
+                    return self._container(kind, given, depth + 1)
+        if isinstance(node, dict) and isinstance(node.get("other"), str):
+            raise TreeError(
+                f"{self._what}: the saved tree contains a {node['other']}, which a checkpoint "
+                "cannot make again. Give a tree of this structure as like=."
+            )
+        raise self._malformed(node)
 
-    return visit(structure, 0)
+    def _container(self, kind: str, given: Any, depth: int) -> Any:
+        if kind == "dict":
+            return {key: self.visit(child, depth) for key, child in given.items()}
+        if kind == "pairs":
+            pairs = [p for p in given if isinstance(p, list) and len(p) == 2]
+            if len(pairs) < len(given):
+                raise self._malformed(given)
+            return {_key(key): self.visit(child, depth) for key, child in pairs}
+        nodes = [self.visit(child, depth) for child in given]
+        return nodes if kind == "list" else tuple(nodes)
+
+    def _malformed(self, node: Any) -> CorruptFileError:
+        return CorruptFileError(
+            f"{self._what}: the structure of the tree is malformed: {node!r:.80}."
+        )
 
 
 def _key(key: Any) -> Any:
@@ -192,3 +225,10 @@ def leaf_values(structure: Any) -> Mapping[str, Any]:
 
     visit(structure, ())
     return found
+
+
+def structure_of(catalogue: Catalogue) -> Any:
+    """Return the structure of the tree that a catalogue's tensors are."""
+    if catalogue.format == "npy":
+        return next(iter(catalogue.tensors))
+    return catalogue.values.get("tree", {"flat": True})

@@ -173,26 +173,32 @@ class _Loading:
         lent: list[tuple[Block, tuple[int, ...]]] = []
         taken: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []
         places: list[tuple[int, int]] = []
-        me, hosts = self._world.process_index, self._world.sharing
+        me = self._world.process_index
         for tensor, wanted in enumerate(self._plan.wanted):
             for number, box, holders in wanted.pieces:
-                builders = self._builders(wanted, box, holders)
-                if hosts is None or builders == holders or me not in holders:
-                    continue
-                if me in builders:
+                builder, near = self._neighbours(wanted, box, holders)
+                if builder == me and near:
                     block = self._blocks[tensor][number]
                     assert block is not None
-                    near = [p for p in holders if hosts[p] == hosts[me] and p != me]
-                    if near:
-                        lent.append((block, tuple(near)))
-                else:
-                    (owner,) = [p for p in builders if hosts[p] == hosts[me]]
-                    taken.append((owner, box.shape, wanted.recipe.dtype))
+                    lent.append((block, near))
+                elif me in near:
+                    taken.append((builder, box.shape, wanted.recipe.dtype))
                     places.append((tensor, number))
         if lent or taken:
             found = self._world.transport.share(lent, taken)
             for (tensor, number), block in zip(places, found, strict=True):
                 self._blocks[tensor][number] = block
+
+    def _neighbours(
+        self, wanted: Wanted, box: Box, holders: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return who fills a piece on this host, and who looks at that memory."""
+        hosts, builders = self._world.sharing, self._builders(wanted, box, holders)
+        if hosts is None or builders == holders:
+            return -1, ()
+        near = [p for p in holders if hosts[p] == hosts[self._world.process_index]]
+        builder = next((p for p in near if p in builders), -1)
+        return builder, tuple([p for p in near if p != builder])
 
     def arrays(self) -> list[Array]:
         """Return the arrays."""

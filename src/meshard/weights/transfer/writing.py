@@ -159,18 +159,16 @@ class Writing:
                 self._put(output.stored, number, part, hash_)
                 self.sums[key] = hash_.intdigest()
 
-    def write_near(self, *, alone: bool = False) -> None:
-        """Write what is in this process's memory.
+    def write_near(self) -> None:
+        """Write what is in this process's memory."""
+        self._world.workers.run([partial(self._copy, *one) for one in self._near])
 
-        Args:
-            alone: whether to do so in this thread, without the world's workers.
-        """
-        tasks = [partial(self._copy, *one) for one in self._near]
-        if alone:
-            for task in tasks:
-                task()
-        else:
-            self._world.workers.run(tasks)
+    def write_alone(self) -> None:
+        """Write everything in this thread, without the world's workers; all of it is here."""
+        for output, number, part in self._near:
+            self._copy(output, number, part)
+        for output, number in self._far[self._world.process_index]:
+            self._make(output, number)
 
     def _copy(self, output: Output, number: int, source: Part) -> None:
         """Write a piece from where it is."""

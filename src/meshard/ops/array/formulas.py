@@ -1,12 +1,14 @@
-"""The error function of float32, by formulas that NumPy and compilers compute alike.
+"""Formulas of elementwise operations, that NumPy and compilers compute alike.
 
-In: blocks of float32. Out: erf and erfc, computed in float64 and rounded once: within 0.51 units in
-the last place. SciPy's functions take ten times as long, since they go element by element. The
-formulas name elementwise operations only, so that whoever computes them has the same bits.
+In: a namespace of elementwise operations and values; for `computed` blocks of float32. Out: the
+logistic function, and the error function of float32. The formulas name elementwise operations only,
+so that whoever computes them has the same bits.
 
-The tail is ``erfc(z) = t exp(-z^2) p(2 t - 1)`` with ``t = 2 / (2 + z)``, as in Press et al.,
-"Numerical Recipes", 6.2.2, but with a polynomial for the factor instead of the exponent. Both
-polynomials are fits at Chebyshev's nodes, with relative errors below 2e-10 and 2e-11.
+The error function is computed in float64 and rounded once: within 0.51 units in the last place.
+SciPy's functions take ten times as long, since they go element by element. The tail is
+``erfc(z) = t exp(-z^2) p(2 t - 1)`` with ``t = 2 / (2 + z)``, as in Press et al., "Numerical
+Recipes", 6.2.2, but with a polynomial for the factor instead of the exponent. Both polynomials are
+fits at Chebyshev's nodes, with relative errors below 2e-10 and 2e-11.
 """
 
 from __future__ import annotations
@@ -45,16 +47,27 @@ _NEAR = (
     1.1283791670819752,
 )
 """Coefficients of erf(x) / x in x^2 for x up to a half, the highest power first."""
-_PIECE = 1 << 13
-"""Elements that are computed at a time: some pieces of them stay in the cache."""
+_PIECE = 1 << 15
+"""Elements that are computed at a time: with fewer, the workers wait for Python's lock."""
 
 
 def polynomial(ops: Any, coefficients: Sequence[float], x: Any) -> Any:
     """Return a polynomial by Horner's rule, given the coefficients from the highest power on."""
     found = ops.add(ops.multiply(x, coefficients[0]), coefficients[1])
+    if ops is np and np.ndim(found):
+        for c in coefficients[2:]:  # the same, without temporaries
+            found *= x
+            found += c
+        return found
     for c in coefficients[2:]:
         found = ops.add(ops.multiply(found, x), c)
     return found
+
+
+def logistic_formula(ops: Any, x: Any) -> Any:
+    """Return 1 / (1 + exp(-x)) of a float, without overflow, so that it may be multiplied by x."""
+    ease = ops.exp(ops.negative(ops.absolute(x)))
+    return ops.divide(ops.where(ops.less(x, 0), ease, 1), ops.add(ease, 1))
 
 
 def _tail(ops: Any, z: Any) -> Any:
@@ -78,7 +91,7 @@ def erf_formula(ops: Any, x: Any) -> Any:
 
 
 FORMULAS: dict[str, Callable[[Any, Any], Any]] = {"erf": erf_formula, "erfc": erfc_formula}
-"""For rows their formulas, for float32."""
+"""Rows that are computed in float64 for float32, and their formulas."""
 
 
 def computed(name: str, x: Block, out: Block | None) -> Block:
