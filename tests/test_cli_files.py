@@ -106,7 +106,7 @@ class TestInspect:
     def test_json(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["inspect", str(run), "--step", "1", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        keys = {"path", "format", "count", "nbytes", "unchecked", "tensors"}
+        keys = {"path", "format", "count", "nbytes", "unchecked", "values", "tensors"}
         assert found.keys() == keys
         assert (found["format"], found["count"], found["nbytes"]) == ("meshard", 3, 544)
         assert found["path"] == str(run / "step-00000001")
@@ -128,11 +128,14 @@ class TestInspect:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["none"], "none: there is no such file or folder."),
+            (["none"], "none: it cannot be read: there is no such file."),
             (["model.safetensors", "*.bia"], "no name matches '*.bia'; there is layer.0.bias, for"),
-            (["model.safetensors", "--step", "3"], "is a file; --step is for a folder of steps"),
+            (
+                ["model.safetensors", "--step", "3"],
+                "model.safetensors cannot be read: Not a",
+            ),
             (["run", "--step", "3"], "run has no complete step 3; complete are [1, 2]."),
-            (["notes.txt"], "notes.txt is of a kind that is not read; these are: a checkpoint's "),
+            (["notes.txt"], "notes.txt: it has no known format (safetensors, zarr, npy, hdf5)"),
             (["cut.safetensors"], "cut.safetensors: "),
             (["."], "cut.safetensors: its header should be"),
         ],
@@ -214,7 +217,7 @@ class TestVerify:
 
     def test_nothing_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["verify", str(tmp_path / "none")]) == 1
-        assert "none: there is no such file or folder." in capsys.readouterr().err
+        assert "none: it cannot be read: there is no such file." in capsys.readouterr().err
 
     @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
     def test_processes_share_the_work(self, one: Path) -> None:
@@ -224,6 +227,58 @@ class TestVerify:
         done = piped("run", "-n", "2", "--", "-m", "meshard", "verify", str(one))
         assert done.returncode == 3, done.stderr
         assert done.stdout.count("its checksum is ") == 1
+
+
+class TestCheckpoint:
+    def test_steps(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["checkpoint", "list", str(run)]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines == [["step", "tensors", "bytes"], ["1", "3", "544"], ["2", "3", "544"]]
+        assert main(["checkpoint", "list", str(run), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == {
+            "path": str(run),
+            "steps": [{"step": n, "tensors": 3, "nbytes": 544, "error": None} for n in (1, 2)],
+            "left": [],
+        }
+
+    def test_what_killed_saves_have_left(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        left = run / "step-00000003"
+        (left / "data-elsewhere.1.1-0").mkdir(parents=True)
+        told = f"would remove {left}\n"
+        assert main(["checkpoint", "clean", str(run), "--force", "--dry-run"]) == 0
+        assert capsys.readouterr().out == told
+        assert left.exists()
+        assert main(["checkpoint", "clean", str(run), "--force", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == {"path": str(run), "removed": True, "left": [str(left)]}
+        assert not left.exists()
+        assert main(["checkpoint", "clean", str(run)]) == 0
+        assert capsys.readouterr().out == "nothing was left behind\n"
+
+    def test_a_step_that_is_damaged(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        manifest = run / "step-00000002" / "manifest.json"
+        manifest.write_text(manifest.read_text()[:-9])
+        assert main(["checkpoint", "list", str(run)]) == 3
+        assert re.search(r"^ +2 +\? +\? +\S*manifest.json: ", capsys.readouterr().out, re.MULTILINE)
+        assert main(["verify", str(run), "--step", "2"]) == 3
+        capsys.readouterr()
+        assert main(["verify", str(run), "--step", "1"]) == 0
+        assert main(["verify", str(run), "--step", "7"]) == 1
+        assert "has no complete step 7; complete are [1, 2]." in capsys.readouterr().err
+
+    def test_refusals(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("list", "clean"):
+            assert main(["checkpoint", name, str(tmp_path / "none")]) == 1
+            assert capsys.readouterr().err.startswith(f"meshard checkpoint {name}: {tmp_path}")
+        assert main(["checkpoint", "list", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"{tmp_path} has no complete step\n"
+        assert status(["checkpoint", "cleen", str(tmp_path)]) == 2
+        assert "clean" in capsys.readouterr().err
+        assert status(["checkpoint"]) == 2
+        assert capsys.readouterr().err.startswith("meshard checkpoint: Missing command.\n")
 
 
 class TestPlan:

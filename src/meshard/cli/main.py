@@ -26,6 +26,7 @@ COMPLETE = f"_{NAME.upper()}_COMPLETE"  # as click calls it
 # has its `command`.
 COMMANDS = {
     "bench": "run the benchmarks of the repository",
+    "checkpoint": "list the steps of a run, remove what killed saves have left",
     "completion": "print a script that completes commands, options and files",
     "demo": "run a real sentence encoder on 8 virtual devices",
     "doctor": "look at what meshard runs on, and say what to fix",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,9 +11,11 @@ import click
 
 from meshard.cli.arguments import Command, positive
 from meshard.cli.output import as_json, print_json, print_table, print_text
+from meshard.runtime.types import dtype_name
 
 if TYPE_CHECKING:
-    from meshard.weights.catalogue.stored import Catalogue, Stored
+    from meshard.weights.catalogue.stored import Catalogue
+    from meshard.weights.checkpoint.metadata import Metadata
 
 _HELP = """\
 List the tensors of a checkpoint, of safetensors files or of another file: their
@@ -53,62 +55,58 @@ def command(
     path: Path, patterns: tuple[str, ...], step: int | None, limit: int | None, as_json: bool
 ) -> None:
     """List tensors."""
-    from meshard.cli.written.files import open_files
     from meshard.cli.written.tensors import selected
+    from meshard.weights.checkpoint.metadata import metadata_of
+    from meshard.weights.checkpoint.opening import opened
 
-    catalogue = open_files(path, step)
+    catalogue = opened(path, step, "--step")
     catalogue.reader.close()
     names = selected([*catalogue.tensors, *catalogue.tied], patterns)
     kept = dict.fromkeys(catalogue.tied.get(name, name) for name in names)
-    rows = _rows(catalogue, [catalogue.tensors[name] for name in kept])
+    found = metadata_of(catalogue)
+    rows = _rows(catalogue, found, [*kept])
     if as_json:
-        print_json(_facts(catalogue, rows, limit))
-    else:
-        _print(catalogue, rows, len(rows) if limit is None else limit)
+        print_json(_facts(catalogue, found, rows, limit))
+        return
+    _print(found, rows, len(rows) if limit is None else limit)
+    if found.values and not patterns:
+        told = ", ".join(f"{name} = {value!r}" for name, value in found.values.items())
+        print_text(f"\n{told}")
 
 
-def _rows(catalogue: Catalogue, tensors: Sequence[Stored]) -> list[_Row]:
-    layouts = _layouts(catalogue)
-    also: dict[str, list[str]] = {}
-    for other, name in catalogue.tied.items():
-        also.setdefault(name, []).append(other)
-    return [
-        _Row(
-            x.name,
-            x.shape,
-            x.dtype.name,
-            x.nbytes,
-            tuple(dict.fromkeys(piece.file for piece in x.pieces)),
-            len(x.pieces),
-            layouts.get(x.name),
-            tuple(also.get(x.name, ())),
-        )
-        for x in tensors
-    ]
-
-
-def _layouts(catalogue: Catalogue) -> Mapping[str, str]:
-    """Return how tensors were laid out when they were saved, as far as it is known."""
+def _rows(catalogue: Catalogue, found: Metadata, names: Sequence[str]) -> list[_Row]:
     from meshard.plan.captions import sharding_summary
 
-    manifest = catalogue.values.get("manifest")
-    entries = getattr(manifest, "entries", ())
-    return {entry.name: sharding_summary(entry.sharding) for entry in entries}
+    also: dict[str, list[str]] = {}
+    for other, name in found.tied.items():
+        also.setdefault(name, []).append(other)
+    rows = []
+    for name in names:
+        struct, pieces = found.tensors[name], catalogue.tensors[name].pieces
+        layout = None if struct.sharding is None else sharding_summary(struct.sharding)
+        files = tuple(dict.fromkeys(piece.file for piece in pieces))
+        dtype, others = dtype_name(struct.dtype), tuple(also.get(name, ()))
+        row = _Row(name, struct.shape, dtype, struct.nbytes, files, len(pieces), layout, others)
+        rows.append(row)
+    return rows
 
 
-def _facts(catalogue: Catalogue, rows: Sequence[_Row], limit: int | None) -> dict[str, object]:
+def _facts(
+    catalogue: Catalogue, found: Metadata, rows: Sequence[_Row], limit: int | None
+) -> dict[str, object]:
     """Return what `--json` prints."""
     return {
-        "path": catalogue.path,
-        "format": catalogue.format,
+        "path": found.path,
+        "format": found.format,
         "count": len(rows),
         "nbytes": sum(row.nbytes for row in rows),
         "unchecked": list(catalogue.unchecked),
+        "values": dict(found.values),
         "tensors": [row._asdict() for row in rows[:limit]],
     }
 
 
-def _print(catalogue: Catalogue, rows: Sequence[_Row], limit: int) -> None:
+def _print(found: Metadata, rows: Sequence[_Row], limit: int) -> None:
     from meshard.plan.captions import amount_text, size_text
     from meshard.plan.show.report import Table
 
@@ -119,8 +117,7 @@ def _print(catalogue: Catalogue, rows: Sequence[_Row], limit: int) -> None:
     plural = "s" * (len(rows) != 1)
     print_text(
         f"{told or 'none'}; {files:,} file{'s' * (files != 1)}\n",
-        title=f"{catalogue.path} ({catalogue.format}): {len(rows):,} tensor{plural}, "
-        f"{size_text(total)}",
+        title=f"{found.path} ({found.format}): {len(rows):,} tensor{plural}, {size_text(total)}",
     )
     laid = any(row.layout for row in rows)
     one = files == 1

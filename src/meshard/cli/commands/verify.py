@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from meshard.algebra.box import Box
     from meshard.runtime.types import Block
+    from meshard.runtime.world import RuntimeWorld
     from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored
 
 _HELP = """\
@@ -40,23 +41,28 @@ noticed. Several processes share the work:
 @as_json
 def command(path: Path, step: int | None, as_json: bool) -> int:
     """Check files."""
-    import meshard
-    from meshard.cli.written.files import open_files
+    from meshard.runtime.agree import meet
+    from meshard.runtime.world import here
+    from meshard.weights.checkpoint.opening import is_checkpoint, opened
 
+    world = here()
+    if world.process_count > 1:
+        meet(world, range(world.process_count), f"`meshard verify` of {path}")
     try:
-        catalogue = open_files(path, step)
+        catalogue = opened(path, step, "--step", checked=True)
     except (CorruptFileError, MissingFileError) as error:
-        if isinstance(error, MissingFileError) and not path.exists():
+        there = path.exists() and (step is None or is_checkpoint(path, step, "--step"))
+        if isinstance(error, MissingFileError) and not there:
             raise
         checked, damage, unchecked = 0, [str(error)], list[str]()
     else:
         try:
-            checked, damage = _checked(catalogue)
+            checked, damage = _checked(catalogue, world)
         finally:
             catalogue.reader.close()
         unchecked = _unchecked(catalogue)
     code = DAMAGED if damage else FAILED if unchecked else DONE
-    if meshard.process_index() == 0:
+    if world.process_index == 0:
         if as_json:
             facts = {"path": str(path), "ok": code == DONE, "bytes": checked}
             print_json(facts | {"damage": damage, "unchecked": unchecked})
@@ -73,12 +79,10 @@ def _unchecked(catalogue: Catalogue) -> list[str]:
     return [str(Path(catalogue.folder, file)) for file in found]
 
 
-def _checked(catalogue: Catalogue) -> tuple[int, list[str]]:
+def _checked(catalogue: Catalogue, world: RuntimeWorld) -> tuple[int, list[str]]:
     """Return how many bytes were compared, and what is damaged, on all processes the same."""
-    from meshard.runtime.world import here
     from meshard.weights.catalogue.verify import verify
 
-    world = here()
     index, count = world.process_index, world.process_count
     total = sum(
         piece.box.volume * tensor.dtype.itemsize

@@ -22,7 +22,6 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
-from meshard.cli.written.files import open_files
 from meshard.cli.written.notation import WrittenSpec, spec_of, wrong
 from meshard.errors import DtypeError, IndivisibleError, ShardingError
 from meshard.runtime.moving.place import dtype_of
@@ -190,11 +189,12 @@ def listing_of(path: Path, step: int | None = None) -> Listing:
     """
     if path.suffix == ".json" and not _has_its_files(path):
         return Listing(read_listing(path))
-    catalogue = open_files(path, step)
-    catalogue.reader.close()
-    tensors = {name: Tensor(x.shape, x.dtype) for name, x in catalogue.tensors.items()}
-    entries = getattr(catalogue.values.get("manifest"), "entries", ())
-    return Listing(tensors, {entry.name: entry.sharding for entry in entries})
+    from meshard.weights.checkpoint.metadata import metadata
+
+    structs = metadata(path, step=step).tensors
+    tensors = {name: Tensor(x.shape, x.dtype) for name, x in structs.items()}
+    laid = {name: x.sharding for name, x in structs.items() if x.sharding is not None}
+    return Listing(tensors, laid)
 
 
 def _has_its_files(path: Path) -> bool:
