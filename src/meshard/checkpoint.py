@@ -31,6 +31,7 @@ from meshard.weights.checkpoint.steps import (
     steps as steps,
 )
 from meshard.weights.checkpoint.verify import verify as verify
+from meshard.weights.maps.keymap import KeyMap as KeyMap
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)
