@@ -34,6 +34,7 @@ COMMANDS = {
     "explain": "say what a function of a file does and moves, before it runs",
     "inspect": "list the tensors of a checkpoint or of another file",
     "plan": "say what a reshard moves, and what it costs, without data",
+    "reshard": "write files in another layout or format, under other names",
     "run": "run a program in several processes, joined by MPI",
     "show": "draw how an array is laid out over devices",
     "simulate": "run a script in several simulated processes",

@@ -6,11 +6,12 @@ In: tables, texts, values. Out: lines on standard output, or a file that a user 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -25,9 +26,12 @@ as_json = click.option(
 )
 
 
-def is_terminal() -> bool:
-    """Return whether somebody looks at the output in a terminal."""
-    return sys.stdout.isatty()
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Return whether somebody looks at a stream, by default standard output, in a terminal.
+
+    mpiexec may give its processes a terminal where the user has none; `meshard run` tells them.
+    """
+    return (stream or sys.stdout).isatty() and os.environ.get("TTY_COMPATIBLE") != "0"
 
 
 def print_text(text: str, *, title: str = "") -> None:
@@ -73,7 +77,7 @@ def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, on process 0; what is yielded moves it on by some bytes."""
     import meshard
 
-    if not sys.stderr.isatty() or meshard.process_index() != 0:
+    if not is_terminal(sys.stderr) or meshard.process_index() != 0:
         yield lambda nbytes: None
         return
     from rich.console import Console
