@@ -16,8 +16,8 @@ What a page shows must be the same in every version of Python: a ``print`` of a 
 standard library writes, such as an OrderedDict, is a fault, and so is an error that meshard did not
 raise itself.
 
-``python docs/snippets.py page.md`` checks a page, in a folder that is then removed; ``--write`` puts
-what was printed into the page, ``--drawings FOLDER`` saves its drawings.
+``python docs/snippets.py page.md`` checks a page, in a folder that is then removed; ``--write``
+puts what was printed into the page, ``--drawings FOLDER`` saves its drawings.
 """
 
 import argparse

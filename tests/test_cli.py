@@ -123,6 +123,11 @@ class TestEnds:
         [
             (CommandError("it is broken"), 1, "meshard completion: it is broken\n"),
             (KeyboardInterrupt(), 130, ""),
+            (
+                FileNotFoundError(2, "No such file", "x.py"),
+                1,
+                "meshard completion: [Errno 2] No such file: 'x.py'\n",
+            ),
         ],
     )
     def test_an_error_is_an_exit_code_and_a_sentence(
@@ -140,6 +145,14 @@ class TestEnds:
         monkeypatch.setattr(module, "get_completion_class", fail)
         assert main(["completion", "bash"]) == code
         assert capsys.readouterr().err == said
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+    def test_a_disk_that_is_full(self) -> None:
+        with open("/dev/full", "w") as full:
+            line = [sys.executable, "-m", "meshard", "completion", "bash"]
+            done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr == "meshard completion: [Errno 28] No space left on device\n"
 
     def test_a_reader_that_has_seen_enough(self) -> None:
         line = f"{sys.executable} -m meshard completion zsh | true; exit ${{PIPESTATUS[0]}}"
@@ -168,6 +181,11 @@ class TestCompletion:
             ("meshard demo --d", ["plain,--devices"]),
             ("meshard completion z", ["plain,zsh"]),
             ("meshard demo --weights x", ["file,x"]),
+            ("meshard inspect run", ["file,run"]),
+            ("meshard checkpoint c", ["plain,clean"]),
+            ("meshard example ring", ["plain,ring_attention"]),
+            ("meshard plan --topology two", ["plain,two\\ racks"]),
+            ("meshard plan --topology mine.toml", ["file,mine.toml"]),
         ],
     )
     def test_words(

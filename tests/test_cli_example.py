@@ -110,6 +110,3 @@ def test_bench_passes_arguments_and_exit_codes_on() -> None:
     done = piped("bench", "--compare", "one")
     assert done.returncode == 2
     assert "usage: python -m bench" in done.stderr
-    done = piped("bench", "--", "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith("usage: python -m bench")

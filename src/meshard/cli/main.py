@@ -116,22 +116,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with group.make_context(NAME, list(sys.argv[1:] if argv is None else argv)) as context:
             code = group.invoke(context)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return code or 0
     except click.exceptions.Exit as exit:
         raise SystemExit(exit.exit_code) from None
     except click.UsageError as error:
         _tell_usage(error)
         raise SystemExit(WRONG_USAGE) from None
-    except BrokenPipeError:
-        # Who reads the output, `head` perhaps, has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who reads the output, `head` perhaps, has seen enough
+        _forget_output()
         return FAILED
-    except MeshardError as error:
+    except (MeshardError, OSError) as error:
         path = context.meta.get(NAME, NAME) if context is not None else NAME
         print(f"{path}: {error}", file=sys.stderr, flush=True)
+        _forget_output()
         _end_job()
-        return getattr(error, "exit_code", FAILED)
+        return FAILED
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
 
@@ -156,6 +157,14 @@ def _reason(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter):
         return f"argument {name}: {error.message}" if name else error.message
     return error.format_message()
+
+
+def _forget_output() -> None:
+    """Drop what cannot be written, which Python would try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_job() -> None:

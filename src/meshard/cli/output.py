@@ -31,7 +31,8 @@ def is_terminal(stream: TextIO | None = None) -> bool:
 
     mpiexec may give its processes a terminal where the user has none; `meshard run` tells them.
     """
-    return (stream or sys.stdout).isatty() and os.environ.get("TTY_COMPATIBLE") != "0"
+    stream = stream or sys.stdout
+    return stream is not None and stream.isatty() and os.environ.get("TTY_COMPATIBLE") != "0"
 
 
 def print_text(text: str, *, title: str = "") -> None:

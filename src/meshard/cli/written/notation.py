@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, Uneven
 from meshard.algebra.spec import P, PartitionSpec
 from meshard.cli.errors import CommandError
+from meshard.cli.main import COMPLETE
 from meshard.errors import DtypeError
 from meshard.plan.captions import read_size
 from meshard.plan.figures.presets import presets, topology
@@ -302,7 +304,10 @@ def topology_of(text: str) -> Topology:
 
 def _presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     names = [name for name in presets() if name.startswith(incomplete)]
-    return [CompletionItem(n) for n in names] or [CompletionItem(incomplete, type="file")]
+    # Bash inserts what it is given as it is; the other shells quote it.
+    blank = "\\ " if os.environ.get(COMPLETE, "").startswith("bash") else " "
+    found = [CompletionItem(name.replace(" ", blank)) for name in names]
+    return found or [CompletionItem(incomplete, type="file")]
 
 
 topology_option = click.option(
