@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from meshard.cli import main
+
+
+def documented(command: str) -> set[str]:
+    """Return the keys of a command's JSON that docs/command.md lists."""
+    page = (Path(__file__).parents[1] / "docs" / "command.md").read_text()
+    row = re.search(rf"^\| `{command}` \| (`.*) \|$", page[page.index("## JSON") :], re.MULTILINE)
+    assert row is not None, f"docs/command.md does not list the keys of {command}"
+    return set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row[1])))
 
 
 def status(arguments: Sequence[str]) -> int:

@@ -302,6 +302,23 @@ class TestPlan:
         assert main(["plan", str(one), *to, "--from", "P('a')", "--from-mesh", "a=4"]) == 0
         assert "Plan: 3 arrays, 544 bytes" in capsys.readouterr().out
 
+    def test_a_load(self, one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        line = ["plan", str(one), "--load", "--to", "P('a')", "--to-mesh", "a=4"]
+        assert main([*line, "--uneven", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found.keys() == {
+            *("path", "format", "bytes_read", "largest_reader_bytes", "bytes_moved"),
+            *("lower_bound_bytes", "peak_bytes", "processes", "max_bytes"),
+        }
+        assert (found["bytes_read"], found["processes"]) == (544, 4)
+        assert main([*line, "--uneven", "--select", "embed.*", "--max-bytes", "1MB"]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith(f"Load 1 arrays, 384 bytes, from {one} (safetensors) by 4 processes")
+        assert status([*line, "--from", "P()", "--from-mesh", "a=4"]) == 2
+        assert (
+            "--load plans to read a FILE; it takes --to, and no --from" in capsys.readouterr().err
+        )
+
     def test_an_index_with_its_files(
         self, several: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -31,6 +31,7 @@ from meshard.cli.written.tensors import (
     selected,
     shardings,
 )
+from meshard.runtime.moving.structs import ShapeDtypeStruct
 
 if TYPE_CHECKING:
     from meshard.algebra.abstract import Sharding
@@ -46,7 +47,8 @@ topology. Devices need not exist.
 The tensors are one of a --shape, or those of FILE: a checkpoint, safetensors
 files or their index, or a JSON file of {"name": {"shape": [2, 3], "dtype":
 "bfloat16"}}; no tensor is read. --select takes some of them. A checkpoint
-knows how it was laid out, and needs no --from.
+knows how it was laid out, and needs no --from; with --load the plan is that of
+reading FILE: who reads which bytes, and passes them on.
 
 A spec may be for a pattern of names; the first pattern that matches counts,
 and a spec without one is for the rest.
@@ -79,6 +81,7 @@ class _Options:
     to_devices: range | tuple[int, ...] | None
     uneven: bool
     donate: bool
+    load: bool
     devices_per_process: int
     topology: Topology | None
     max_bytes: int | None
@@ -120,6 +123,7 @@ class _Options:
 )
 @click.option("--to-devices", type=ids_of, metavar="IDS", help="On which devices.")
 @click.option("--uneven", is_flag=True, help="Let blocks differ by one where a dim is not divided.")
+@click.option("--load", is_flag=True, help="Plan to read FILE into the layout of --to.")
 @click.option("--donate", is_flag=True, help="Give the sources up as they are read.")
 @click.option(
     "--devices-per-process",
@@ -141,7 +145,11 @@ def command(given: _Options) -> None:
     from meshard.plan.show.plan_page import page
     from meshard.plan.show.plan_text import plan_table
 
-    plan = _planned(given, _listed(given))
+    listing = _listed(given)
+    if given.load:
+        _tell_load(given, listing)
+        return
+    plan = _planned(given, listing)
     simulation = None if given.topology is None else plan.simulate(given.topology)
     if given.html is not None:
         save(given.html, page(plan))
@@ -170,25 +178,59 @@ def _wrong(message: str) -> click.UsageError:
     return click.UsageError(message, click.get_current_context())
 
 
+def _tell_load(given: _Options, listing: Listing) -> None:
+    """Print what a load of the file would take."""
+    from meshard.weights.checkpoint.load import plan_load
+    from meshard.weights.checkpoint.metadata import metadata
+
+    others = (given.from_mesh, given.from_devices, given.topology, given.html)
+    if given.file is None or given.from_ or any(x is not None for x in others):
+        raise _wrong(
+            "--load plans to read a FILE; it takes --to, and no --from, --topology or --html"
+        )
+    targets: dict[str, Sharding] = {**_targets(given, listing)}
+    for other, name in metadata(given.file, step=given.step).tied.items():
+        if name in targets:
+            targets.setdefault(other, targets[name])
+    like = {name: ShapeDtypeStruct(x.shape, x.dtype) for name, x in listing.tensors.items()}
+    plan = plan_load(
+        given.file,
+        lambda name, struct: targets[name],
+        like=like if given.select else None,
+        step=given.step,
+        max_bytes=given.max_bytes,
+    )
+    if given.as_json:
+        names = ("bytes_read", "largest_reader_bytes", "bytes_moved", "lower_bound_bytes")
+        facts: dict[str, object] = {"path": plan.path, "format": plan.format}
+        facts |= {name: getattr(plan, name) for name in (*names, "peak_bytes")}
+        print_json(facts | {"processes": plan.reading.processes, "max_bytes": plan.max_bytes})
+        return
+    first, _, rest = str(plan).partition("\n")
+    print_text(rest, title=first)
+
+
 def _planned(given: _Options, listing: Listing) -> Plan:
     from meshard.runtime.moving.plan_reshard import plan_reshard
-    from meshard.runtime.moving.structs import ShapeDtypeStruct
 
-    tensors = listing.tensors
-    sources = _sources(given, listing)
+    sources, targets = _sources(given, listing), _targets(given, listing)
+    tree = {
+        name: ShapeDtypeStruct(x.shape, x.dtype, sharding=sources[name])
+        for name, x in listing.tensors.items()
+    }
+    return plan_reshard(
+        tree, targets, max_bytes=given.max_bytes, donate=given.donate, topology=given.topology
+    )
+
+
+def _targets(given: _Options, listing: Listing) -> Mapping[str, Sharding]:
+    """Return how tensors are to be laid out."""
     to_mesh = given.to_mesh or given.from_mesh
     if to_mesh is None:
         raise _wrong("--to needs a mesh; give --to-mesh, as in --to-mesh data=4,model=2")
     ids = given.to_devices or (None if given.to_mesh else given.from_devices)
     mesh = to_mesh.on(ids, given.devices_per_process)
-    targets = shardings(tensors, given.to, mesh, "--to", uneven=given.uneven)
-    tree = {
-        name: ShapeDtypeStruct(x.shape, x.dtype, sharding=sources[name])
-        for name, x in tensors.items()
-    }
-    return plan_reshard(
-        tree, targets, max_bytes=given.max_bytes, donate=given.donate, topology=given.topology
-    )
+    return shardings(listing.tensors, given.to, mesh, "--to", uneven=given.uneven)
 
 
 def _sources(given: _Options, listing: Listing) -> Mapping[str, Sharding]:
@@ -201,7 +243,8 @@ def _sources(given: _Options, listing: Listing) -> Mapping[str, Sharding]:
     if not listing.tensors.keys() <= listing.shardings.keys():
         raise _wrong(
             f"{given.file or '--shape'} does not say how its tensors are laid out; give --from and "
-            "--from-mesh, as in --from \"P('data')\" --from-mesh data=8"
+            "--from-mesh, as in --from \"P('data')\" --from-mesh data=8, or --load, which plans to "
+            "read it"
         )
     return listing.shardings
 
