@@ -15,7 +15,7 @@ import pytest
 
 from meshard.cli import main
 from meshard.cli.doctor import Finding
-from tests.commands import on_terminal
+from tests.commands import documented, on_terminal
 
 doctor = importlib.import_module("meshard.cli.doctor")
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"ok", "findings"}
+    assert found.keys() == documented("doctor")
     assert code == (0 if found["ok"] else 1)
     about = {x["about"]: x for x in found["findings"]}
     assert {"Python", "NumPy", "BLAS", "cores", "memory", "huge pages", "cache"} <= about.keys()

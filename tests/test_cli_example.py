@@ -12,7 +12,7 @@ import pytest
 import meshard
 from meshard.cli import main
 from meshard.cli.examples import all_examples
-from tests.commands import on_terminal, piped, status
+from tests.commands import documented, on_terminal, piped, status
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -24,7 +24,9 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert head == "example            what it computes"
     assert [row.split()[0] for row in rows] == NAMES
     assert main(["example", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["examples"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == documented("example")
+    found = printed["examples"]
     assert [x["name"] for x in found] == NAMES
     assert all(x.keys() == {"name", "about", "path"} for x in found)
     assert all(x["about"] and Path(x["path"]).is_file() for x in found)

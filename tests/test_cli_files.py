@@ -22,7 +22,7 @@ from meshard.weights.catalogue.safetensors_writer import (
 )
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.checkpoint.save import save
-from tests.commands import on_terminal, piped, status
+from tests.commands import documented, on_terminal, piped, status
 
 TENSORS = {
     "embed.weight": np.arange(96, dtype=np.float32).reshape(12, 8),
@@ -106,8 +106,7 @@ class TestInspect:
     def test_json(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["inspect", str(run), "--step", "1", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        keys = {"path", "format", "count", "nbytes", "unchecked", "values", "tensors"}
-        assert found.keys() == keys
+        assert found.keys() == documented("inspect")
         assert (found["format"], found["count"], found["nbytes"]) == ("meshard", 3, 544)
         assert found["path"] == str(run / "step-00000001")
         by_name = {x.pop("name"): x for x in found["tensors"]}
@@ -186,7 +185,7 @@ class TestVerify:
         assert "its checksum is " in printed.out
         assert main(["verify", str(one), "--json"]) == 3
         found = json.loads(capsys.readouterr().out)
-        assert found.keys() == {"path", "ok", "bytes", "damage", "unchecked"}
+        assert found.keys() == documented("verify")
         assert not found["ok"]
         assert len(found["damage"]) == 1
 
@@ -236,6 +235,7 @@ class TestCheckpoint:
         assert lines == [["step", "tensors", "bytes"], ["1", "3", "544"], ["2", "3", "544"]]
         assert main(["checkpoint", "list", str(run), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
+        assert found.keys() == documented("checkpoint list")
         assert found == {
             "path": str(run),
             "steps": [{"step": n, "tensors": 3, "nbytes": 544, "error": None} for n in (1, 2)],
@@ -254,6 +254,7 @@ class TestCheckpoint:
         assert main(["checkpoint", "clean", str(run), "--force", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found == {"path": str(run), "removed": True, "left": [str(left)]}
+        assert found.keys() == documented("checkpoint clean")
         assert not left.exists()
         assert main(["checkpoint", "clean", str(run)]) == 0
         assert capsys.readouterr().out == "nothing was left behind\n"
@@ -306,18 +307,13 @@ class TestPlan:
         line = ["plan", str(one), "--load", "--to", "P('a')", "--to-mesh", "a=4"]
         assert main([*line, "--uneven", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert found.keys() == {
-            *("path", "format", "bytes_read", "largest_reader_bytes", "bytes_moved"),
-            *("lower_bound_bytes", "peak_bytes", "processes", "max_bytes"),
-        }
+        assert found.keys() == documented("plan --load")
         assert (found["bytes_read"], found["processes"]) == (544, 4)
         assert main([*line, "--uneven", "--select", "embed.*", "--max-bytes", "1MB"]) == 0
         told = capsys.readouterr().out
         assert told.startswith(f"Load 1 arrays, 384 bytes, from {one} (safetensors) by 4 processes")
         assert status([*line, "--from", "P()", "--from-mesh", "a=4"]) == 2
-        assert (
-            "--load plans to read a FILE; it takes --to, and no --from" in capsys.readouterr().err
-        )
+        assert "--load plans to read a FILE, and takes no --from, --" in capsys.readouterr().err
 
     def test_an_index_with_its_files(
         self, several: Path, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import meshard
 from meshard import checkpoint
 from meshard.cli import main
-from tests.commands import on_terminal, piped, status
+from tests.commands import documented, on_terminal, piped, status
 
 rng = np.random.default_rng(3)
 TENSORS = {
@@ -150,7 +150,7 @@ def test_a_dry_run_writes_nothing(source: Path, capsys: pytest.CaptureFixture[st
 def test_json(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reshard", str(source), "ck", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"source", "target", "format", "tensors", "nbytes", "seconds"}
+    assert found.keys() == documented("reshard")
 
 
 def test_a_bar_on_a_terminal(source: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshard.cli import main
-from tests.commands import on_terminal, piped, status
+from tests.commands import documented, on_terminal, piped, status
 
 MESH = ("--mesh", "data=2,model=2")
 SHOW = ("show", "8x6", "P('data', 'model')", *MESH)
@@ -27,7 +27,9 @@ def test_a_layout_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "7", "P('data')", *MESH, "--uneven", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == documented("show")
+    assert found == {
         "shape": [7],
         "spec": "P('data',)",
         "mesh": {"data": 2, "model": 2},
