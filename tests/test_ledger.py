@@ -122,13 +122,21 @@ def test_a_concatenation_deals_rows_out_anew():
 
 @in_worlds
 def test_a_sort_moves_each_element_about_once():
-    x = put(np.arange(16)[::-1], "i")
+    n = 4096
+    x = put(np.arange(n)[::-1], "i")
     with ledger() as log:
         found = mnp.sort(x)
-    assert np.array_equal(whole(found), np.arange(16))
+    assert np.array_equal(whole(found), np.arange(n))
     (own,) = [r for r in log if r.what == "sort"]  # the parts are exact, so none is given on
-    assert seen([own]) == [("sort", "move", ("i",), "int64[16]", 2 * 16 * 8, 32)]
+    assert seen([own]) == [("sort", "move", ("i",), f"int64[{n}]", 2 * n * 8, 2 * n)]
     assert {r.what for r in log} == {"read", "sort", "sort_counts"}
+
+
+@in_worlds
+def test_a_small_array_is_sorted_by_each_device():
+    with ledger() as log:
+        assert np.array_equal(whole(mnp.sort(put(np.arange(16)[::-1], "i"))), np.arange(16))
+    assert seen(log) == [("sort", "all-gather", ("i",), "int64[16]", 8 * 12 * 8, 12 * 8)]
 
 
 @in_worlds

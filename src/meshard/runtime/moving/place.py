@@ -40,6 +40,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
+from meshard.runtime.moving.detours import route_between, run_route
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks
@@ -362,6 +363,9 @@ def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "devi
         return Array(type_, blocks)
     if world.ledgers:
         wired(world, what, wires_between(world, source, type_))
+    route = route_between(world, source, type_)
+    if route is not None:
+        return Array(type_, run_route(world, route, blocks, type_, None))
     part = part_between(world, source, type_)
     return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 
