@@ -6,7 +6,9 @@ hosts: within one, each sender copies straight to its place, and replicas are on
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 from meshard.plan.figures.window import between
 from meshard.plan.hops.hop import unit_map
@@ -55,24 +57,46 @@ def _host(world: RuntimeWorld, process: int) -> int:
     return process if world.sharing is None else world.sharing[process]
 
 
-def run_route(
-    world: RuntimeWorld, route: Route, blocks: Blocks, type_: ArrayType, max_bytes: int | None
-) -> Blocks:
-    """Bring the blocks of an array to its destination hop by hop, as its route says.
+@final
+@dataclass(frozen=True)
+class RoutedMove:
+    """One array's way by other layouts.
+
+    Attributes:
+        route: the layouts that it passes through.
+        blocks: the blocks that this process has of the first one.
+        type_: what it becomes.
+    """
+
+    route: Route
+    blocks: Blocks
+    type_: ArrayType
+
+
+def run_routes(
+    world: RuntimeWorld, moves: Sequence[RoutedMove], max_bytes: int | None = None
+) -> list[Blocks]:
+    """Bring arrays to their destinations hop by hop: their first hops together, and so on.
 
     Args:
         world: this process.
-        route: the layouts that the array passes through.
-        blocks: the blocks that this process has of the first one.
-        type_: what the array becomes.
+        moves: the arrays; a single one if there is a limit.
         max_bytes: the most bytes in flight from and to this process at once.
     """
     known = {d.id: d.process_index for d in world.devices}
     window = max_bytes
     if window is not None:
-        window -= between(route, type_.dtype.itemsize, unit_map(known))
-    for before, after in pairwise(route.layouts):
-        owners = {i: known[i] for i in before.device_ids | after.device_ids}
-        part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-        (blocks,) = run_moves(world, [ArrayMove(part, blocks, type_.dtype)], window)
-    return blocks
+        (move,) = moves
+        window -= between(move.route, move.type_.dtype.itemsize, unit_map(known))
+    found = [move.blocks for move in moves]
+    for number in range(max([len(move.route.layouts) for move in moves], default=1) - 1):
+        going = [i for i, move in enumerate(moves) if number + 1 < len(move.route.layouts)]
+        hops = []
+        for i in going:
+            before, after = moves[i].route.layouts[number : number + 2]
+            owners = {d: known[d] for d in before.device_ids | after.device_ids}
+            part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
+            hops.append(ArrayMove(part, found[i], moves[i].type_.dtype))
+        for i, blocks in zip(going, run_moves(world, hops, window), strict=True):
+            found[i] = blocks
+    return found

@@ -24,7 +24,7 @@ from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
-from meshard.runtime.moving.detours import route_between, run_route
+from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.donate import Gradual, run_gradually
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import (
@@ -346,17 +346,28 @@ class _Mover:
 
     def _move_batch(self, batch: Sequence[_Way], teller: _Teller) -> None:
         together: list[_Way] = []
+        routed: list[RoutedMove] = []
+        detours: list[_Way] = []
         for way in batch:
             route = way.route
             if route is not None and len(route.layouts) > 2 and self._world.process_count > 1:
-                blocks = way.array._live()
-                self._settle(way, run_route(self._world, route, blocks, way.type_, self._max_bytes))
-                if teller.wanted:
-                    teller.told(way.local_bytes)
+                routed.append(RoutedMove(route, way.array._live(), way.type_))
+                detours.append(way)
             elif self._donate and way.gradual:
                 self._settle(way, self._gradually(way, teller))
             else:
                 together.append(way)
+        self._move_directly(together, teller)
+        if self._max_bytes is None:
+            found = run_routes(self._world, routed)
+        else:
+            found = [run_routes(self._world, [move], self._max_bytes)[0] for move in routed]
+        for way, blocks in zip(detours, found, strict=True):
+            self._settle(way, blocks)
+            if teller.wanted:
+                teller.told(way.local_bytes)
+
+    def _move_directly(self, together: Sequence[_Way], teller: _Teller) -> None:
         if not together:
             return
         moves = [ArrayMove(w.part, w.array._live(), w.type_.dtype) for w in together]

@@ -40,7 +40,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
-from meshard.runtime.moving.detours import route_between, run_route
+from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks
@@ -365,7 +365,8 @@ def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "devi
         wired(world, what, wires_between(world, source, type_))
     route = route_between(world, source, type_)
     if route is not None:
-        return Array(type_, run_route(world, route, blocks, type_, None))
+        (blocks,) = run_routes(world, [RoutedMove(route, blocks, type_)])
+        return Array(type_, blocks)
     part = part_between(world, source, type_)
     return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 
