@@ -11,11 +11,17 @@ from meshard.errors import (
     MissingFileError as MissingFileError,
     StorageError as StorageError,
 )
+from meshard.weights.catalogue.verify import Damage as Damage
+from meshard.weights.checkpoint.clean import clean as clean
 from meshard.weights.checkpoint.load import (
     load as load,
     plan_load as plan_load,
 )
 from meshard.weights.checkpoint.load_plan import LoadPlan as LoadPlan
+from meshard.weights.checkpoint.metadata import (
+    Metadata as Metadata,
+    metadata as metadata,
+)
 from meshard.weights.checkpoint.save import (
     SaveHandle as SaveHandle,
     save as save,
@@ -24,6 +30,8 @@ from meshard.weights.checkpoint.steps import (
     latest as latest,
     steps as steps,
 )
+from meshard.weights.checkpoint.verify import verify as verify
+from meshard.weights.maps.keymap import KeyMap as KeyMap
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

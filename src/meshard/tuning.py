@@ -235,3 +235,7 @@ PIECE_BYTES = 64 << 20
 
 Small enough to spread a model of a gigabyte evenly over a few processes; each has a checksum.
 """
+MOST_CHUNK_BOXES = 1 << 16
+"""Boxes of chunks that are listed for one tensor; where there are more, several are one box."""
+ZARR_CHUNK = 1 << 20
+"""Bytes of a chunk within a shard of a Zarr store: the least that a reader reads of it."""

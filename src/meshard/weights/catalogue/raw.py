@@ -298,6 +298,17 @@ def box_count(shape: tuple[int, ...], itemsize: int, most: int) -> int:
     return math.prod(shape[:dim]) * parts
 
 
+def box_shape(shape: tuple[int, ...], itemsize: int, most: int) -> tuple[int, ...]:
+    """Return the shape of the largest box that `contiguous_boxes` yields.
+
+    >>> box_shape((2, 5, 3), 4, 40)
+    (1, 3, 3)
+    """
+    dim, parts = _cut(shape, itemsize, most)
+    size = [-(-n // max(parts, 1)) for n in shape[dim : dim + 1]]
+    return (*(1,) * len(shape[:dim]), *size, *shape[dim + 1 :])
+
+
 def _cut(shape: tuple[int, ...], itemsize: int, most: int) -> tuple[int, int]:
     """Return the dim that boxes of at most some bytes cut, and in how many parts."""
     if math.prod(shape) * itemsize <= most or not shape:

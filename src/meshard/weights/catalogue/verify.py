@@ -61,8 +61,8 @@ def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[D
     number = 0
     for tensor in catalogue.tensors.values():
         for piece in tensor.pieces:
-            if piece.checksum is None:
-                continue
+            if piece.checksum is None and piece.offset >= 0:
+                continue  # what a library reads is checked by the library
             number += 1
             if number % count != process:
                 continue
@@ -72,7 +72,7 @@ def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[D
             except CheckpointError as error:
                 yield Damage(file, f"it cannot be read: {error}", tensor.name, piece.box)
                 continue
-            if found != piece.checksum:
+            if piece.checksum not in (None, found):
                 reason = f"its checksum is {found:016x}, expected {piece.checksum:016x}."
                 yield Damage(file, reason, tensor.name, piece.box)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of
 from meshard.errors import CheckpointError, ShardingError, TreeError
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
@@ -22,14 +24,16 @@ from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, home
+from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import opened
 from meshard.weights.checkpoint.sources import cast_to, spread
-from meshard.weights.checkpoint.structure import leaf_values, rebuilt
-from meshard.weights.maps.recipe import identity
+from meshard.weights.checkpoint.structure import leaf_values, rebuilt, structure_of
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import SLAB, Wanted, plan_reading, wanted_of
 
@@ -41,6 +45,7 @@ def load(
     like: Any = None,
     step: int | None = None,
     dtype: Any = None,
+    map: KeyMap | None = None,
     max_bytes: int | None = None,
     progress: bool = False,
 ) -> Any:
@@ -59,6 +64,8 @@ def load(
             and must have its shapes and dtypes. Its shardings are taken if ``shardings`` is None.
         step: the step of a run; by default the newest that is complete.
         dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        map: which tensors are made of which; the tree is then a dict of the map's names, unless
+            ``like`` says otherwise. Elements are read where they are needed, before any cut.
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
         progress: whether to show a bar, on process 0.
 
@@ -70,6 +77,7 @@ def load(
         MissingFileError: if there is no complete checkpoint, or one of its files is missing.
         CorruptFileError: if a file is cut off, was changed, or contradicts another one.
         CheckpointError: if a tensor of ``like`` is missing, or has another shape or dtype.
+        KeyMapError: if the map does not fit the tensors.
         ShardingError: if a tensor cannot be laid out as asked.
         TreeError: if ``shardings`` is not a prefix of the tree.
 
@@ -82,7 +90,7 @@ def load(
            [3., 4., 5.]], dtype=float64), 'epoch': 3}
     """
     what = "checkpoint.load"
-    request = _Request(path, step, like, shardings, dtype, what)
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     try:
         plan = request.plan(checked_window(max_bytes, what))
         world = here()
@@ -118,6 +126,7 @@ def plan_load(
     like: Any = None,
     step: int | None = None,
     dtype: Any = None,
+    map: KeyMap | None = None,
     max_bytes: int | None = None,
 ) -> LoadPlan:
     """Return what `load` would do, without reading any element.
@@ -128,6 +137,7 @@ def plan_load(
         like: see `load`.
         step: see `load`.
         dtype: see `load`.
+        map: see `load`.
         max_bytes: see `load`.
 
     Raises:
@@ -141,36 +151,58 @@ def plan_load(
     2097152
     """
     what = "checkpoint.plan_load"
-    request = _Request(path, step, like, shardings, dtype, what)
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     request.catalogue.reader.close()
     return request.plan(checked_window(max_bytes, what), virtual=True)
+
+
+@final
+@dataclass(frozen=True)
+class _Wish:
+    """What the caller asks for; see `load`."""
+
+    like: Any = None
+    shardings: Any = None
+    dtype: Any = None
+    map: KeyMap | None = None
 
 
 @final
 class _Request:
     """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
 
-    def __init__(
-        self, path: str | Path, step: int | None, like: Any, shardings: Any, dtype: Any, what: str
-    ) -> None:
+    def __init__(self, path: str | Path, step: int | None, wish: _Wish, what: str) -> None:
         self.catalogue = opened(path, step, what)
         self._what = what
-        self._dtype = dtype
-        self._like = like
-        self._shardings = shardings
+        self._dtype = wish.dtype
+        self._like = wish.like
+        self._shardings = wish.shardings
         try:
+            self._recipes, self._tied, self._structure = self._made(wish.map)
             self._names, self._build = self._wanted_names()
         except BaseException:
             self.catalogue.reader.close()
             raise
 
+    def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
+        """Return how each tensor is made, other names of tensors, and the tree's structure."""
+        stored = self.catalogue
+        if map_ is None:
+            plain = {n: identity(n, t.shape, t.dtype) for n, t in stored.tensors.items()}
+            found, tied, structure = plain, stored.tied, structure_of(stored)
+        else:
+            instance_of(map_, KeyMap, self._what, "map")
+            mapped = map_.apply(stored.tensors, tied=stored.tied)
+            found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
+        cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
+        return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
+
     def _wanted_names(self) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
         """Return the names of the arrays wanted, and what makes a tree of them."""
         stored = self.catalogue
-        names = [*stored.tensors, *stored.tied]
+        names = [*self._recipes, *self._tied]
         if self._like is not None:
             return self._as_like(names)
-        structure = stored.values.get("tree", {"flat": True})
 
         def build(arrays: Mapping[str, Any]) -> Any:
             def leaf(name: str) -> Any:
@@ -178,14 +210,14 @@ class _Request:
                     raise CheckpointError(f"{stored.path}: tensor {name!r} is missing.")
                 return arrays[name]
 
-            return rebuilt(structure, leaf, sorted(arrays), self._what)
+            return rebuilt(self._structure, leaf, sorted(arrays), self._what)
 
         return names, build
 
     def _as_like(self, names: list[str]) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
         accessors, leaves, structure = flatten_with_accessors(self._like, none_is_leaf=False)
         paths = [".".join(map(str, a.path)) or "x" for a in accessors]
-        values = leaf_values(self.catalogue.values.get("tree"))
+        values = leaf_values(self._structure)
         wanted = [
             p
             for p, leaf in zip(paths, leaves, strict=True)
@@ -213,24 +245,22 @@ class _Request:
             window: the most bytes held besides the arrays.
             virtual: whether devices need not exist.
         """
-        stored, tied = self.catalogue, self.catalogue.tied
+        stored = self.catalogue
         shardings = self._wanted_shardings()
         self._check_like()
         wanted: dict[tuple[str, Sharding], Wanted] = {}
         self._keys: dict[str, tuple[str, Sharding]] = {}
         for name in self._names:
-            source = tied.get(name, name)
-            tensor, sharding = stored.tensors[source], shardings[name]
+            source, sharding = self._tied.get(name, name), shardings[name]
             if not virtual:
                 check_devices_exist(here(), sharding, self._what)
-            after = cast_to(self._dtype, tensor.dtype, self._what)
-            recipe = identity(source, tensor.shape, after)
             self._keys[name] = source, sharding
             if (source, sharding) not in wanted:
                 try:
-                    wanted[source, sharding] = wanted_of(name, recipe, sharding, stored)
+                    made = wanted_of(source, self._recipes[source], sharding, stored)
                 except ShardingError as error:
                     raise type(error)(f"{self._what}: tensor {name!r}: {error}") from error
+                wanted[source, sharding] = made
         self._order = list(wanted)
         processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
         count = max(processes, default=0) + 1 if virtual else here().process_count
@@ -250,10 +280,10 @@ class _Request:
         accessors, leaves, _ = flatten_with_accessors(self._like, none_is_leaf=False)
         for accessor, leaf in zip(accessors, leaves, strict=True):
             name = ".".join(map(str, accessor.path)) or "x"
-            source = self.catalogue.tensors.get(self.catalogue.tied.get(name, name))
+            source = self._recipes.get(self._tied.get(name, name))
             if source is None:
                 continue
-            after = cast_to(self._dtype, source.dtype, self._what)
+            after = source.dtype
             if tuple(leaf.shape) != source.shape:
                 raise CheckpointError(
                     f"{self._what}: {name!r} has shape {source.shape} in {self.catalogue.path}, "
@@ -300,9 +330,7 @@ class _Request:
         }
 
     def _struct(self, name: str) -> Any:
-        from meshard.runtime.moving.structs import ShapeDtypeStruct
-
-        tensor = self.catalogue.tensors[self.catalogue.tied.get(name, name)]
+        tensor = self._recipes[self._tied.get(name, name)]
         return ShapeDtypeStruct(tensor.shape, tensor.dtype)
 
     def tree(self, arrays: list[Array]) -> Any:

@@ -76,7 +76,6 @@ class LoadPlan:
 
     def _table(self) -> Table:
         plan = self.reading
-        slabs = {k for k, _ in [(s.tensor, 0) for s in plan.slabs]}
         counted: dict[int, int] = {}
         for slab in plan.slabs:
             counted[slab.tensor] = counted.get(slab.tensor, 0) + 1
@@ -84,9 +83,15 @@ class LoadPlan:
         rows = []
         for k in order[:_ROWS]:
             w = plan.wanted[k]
-            how = f"in {counted[k]:,} slabs, passed on" if k in slabs else "to its place"
+            how = self._how(counted.get(k, 0))
             shape = ",".join(map(str, w.recipe.shape))
             rows.append((w.name, f"{w.recipe.dtype.name}[{shape}]", bytes_text(w.nbytes), how))
         more = len(order) - len(rows)
         notes = [f"and {more:,} smaller arrays"] if more > 0 else []
         return Table(("array", "type", "bytes", "read"), rows, "<<><", notes)
+
+    def _how(self, slabs: int) -> str:
+        if not slabs:
+            return "to its place"
+        told = f"in {slabs:,} slab{'s' if slabs > 1 else ''}"
+        return f"{told}, passed on" if self.reading.processes > 1 else f"{told}, cut apart"

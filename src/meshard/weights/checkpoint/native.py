@@ -21,6 +21,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CorruptFileError, MissingFileError, StorageError
+from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.weights.catalogue.raw import OpenFile, RawReader, contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
 from meshard.weights.catalogue.safetensors_header import (
@@ -236,7 +237,8 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: if it cannot be written; the file is then as it was.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    mine = f"by-{job_name(whereabouts())}.{secrets.token_hex(4)}"
+    beside = path.with_name(f".{path.name}.{mine}.partial")
     with Storing(path):
         try:
             file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

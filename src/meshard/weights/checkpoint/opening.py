@@ -9,23 +9,42 @@ from pathlib import Path
 
 from meshard.algebra.arguments import count_of, path_of
 from meshard.errors import MissingFileError
+from meshard.weights.catalogue.detect import open_catalogue
 from meshard.weights.catalogue.stored import Catalogue
 from meshard.weights.checkpoint.manifest import NAME
 from meshard.weights.checkpoint.native import native_catalogue
 from meshard.weights.checkpoint.steps import step_folder, steps
 
 
-def opened(path: str | Path, step: int | None, what: str) -> Catalogue:
+def opened(path: str | Path, step: int | None, what: str, *, checked: bool = False) -> Catalogue:
     """Return the catalogue of a path.
 
     Args:
         path: the path.
         step: the step of a run; None for the newest, if it is the folder of a run.
         what: the function that was called, for messages.
+        checked: whether to read the checksums of a checkpoint too.
 
     Raises:
         MissingFileError: if there is nothing to load.
         CorruptFileError: if it is cut off, was changed, or is malformed.
+    """
+    root = _checkpoint(path, step, what)
+    if root is not None:
+        return native_catalogue(root, checked=checked)
+    return open_catalogue(str(path_of(path, what)))
+
+
+def is_checkpoint(path: str | Path, step: int | None, what: str) -> bool:
+    """Whether a path is that of a checkpoint of meshard's own."""
+    return _checkpoint(path, step, what) is not None
+
+
+def _checkpoint(path: str | Path, step: int | None, what: str) -> Path | None:
+    """Return the folder of the checkpoint that a path means; None if it is another file.
+
+    Raises:
+        MissingFileError: if a step is asked for that is not complete.
     """
     root = Path(path_of(path, what))
     if step is not None:
@@ -34,9 +53,8 @@ def opened(path: str | Path, step: int | None, what: str) -> Catalogue:
             raise MissingFileError(
                 f"{what}: {root} has no complete step {step}; complete are {steps(root)[-8:]}."
             )
-        return native_catalogue(folder)
-    if root.is_dir() and not (root / NAME).is_file():
-        found = steps(root)
-        if found:
-            return native_catalogue(step_folder(root, found[-1]))
-    return native_catalogue(root)
+        return folder
+    if (root / NAME).is_file():
+        return root
+    found = steps(root) if root.is_dir() else []
+    return step_folder(root, found[-1]) if found else None

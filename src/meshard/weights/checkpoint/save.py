@@ -44,10 +44,11 @@ from meshard.weights.checkpoint.native import (
     shards_of,
     write_manifest,
 )
-from meshard.weights.checkpoint.sources import Source, held_arrays, plain_sources
+from meshard.weights.checkpoint.sources import Source, held_arrays, sources_of
 from meshard.weights.checkpoint.steps import keep_newest, point_to, step_folder
 from meshard.weights.checkpoint.structure import Named, named
 from meshard.weights.checkpoint.targets import Limits, foreign_writer, format_of
+from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.transfer.exchange import Held
 from meshard.weights.transfer.reading import SLAB
 from meshard.weights.transfer.writing import Output, Writing, owners_of
@@ -64,6 +65,7 @@ def save(
     keep: int | None = None,
     overwrite: bool = False,
     dtype: Any = None,
+    map: KeyMap | None = None,
     shard_bytes: int = SHARD_BYTES,
     max_bytes: int | None = None,
     wait: bool = True,
@@ -86,6 +88,7 @@ def save(
         keep: how many of the newest steps are kept; None for all.
         overwrite: whether what is there is replaced.
         dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        map: which tensors are made of which arrays of the tree; their names are the map's.
         shard_bytes: the most bytes of one of several safetensors files.
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
         wait: whether to return only when the checkpoint is complete. Otherwise it is written behind
@@ -98,6 +101,7 @@ def save(
         FileInUseError: if there is a checkpoint and ``overwrite`` is False, or something else.
         StorageError: if the disk is full or the folder may not be written.
         CheckpointError: if another process has failed, or a leaf cannot be saved in the format.
+        KeyMapError: if the map does not fit the tree.
         UnequalError: if the processes give different values for a leaf that is not spread.
         DeletedArrayError: if an array was deleted.
 
@@ -119,8 +123,7 @@ def save(
     if world.process_count > 1:
         meet(world, range(world.process_count), f"`{what}` to {root}")
     held, shardings = held_arrays(world, found, what, copied=not wait)
-    shapes = {name: tuple(x.shape) for name, x in found.arrays.items()}
-    sources = plain_sources(held, shapes, shardings, dtype, what)
+    sources, found = sources_of(world, found, shardings, dtype, map, what)
     request = _Request(world, root, found, held, sources, overwrite, after)
     slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
     if kind == "meshard":
@@ -198,8 +201,10 @@ class _Request:
         recipes = {s.entry.name: s.recipe for s in self.sources}
         outputs = []
         for name, stored in writer.tensors.items():
-            owners = owners_of(world.process_count, stored, recipes[name], self.held, load)
-            outputs.append(Output(stored, recipes[name], self.held, owners))
+            # A file of one array names it after itself.
+            recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
+            owners = owners_of(world.process_count, stored, recipe, self.held, load)
+            outputs.append(Output(stored, recipe, self.held, owners))
 
         def commit(records: Sequence[Record]) -> None:
             writer.commit()

@@ -6,12 +6,13 @@ In: a tree, and a map or dtypes. Out: tensors with recipes and layouts, and thei
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -21,6 +22,7 @@ from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.checkpoint.manifest import Entry
 from meshard.weights.checkpoint.structure import Named
+from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.transfer.exchange import Held, held
 
@@ -117,17 +119,38 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return {"u": "i"}.get(dtype.kind, dtype.kind)
 
 
-def plain_sources(
-    found: Mapping[str, Held],
-    shapes: Mapping[str, tuple[int, ...]],
+def sources_of(
+    world: RuntimeWorld,
+    tree: Named,
     shardings: Mapping[str, Sharding],
     dtype: Any,
+    map_: KeyMap | None,
     what: str,
-) -> list[Source]:
-    """Return tensors that are written as they are, but for their dtype."""
-    sources = []
-    for name, one in found.items():
-        after = cast_to(dtype, one.dtype, what)
-        entry = Entry(name, shapes[name], after, shardings[name])
-        sources.append(Source(entry, identity(name, shapes[name], after)))
-    return sources
+) -> tuple[list[Source], Named]:
+    """Return the tensors that are written, and the tree that they are.
+
+    Args:
+        world: this process's world.
+        tree: the tree of the arrays.
+        shardings: how each array is laid out.
+        dtype: see `save`.
+        map_: which tensors are made of which; None to write the arrays as they are.
+        what: the function that was called, for messages.
+
+    Raises:
+        KeyMapError: if the map does not fit the arrays.
+    """
+    if map_ is None:
+        recipes = {n: identity(n, tuple(x.shape), x.dtype) for n, x in tree.arrays.items()}
+    else:
+        instance_of(map_, KeyMap, what, "map")
+        mapped = map_.apply(tree.arrays, tied=tree.tied)
+        recipes = dict(mapped.recipes)
+        tree = Named(dict.fromkeys(recipes), dict(mapped.tied), {"flat": True})
+    found = []
+    for name, recipe in recipes.items():
+        after = cast_to(dtype, recipe.dtype, what)
+        like = shardings[recipe.sources[0]] if recipe.is_identity else rows(world, recipe.shape)
+        entry = Entry(name, recipe.shape, after, like)
+        found.append(Source(entry, replace(recipe, dtype=after)))
+    return found, tree

@@ -24,6 +24,7 @@ import optree
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
 from meshard.runtime.trees import endless
+from meshard.weights.catalogue.stored import Catalogue
 
 _VALUES = (bool, int, float, str)
 _DEEPEST = 200
@@ -224,3 +225,10 @@ def leaf_values(structure: Any) -> Mapping[str, Any]:
 
     visit(structure, ())
     return found
+
+
+def structure_of(catalogue: Catalogue) -> Any:
+    """Return the structure of the tree that a catalogue's tensors are."""
+    if catalogue.format == "npy":
+        return next(iter(catalogue.tensors))
+    return catalogue.values.get("tree", {"flat": True})

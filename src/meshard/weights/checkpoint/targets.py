@@ -21,11 +21,12 @@ from meshard.weights.catalogue.safetensors_writer import (
     several_files,
 )
 from meshard.weights.catalogue.stored import Writer
+from meshard.weights.catalogue.zarr_store import zarr_store
 from meshard.weights.checkpoint.manifest import Entry
 from meshard.weights.checkpoint.structure import Named, leaf_values
 
-FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy")
-_BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy"}
+FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
+_BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".zarr": "zarr"}
 
 
 def format_of(path: Path, given: str | None, what: str) -> str:
@@ -88,6 +89,8 @@ def foreign_writer(
             )
         (entry,) = entries.values()
         return npy_file(str(path), entry, WriteOptions(metadata={}, overwrite=limits.overwrite))
+    if format_ == "zarr":
+        return zarr_store(str(path), entries, options)
     if format_ == "safetensors-ranks":
         _check_folder(path, overwrite=limits.overwrite)
         return rank_files(str(path), entries, _ranks(entries.values()), options)
