@@ -100,6 +100,8 @@ CHANGE(posix_fallocate, int, below_file(fd), (int fd, off_t o, off_t n), (fd, o,
 CHANGE(posix_fallocate64, int, below_file(fd), (int fd, off64_t o, off64_t n), (fd, o, n))
 CHANGE(rename, int, below(b), (const char *a, const char *b), (a, b))
 CHANGE(renameat, int, below_at(q, b), (int p, const char *a, int q, const char *b), (p, a, q, b))
+CHANGE(renameat2, int, below_at(q, b),
+       (int p, const char *a, int q, const char *b, unsigned f), (p, a, q, b, f))
 CHANGE(link, int, below(b), (const char *a, const char *b), (a, b))
 CHANGE(linkat, int, below_at(q, b), (int p, const char *a, int q, const char *b, int f),
        (p, a, q, b, f))

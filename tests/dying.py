@@ -8,6 +8,7 @@ child for each point, arms it, and looks at the folder, again in a child, when i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -185,7 +186,7 @@ class Foreign(Program):
 
     def run(self, folder: Path, done: Callable[[int], None]) -> None:
         """Save twice."""
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         for number in (1, 2):
             saved = self.tree(number)
             checkpoint.save(folder / self.target, saved, overwrite=True, **self.options)
@@ -224,6 +225,11 @@ def read_index(path: Path) -> dict[str, Any]:
     return {name: read_one(path / file)[name] for name, file in homes.items()}
 
 
+def read_ours(path: Path) -> dict[str, Any]:
+    """Return what files hold, as this library reads them."""
+    return dict(checkpoint.load(path))
+
+
 def read_npy(path: Path) -> dict[str, Any]:
     """Return what a .npy file holds."""
     return {"w": np.load(path)}
@@ -238,6 +244,7 @@ PROGRAMS: list[Program] = [
     Foreign("model.safetensors", read_one),
     Foreign("w.npy", read_npy),
     Foreign("model", read_index, format="safetensors", shard_bytes=700),
+    Foreign("model.zarr", read_ours),
 ]
 
 
@@ -343,6 +350,64 @@ def quick_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+def run_job(program: Program, most: int | None, folder: Path) -> Found:
+    """Kill one of two processes of a job at some of its calls."""
+    place, found = folder / "it", Found(f"{program.name}, 2 processes")
+    line = [sys.executable, "-m", "meshard", "run", "-n", "2", "--devices-per-process", "2"]
+    line += [__file__, "program", str(PROGRAMS.index(program)), str(place)]
+
+    def run(rank: int, at: int, moment: int) -> tuple[subprocess.CompletedProcess[str], float]:
+        shutil.rmtree(place, ignore_errors=True)
+        env = {n: v for n, v in os.environ.items() if n != "MESHARD_NUM_DEVICES"}
+        env["DYING"] = f"{rank}:{at}:{moment}:{place}"
+        begun = time.monotonic()
+        done = subprocess.run(
+            line, env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done, time.monotonic() - begun
+
+    done, usual = run(0, 0, 0)
+    if done.returncode:
+        found.faults.append(f"without a kill: {done.stderr[-2000:]}")
+        return found
+    points = []
+    for rank in (0, 1):
+        calls = next(int(c) for r, c in map(str.split, _told(done, "calls")) if int(r) == rank)
+        found.calls += calls
+        points += [(rank, at, m) for at in range(1, calls + 1) for m in (BEFORE, AFTER, HALF)]
+    if most is not None and len(points) > most:
+        points = [points[i] for i in np.linspace(0, len(points) - 1, most).astype(int)]
+    for rank, at, moment in points:
+        done, seconds = run(rank, at, moment)
+        found.slowest = max(found.slowest, seconds - usual)
+        point = f"process {rank}, call {at}, moment {moment}"
+        if done.returncode == 0:
+            continue  # it made a call fewer
+        found.points += 1
+        if seconds - usual > PATIENCE:
+            found.faults.append(f"{point}: the job took {seconds:.1f} s: {done.stderr[-1000:]}")
+        complete = [int(n) for n in _told(done, "done")]
+        status, told, _ = in_child(lambda _, c=complete: program.check(place, c))
+        if status:
+            found.faults.append(f"{point}, {complete}: {told.decode()}")
+    return found
+
+
+def _told(done: subprocess.CompletedProcess[str], what: str) -> list[str]:
+    return [x.removeprefix(what) for x in done.stdout.splitlines() if x.startswith(what)]
+
+
+def run_here(number: int, folder: Path) -> None:
+    """Run a program in this process of a job."""
+    shim = ctypes.CDLL(None)
+    shim.dying_seen.restype = ctypes.c_long
+    if os.environ["DYING"].split(":")[1] == "0":  # nobody dies, all count
+        shim.dying_arm(os.fsencode(folder), ctypes.c_long(0), BEFORE)
+    first = meshard.process_index() == 0
+    PROGRAMS[number].run(folder, lambda n: print("done", n, flush=True) if first else None)
+    print("calls", meshard.process_index(), shim.dying_seen(), flush=True)
+
+
 def library(folder: Path) -> Path | None:
     """Return the compiled shim, or None where there is no compiler."""
     target = folder / "dying.so"
@@ -355,12 +420,21 @@ def library(folder: Path) -> Path | None:
     return target if done.returncode == 0 else None
 
 
-def campaign(most: int | None, folder: Path, only: str = "") -> list[Found] | None:
-    """Run all programs in a process with the shim; None where it cannot be compiled."""
+def campaign(
+    most: int | None, folder: Path, only: str = "", how: str = "alone"
+) -> list[Found] | None:
+    """Run programs in a process with the shim; None where it cannot be compiled.
+
+    Args:
+        most: at how many points each is killed; None for all.
+        folder: where they save.
+        only: what the names of the programs contain.
+        how: "alone" in one process, "job" in two.
+    """
     shim = library(folder)
     if shim is None:
         return None
-    line = [sys.executable, "-m", "tests.dying", "serve", str(most or 0), str(folder), only]
+    line = [sys.executable, "-m", "tests.dying", how, str(most or 0), str(folder), only]
     env = {**os.environ, "LD_PRELOAD": str(shim), "MESHARD_NUM_DEVICES": "4"}
     done = subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
@@ -370,23 +444,27 @@ def campaign(most: int | None, folder: Path, only: str = "") -> list[Found] | No
 
 def main(arguments: list[str]) -> None:
     """Run all programs at all points and print figures, or serve `campaign`."""
-    if arguments[:1] == ["serve"]:
-        folder = Path(arguments[2])
-        found = [
-            run_program(p, int(arguments[1]) or None, folder)
-            for p in PROGRAMS
-            if arguments[3] in p.name
-        ]
+    if arguments[:1] == ["program"]:
+        run_here(int(arguments[1]), Path(arguments[2]))
+        return
+    if arguments[:1] in (["alone"], ["job"]):
+        how, most, folder, only = arguments
+        run = run_program if how == "alone" else run_job
+        with contextlib.suppress(ImportError):
+            import zarr  # noqa: F401  # once for all children
+        found = [run(p, int(most) or None, Path(folder)) for p in PROGRAMS if only in p.name]
         print(json.dumps([asdict(one) for one in found]))
         return
-    with tempfile.TemporaryDirectory(dir=quick_folder()) as folder:
-        results = campaign(None, Path(folder), *arguments)
-    if results is None:
+    results = []
+    with tempfile.TemporaryDirectory(dir=quick_folder()) as place:
+        for how, most in (("alone", None), ("job", 20)):
+            results += campaign(most, Path(place), *arguments[:1], how=how) or []
+    if not results:
         print("there is no C compiler, so that nothing was run")
-        return
     for one in results:
         wrong = f"{len(one.faults)} wrong" if one.faults else "all right"
-        print(f"{one.name:40} {one.calls:4} calls {one.points:5} kills, {wrong}, {one.slowest:.2f} s")
+        counts = f"{one.calls:4} calls {one.points:5} kills"
+        print(f"{one.name:45} {counts}, {wrong}, slowest {one.slowest:.2f} s")
         for fault in one.faults[:2]:
             print("   ", fault)
     print(sum(one.points for one in results), "kills in all")
