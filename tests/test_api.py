@@ -26,7 +26,18 @@ PUBLIC_MODULES = (
 )
 
 OPTIONAL = (
-    *("jax", "jaxlib", "torch", "mpi4py", "safetensors", "zarr", "h5py", "tokenizers", "rich", "xxhash"),
+    *(
+        "jax",
+        "jaxlib",
+        "torch",
+        "mpi4py",
+        "safetensors",
+        "zarr",
+        "h5py",
+        "tokenizers",
+        "rich",
+        "xxhash",
+    ),
     "hypothesis",
 )
 # Needed, but slow to load: imported by the first function that calls it.

@@ -5,10 +5,9 @@ In: paths. Out: a catalogue of tensors, whose pieces are byte ranges of the file
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn, final
 
@@ -16,6 +15,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, CheckpointError, CorruptFileError, MissingFileError
+from meshard.weights.catalogue.json_scan import JsonScan
 from meshard.weights.catalogue.raw import (
     OpenFile,
     RawReader,
@@ -179,17 +179,21 @@ def _found(header: Header) -> Iterator[_Found]:
 
 def _pieces(file: str, found: _Found, dim: int = 0, shift: int = 0) -> Iterator[Piece]:
     """Yield the pieces of a tensor in a file, or of a shard that begins later along a dim."""
-    entry, place = found.entry, found.start + found.entry.begin
-    whole = entry.end - entry.begin
-    boxes = contiguous_boxes(entry.shape, entry.dtype.itemsize, found.piece_bytes or whole)
+    entry, sums = found.entry, found.sums
+    place, size = found.start + entry.begin, entry.end - entry.begin
+    if 0 < size <= (found.piece_bytes or size):
+        boxes: Iterable[Box] = (Box.whole(entry.shape),)
+    else:
+        boxes = contiguous_boxes(entry.shape, entry.dtype.itemsize, found.piece_bytes or size)
     for number, box in enumerate(boxes):
         if shift:
             starts, stops = list(box.starts), list(box.stops)
             starts[dim] += shift
             stops[dim] += shift
             box = Box(tuple(starts), tuple(stops))
-        yield Piece(box, file, place, found.sums[number] if found.piece_bytes else None)
-        place += box.volume * entry.dtype.itemsize
+        yield Piece(box, file, place, sums[number] if sums else None)
+        if number + 1 < len(sums):
+            place += box.volume * entry.dtype.itemsize
 
 
 def _unchecked(headers: Mapping[str, Header]) -> tuple[str, ...]:
@@ -307,35 +311,22 @@ class _Index:
         if file.size > MOST_INDEX:
             self._refuse(f"it has {file.size:,} bytes, and {MOST_INDEX:,} are allowed")
         text = file.bytes_at(0, file.size, "it cannot be read")
-        try:
-            given = json.loads(text, object_pairs_hook=self._object, parse_constant=self._constant)
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            self._refuse(f"it cannot be read as JSON ({error})", error)
-        files = given.get("weight_map") if isinstance(given, dict) else None
-        metadata = given.get("metadata", {}) if isinstance(given, dict) else None
-        if not isinstance(files, dict) or not files or not isinstance(metadata, dict):
+        scan = JsonScan(path, text, "an index of safetensors files")
+        given: dict[str, Any] = {}
+        scan.begin()
+        while scan.more:
+            key = scan.name()
+            given[key] = scan.texts(key) if key == "weight_map" else scan.value(key)
+            scan.after()
+        scan.end()
+        self.files: dict[str, str] = given.get("weight_map", {})
+        metadata = given.get("metadata", {})
+        if not self.files or not isinstance(metadata, dict):
             self._refuse('it must have "weight_map", an object with the file of each tensor')
-        for tensor, name in files.items():
-            if not isinstance(name, str):
-                self._refuse(f"the file of tensor {tensor!r} must be a text, got {name!r}")
-        self.files: dict[str, str] = files
         self.size = self._size(metadata.get("total_size"))
         self.checked = SUMS_KEY in metadata
         if self.checked:
             self._check(text, metadata[SUMS_KEY])
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in found if keys.count(key) > 1)
-            self._refuse(f"it names {twice!r} twice")
-        return found
-
-    def _constant(self, text: str) -> NoReturn:
-        self._refuse(f"{text} is not a number")
 
     def _size(self, given: object) -> int | None:
         if isinstance(given, float) and given.is_integer():
@@ -350,11 +341,11 @@ class _Index:
         if given != sum_:
             self._refuse(f"it has checksum {sum_}, expected {given!r:.60}")
 
-    def _refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
+    def _refuse(self, why: str) -> NoReturn:
         raise CorruptFileError(
             f"{self._path}: {why}. It was damaged or edited, or it is not an index of safetensors "
             "files."
-        ) from error
+        )
 
 
 def index_sum(text: bytes) -> str:

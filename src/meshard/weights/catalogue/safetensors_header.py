@@ -16,13 +16,14 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, final
 
 import ml_dtypes
 import numpy as np
 import xxhash
 
 from meshard.errors import CheckpointError, CorruptFileError
+from meshard.weights.catalogue.json_scan import JsonScan, pattern
 from meshard.weights.catalogue.raw import OpenFile, box_count
 
 MOST_HEADER = 100_000_000
@@ -54,31 +55,15 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """The dtypes of the format, by their names in it, those that are shorter than a byte left out."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_FIELDS = {"dtype", "shape", "data_offsets"}
 _PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 
-_SPACE = rb"[ \t\r\n]*+"
-_NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
-
-
-def _pattern(text: bytes) -> re.Pattern[bytes]:
-    """Return a pattern; a blank is any white space, N a number, T a text, C characters of one."""
-    chars = rb"[^\x22\\\x00-\x1f]*+"
-    texts = rb'"(%b(?:\\[^\x00-\x1f]%b)*+)"' % (chars, chars)
-    text = text.replace(b"C", chars).replace(b"T", texts).replace(b"N", _NUMBER)
-    return re.compile(text.replace(b" ", _SPACE))
-
-
-_NAME = _pattern(rb" T : ")
-_WHOLE = _pattern(
+_WHOLE = pattern(
     rb' "(?!__metadata__")(C)" : \{ "dtype" : "([\x41-\x5a0-9_]{1,16})" , '
     rb'"shape" : \[((?: N(?: , N){0,63})?) \] , "data_offsets" : \[ (N) , (N) \] \} ([,}])'
 )
 """A tensor as programs write it, up to the comma after it or the end."""
-_BODY = re.compile(rb"\{[^{}]{0,4096}\}")
-_NEXT = _pattern(rb" ([,}])")
-_PAIR = _pattern(rb" T : T ([,}])")
-_EMPTY = _pattern(rb"\{ \}")
-_SUMS = re.compile(r"([0-9a-f]{1,12}):((?:[0-9a-f]{16})+)")
+_SUMS = re.compile(r"([0-9a-f]{1,12}):([0-9a-f]{16,})")
 _TAIL = re.compile(b'"%b":"[0-9a-f]{1,12}:([0-9a-f]*+)"\\}\\}' % SUMS_KEY.encode())
 
 
@@ -141,75 +126,52 @@ def read_header(file: OpenFile) -> Header:
     return Header(8 + length, entries, reading.metadata, size, sums)
 
 
-class _Reading:
-    """Goes through the text of a header once, entry by entry, so that nothing large is built."""
+@final
+class _Reading(JsonScan):
+    """Goes through a header, and notes its tensors and texts."""
 
     def __init__(self, path: str, text: bytes) -> None:
-        self._path, self._text = path, text
-        self._names: set[str] = set()
+        super().__init__(path, text, "a safetensors file")
         self.entries: list[Entry] = []
         self.metadata: dict[str, str] = {}
 
     def run(self) -> None:
-        text = self._text
-        if text[:1] != b"{":
-            self._refuse("it does not begin with {", 0)
-        empty = _EMPTY.match(text)
-        at, more = (empty.end(), b"}") if empty else (1, b",")
-        while more == b",":
-            found = _WHOLE.match(text, at)
-            if found is not None:
-                raw, dtype, sizes, begin, end, more = found.groups()
-                name, at = self._new_name(raw, at), found.end()
-                shape = tuple(map(int, sizes.split(b","))) if sizes else ()
-                self._add(name, dtype.decode(), shape, (int(begin), int(end)))
-            else:
-                at, more = self._unusual(at)
-        if text[at:].strip(b" \t\r\n"):
-            self._refuse("there is more after its end", at)
+        """Read all of it."""
+        if self._text[:1] != b"{":
+            self.refuse("it does not begin with {")
+        self.begin()
+        while self.more:
+            found = _WHOLE.match(self._text, self.at)
+            if found is None:
+                self._unusual()
+                continue
+            raw, dtype, sizes, begin, end, after = found.groups()
+            name = self.new_name(raw)
+            shape = tuple(map(int, sizes.split(b","))) if sizes else ()
+            self._add(name, dtype.decode(), shape, (int(begin), int(end)))
+            self.at, self.more = found.end(), after == b","
+        self.end()
 
-    def _new_name(self, raw: bytes, at: int) -> str:
-        name = self._decoded(raw, at)
-        if name in self._names:
-            self._refuse(f"it names {name!r} twice", at)
-        self._names.add(name)
-        return name
-
-    def _unusual(self, at: int) -> tuple[int, bytes]:
-        """Read what does not look as programs write tensors; return where it ends, and how."""
-        found = _NAME.match(self._text, at)
-        if found is None:
-            self._refuse("expected a tensor's name and a colon", at)
-        name, at = self._new_name(found[1], at), found.end()
-        at = self._metadata(at) if name == "__metadata__" else self._entry(name, at)
-        after = _NEXT.match(self._text, at)
-        if after is None:
-            self._refuse(f"expected a comma or the end after the entry of {name!r}", at)
-        return after.end(), after[1]
-
-    def _entry(self, name: str, at: int) -> int:
-        """Read what stands for one tensor, and return where it ends."""
-        body = _BODY.match(self._text, at)
-        if body is None:
-            self._refuse(f"expected dtype, shape and data_offsets of tensor {name!r}", at)
-        try:
-            given = json.loads(body[0], object_pairs_hook=list, parse_constant=float)
-        except (ValueError, RecursionError) as error:
-            self._refuse(f"the entry of tensor {name!r} cannot be read ({error})", at)
-        fields = dict(given)
-        if sorted([key for key, _ in given]) != ["data_offsets", "dtype", "shape"]:
-            self._refuse(f"tensor {name!r} must have dtype, shape and data_offsets, once each", at)
-        match fields["dtype"], fields["shape"], fields["data_offsets"]:
-            case str(dtype), [*s], [a, b]:
-                pass
-            case _:
-                self._refuse(f"tensor {name!r} has fields of wrong types", at)
-        if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*s, a, b)):
-            self._refuse(f"tensor {name!r} has sizes or offsets that are not sizes", at)
-        if len(s) > _MOST_DIMS:
-            self._refuse(f"tensor {name!r} has {len(s)} dims, of at most {_MOST_DIMS}", at)
-        self._add(name, dtype, tuple(s), (a, b))
-        return body.end()
+    def _unusual(self) -> None:
+        """Read what does not look as programs write tensors."""
+        name = self.name()
+        if name == "__metadata__":
+            self.metadata = self.texts("__metadata__")
+        else:
+            fields = self.value(f"the entry of tensor {name!r:.200}")
+            if not isinstance(fields, dict) or set(fields) != _FIELDS:
+                self.refuse(f"tensor {name!r:.200} must have {', '.join(sorted(_FIELDS))}")
+            match fields["dtype"], fields["shape"], fields["data_offsets"]:
+                case str(dtype), [*sizes], [begin, end]:
+                    pass
+                case _:
+                    self.refuse(f"tensor {name!r:.200} has fields of wrong types")
+            if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*sizes, begin, end)):
+                self.refuse(f"tensor {name!r:.200} has sizes or offsets that are not sizes")
+            if len(sizes) > _MOST_DIMS:
+                self.refuse(f"tensor {name!r:.200} has {len(sizes)} dims, of at most {_MOST_DIMS}")
+            self._add(name, dtype, tuple(sizes), (begin, end))
+        self.after()
 
     def _add(self, name: str, dtype: str, shape: tuple[int, ...], span: tuple[int, int]) -> None:
         known = DTYPES.get(dtype)
@@ -218,54 +180,17 @@ class _Reading:
             if dtype in _PACKED:
                 why = "shorter than a byte, and meshard does not read packed elements"
             raise CheckpointError(
-                f"{self._path}: tensor {name!r} has dtype {dtype!r}, which is {why}. It reads "
-                f"{', '.join(DTYPES)}."
+                f"{self._path}: tensor {name!r:.200} has dtype {dtype!r:.40}, which is {why}. It "
+                f"reads {', '.join(DTYPES)}."
             )
         size = math.prod(shape) * known.itemsize
         if span[1] - span[0] != size:
             raise CorruptFileError(
-                f"{self._path}: tensor {name!r} of shape {shape} and dtype {dtype} takes "
+                f"{self._path}: tensor {name!r:.200} of shape {shape} and dtype {dtype} takes "
                 f"{size:,} bytes, but its header gives it bytes {span[0]:,} to {span[1]:,} of the "
                 f"data, which are {span[1] - span[0]:,}."
             )
         self.entries.append(Entry(name, known, shape, *span))
-
-    def _metadata(self, at: int) -> int:
-        """Read texts by name, and return where they end."""
-        empty = _EMPTY.match(self._text, at)
-        if empty is not None:
-            return empty.end()
-        if self._text[at : at + 1] != b"{":
-            self._refuse("__metadata__ must hold texts by name", at)
-        at, more = at + 1, b","
-        while more == b",":
-            found = _PAIR.match(self._text, at)
-            if found is None:
-                self._refuse("__metadata__ must hold texts by name", at)
-            name = self._decoded(found[1], at)
-            if name in self.metadata:
-                self._refuse(f"__metadata__ names {name!r} twice", at)
-            self.metadata[name] = self._decoded(found[2], at)
-            at, more = found.end(), found[3]
-        return at
-
-    def _decoded(self, raw: bytes, at: int) -> str:
-        """Return a text as it is meant."""
-        try:
-            text = raw.decode("utf-8")
-            if b"\\" in raw:
-                text = str(json.loads(f'"{text}"'))
-                text.encode("utf-8")  # half of a surrogate pair cannot be printed
-        except ValueError as error:
-            self._refuse(f"a text cannot be decoded ({error})", at)
-        return text
-
-    def _refuse(self, why: str, at: int) -> NoReturn:
-        near = self._text[at : at + 40].decode("utf-8", "backslashreplace")
-        raise CorruptFileError(
-            f"{self._path}: its header cannot be read: {why}, at byte {8 + at:,} ({near!r}). The "
-            "file is damaged, or it is not a safetensors file."
-        )
 
 
 def _in_order(file: OpenFile, entries: list[Entry], size: int) -> list[Entry]:
@@ -314,9 +239,9 @@ def _checked_sums(
     at = body.rfind(b'"%b":"' % SUMS_KEY.encode())
     tail = _TAIL.fullmatch(body, at) if at >= 0 else None
     if form is not None and tail is None:
-        return 0, ()
+        return 0, ()  # of the file that it was made of
     advice = "It was damaged or edited after it was written."
-    if form is None or tail is None:
+    if form is None or tail is None or len(form[2]) % _DIGITS:
         raise CorruptFileError(
             f"{path}: its header has checksums that cannot be read: {given[:60]!r}. {advice}"
         )

@@ -196,14 +196,14 @@ def _writer(
     copies: dict[tuple[str, int], list[Place]] = {}
     sums: dict[tuple[str, int], list[Place]] = {}
     for file, boxes in files.items():
-        tied = {alias: t for alias, t in options.tied.items() if t in dict(boxes)}
+        home = dict(boxes)
+        tied = {alias: t for alias, t in options.tied.items() if t in home}
         head, entries, at = format_header(
             [(name, tensors[name].dtype, box.shape) for name, box in boxes],
             {**options.metadata, **tied},
             options.piece_bytes,
         )
         made.append(NewFile(file, len(head) + (entries[-1].end if entries else 0), head))
-        home = dict(boxes)
         for entry in entries:
             place = len(head) + entry.begin
             for box in _moved(home[entry.name], entry.dtype.itemsize, options.piece_bytes):
