@@ -413,6 +413,22 @@ def test_an_index_that_lies_is_refused(
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_folder_of_two_models_is_refused(tmp_path: Path) -> None:
+    """Transformers would take the file, and others the index: one of them is of an earlier save."""
+    index = folder_with_index(tmp_path)
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="two models, of which one may be old"):
+        open_safetensors(str(tmp_path))
+    assert sorted(open_safetensors(str(index)).tensors) == ["a", "b"]
+    assert list(open_safetensors(str(tmp_path / "model.safetensors")).tensors) == ["a"]
+    for kind in ("model", "vae"):
+        index.rename(tmp_path / f"{kind}.fp16.safetensors.index.json")
+        index.write_text((tmp_path / f"{kind}.fp16.safetensors.index.json").read_text())
+    index.unlink()
+    with pytest.raises(CheckpointError, match=r"it has 2 indexes: model\.fp16\.safetensors"):
+        open_safetensors(str(tmp_path))
+
+
 def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "snapshots" / "rev", tmp_path / "blobs"
     snapshot.mkdir(parents=True)

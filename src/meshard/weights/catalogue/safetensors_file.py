@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn, final
 
@@ -274,9 +275,22 @@ def _open_index(path: str, folder: str, name: str) -> Catalogue:
     place = os.path.join(folder, name)
     index = _Index(place)
     names = list(dict.fromkeys(index.files.values()))
+    alone = name.removesuffix(INDEX_SUFFIX) + SUFFIX
+    if path == folder and alone not in names and os.path.lexists(os.path.join(folder, alone)):
+        raise CheckpointError(
+            f"{path}: it has {alone}, and {name}, which does not name that file: two models, of "
+            "which one may be old. Open the file or the index by its own path."
+        )
     for one in names:
         _check_inside(place, folder, one)
     found = _join(path, folder, names)
+    _check_index(place, index, found)
+    unchecked = found.unchecked if index.checked else (name, *found.unchecked)
+    return replace(found, unchecked=unchecked)
+
+
+def _check_index(place: str, index: _Index, found: Catalogue) -> None:
+    """Refuse an index that does not say what its files hold."""
     for tensor, file in index.files.items():
         stored = found.tensors.get(tensor)
         there = {p.file for p in stored.pieces} if stored is not None else set()
@@ -295,10 +309,6 @@ def _open_index(path: str, folder: str, name: str) -> Catalogue:
             f"{place}: it says that the tensors have {index.size:,} bytes (metadata.total_size), "
             f"but they have {size:,}. Correct or remove that number if the files are right."
         )
-    unchecked = found.unchecked if index.checked else (name, *found.unchecked)
-    return Catalogue(
-        path, found.format, found.tensors, found.reader, found.tied, found.values, unchecked
-    )
 
 
 @final
