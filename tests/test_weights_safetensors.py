@@ -381,11 +381,11 @@ LIES = {
     "metadata": ({"metadata": [1]}, 'must have "weight_map"'),
     "other file": (
         {"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}},
-        "tensor 'a' is in two.safetensors, but it is in one.safetensors",
+        "tensor 'a' is in 'two.safetensors', but it is in one.safetensors",
     ),
     "no tensor": (
         {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}},
-        "tensor 'c' is in two.safetensors, but none of its files has it",
+        "tensor 'c' is in 'two.safetensors', but none of its files has it",
     ),
     "absolute": ({"weight_map": {"a": "/etc/passwd"}}, "not in the index's own folder"),
     "climbing": ({"weight_map": {"a": "../x.safetensors"}}, "not in the index's own folder"),
