@@ -13,10 +13,15 @@ import numpy as np
 import pytest
 
 from meshard.algebra.box import Box
+from meshard.algebra.device import Device
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import KeyMapError
-from meshard.weights.maps import casts, form, keymap, pattern, rules, tables
+from meshard.weights.maps import blocks, casts, form, keymap, pattern, rules, tables
 from meshard.weights.maps.keymap import KeyMap, Sources
 from meshard.weights.maps.recipe import Recipe
+from meshard.weights.maps.scales import Scales
 from tests.recipes import Array, made, made_in_pieces
 
 T = TypeVar("T")
@@ -283,7 +288,8 @@ def test_a_random_map_is_what_numpy_does_or_is_refused_for_casting_twice(chunk: 
     assert refused < 40
 
 
-LOST = re.compile("are lost|are rounded|whose shape is lost|has rounded its elements")
+LOST = re.compile("are lost|are rounded|shape is lost|in other blocks|has rounded its elements")
+PARTED = re.compile("of several blocks|border of blocks|blocks of . and of . elements|taken apart")
 
 
 @pytest.mark.parametrize("chunk", range(4))
@@ -334,7 +340,7 @@ def test_toml_gives_an_equal_map_and_equal_maps_print_alike() -> None:
 
 
 def test_examples_in_docstrings_are_right() -> None:
-    for module in (casts, form, keymap, pattern, rules, tables):
+    for module in (blocks, casts, form, keymap, pattern, rules, tables):
         assert doctest.testmod(module).failed == 0, module
 
 
@@ -653,3 +659,155 @@ def test_an_optional_rule_may_match_nothing() -> None:
     map = KeyMap(rest="keep").rename("x.{i}", "y.{i}", optional=True)
     assert list(map.apply(W).recipes) == list(W)
     assert KeyMap.from_toml(map.to_toml()) == map
+
+
+# --- block scales
+
+
+def spread(scales: Array, block: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """Return the scale of each element."""
+    for dim, n in enumerate(block):
+        scales = np.repeat(scales, n, dim)
+    return scales[tuple([slice(n) for n in shape])]
+
+
+def scaled_trial(seed: int) -> tuple[KeyMap, Tensors]:
+    """Return a random map over tensors with scales, and tensors that are all different."""
+    rng = random.Random(seed)
+    block = (rng.choice([1, 2, 3]), rng.choice([1, 2, 4]))
+    tensors: Tensors = {}
+    for k in range(rng.randint(1, 3)):
+        shape = (rng.choice([2, 4, 5, 6, 8]), rng.choice([2, 3, 4, 8]))
+        blocks = tuple([-(-n // b) for n, b in zip(shape, block, strict=True)])
+        tensors[f"s.{k}"] = numbered(shape, "f4", 1000 * k)
+        tensors[f"s.{k}_scale"] = numbered(blocks, "f4", 100 * k + 1)
+    weights = {n: x for n, x in tensors.items() if not n.endswith("_scale")}
+    t = Trial(rng, weights, KeyMap(rest="keep").scales("{w*}", "{w*}_scale", block))
+    for _ in range(rng.randint(1, 4)):
+        name = t.pick()
+        if name is None or sum(x.size for x in t.tensors.values()) > 2000:
+            break
+        rng.choice([r for r in RULES if r not in (do_cast, do_tie)])(t, name)
+    return t.map, tensors
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_scales_stay_those_of_their_elements_or_the_rule_is_refused(chunk: int) -> None:
+    kept, inverted = 0, 0
+    for seed in range(chunk * 150, (chunk + 1) * 150):
+        map, tensors = scaled_trial(seed)
+        mapped = tried(map.apply, sources_of(tensors))
+        if isinstance(mapped, str):
+            assert PARTED.search(mapped), mapped
+            continue
+        (declared,) = (r for r in map.rules if isinstance(r, Scales))
+        each = {
+            n: spread(tensors[f"{n}_scale"], declared.block, x.shape)
+            for n, x in tensors.items()
+            if not n.endswith("_scale")
+        }
+        for name, (other, block) in mapped.scales.items():
+            recipe = mapped.recipes[name]
+            expected = made(recipe, each)
+            found = spread(made(mapped.recipes[other], tensors), block, recipe.shape)
+            for f in recipe.fills:
+                found[f.box.slices] = f.value
+            np.testing.assert_array_equal(found, expected)
+        kept += 1
+        inverse = tried(map.inverse, sources_of(tensors))
+        if isinstance(inverse, str):
+            assert LOST.search(inverse) or PARTED.search(inverse), inverse
+            continue
+        same(applied(inverse, applied(map, tensors)), tensors)
+        inverted += 1
+    assert kept > 50
+    assert inverted > 25
+
+
+F8 = "float8_e4m3fn"
+SCALED: Sources = {
+    "a.weight": ((256, 300), F8),
+    "a.weight_scale_inv": ((2, 3), "f4"),
+    "b.weight": ((200, 300), F8),
+    "b.weight_scale_inv": ((2, 3), "f4"),
+    "c.weight": ((256, 300), "f4"),
+}
+SCALES = KeyMap(rest="keep").scales("{w*}.weight", "{w*}.weight_scale_inv", (128, 128))
+
+UNSCALED: dict[str, tuple[KeyMap, str]] = {
+    "a part that begins within a block": (
+        SCALES.fuse(["b.weight", "a.weight"], "x.weight"),
+        r"tensors 'b\.weight' .*: a part begins at element 200 of the result, which is not on a "
+        r"border of blocks of 128 elements; a block has one scale",
+    ),
+    "a cut within a block": (
+        SCALES.split("a.weight", ["x.weight", "y.weight"], sizes=[100, 156]),
+        "a part begins at element 100 of the tensor",
+    ),
+    "the order of rows": (
+        SCALES.rope("a.weight", 2),
+        r"blocks of 128 x 128 elements would be taken apart along dim 0 of the result",
+    ),
+    "a cast": (SCALES.cast("a.weight", "bfloat16"), "a cast to bfloat16 would part them"),
+    "a tensor without": (
+        SCALES.cast("c.weight", F8).fuse(["a.weight", "c.weight"], "x.weight"),
+        r"'c\.weight' has no block scales, and what it is joined with has some",
+    ),
+    "scales of another shape": (
+        KeyMap(rest="keep").scales("{w*}.weight", "{w*}.weight_scale_inv", (64, 128)),
+        r"'a\.weight' of shape \(256, 300\) has blocks of 64 x 128 elements, so that its scales "
+        r"'a\.weight_scale_inv' have the shape \(4, 3\); found \(2, 3\)",
+    ),
+    "scales that come too late": (
+        KeyMap(rest="keep")
+        .transpose("a.weight")
+        .scales("{w*}.weight", "{w*}.weight_scale_inv", (128, 128)),
+        r"'a\.weight' and its scales 'a\.weight_scale_inv' were changed by rules before",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSCALED)
+def test_what_would_part_blocks_from_their_scales_is_refused(case: str) -> None:
+    """Scales were left as they were where weights were cut, fused or converted."""
+    map, message = UNSCALED[case]
+    with pytest.raises(KeyMapError, match=message):
+        map.apply(SCALED)
+
+
+def test_scales_are_called_as_the_map_says() -> None:
+    map = SCALES.rename("a.weight", "y")
+    assert map.apply(SCALED).scales["y"] == ("y_scale_inv", (128, 128))
+    names = ("x.{w}", "{w}.s")
+    named = KeyMap(rest="keep").scales("{w}.weight", "{w}.weight_scale_inv", (128, 128), to=names)
+    mapped = named.rename("{w}.weight", "x.{w}").apply(SCALED)
+    assert mapped.scales == {
+        "x.a": ("a.s", (128, 128)),
+        "x.b": ("b.s", (128, 128)),
+    }
+    with pytest.raises(KeyMapError, match="nothing says what they are called"):
+        named.apply(SCALED)
+
+
+def test_layouts_that_cut_blocks_are_refused_and_others_say_where_scales_are_cut() -> None:
+    mapped = SCALES.transpose("a.weight").apply(SCALED)
+    mesh = Mesh(np.array([Device(i) for i in range(2)]), ("x",))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    columns = NamedSharding(mesh, PartitionSpec(None, "x"))
+    assert mapped.check_shardings({"a.weight": columns, "c.weight": rows}) == {
+        "a.weight_scale_inv": ((0, 3), (0, 1, 2))
+    }
+    with pytest.raises(
+        KeyMapError, match=r"'a\.weight' is cut at 150 along dim 0, within a block of 128 elements"
+    ):
+        mapped.check_shardings({"a.weight": rows})
+    uneven = NamedSharding(mesh, PartitionSpec("x"), uneven=((0, 128, 300),))
+    assert mapped.check_shardings({"a.weight": uneven})["a.weight_scale_inv"][0] == (0, 1, 3)
+
+
+def test_a_last_row_by_itself_keeps_the_size_of_its_block() -> None:
+    sources: Sources = {"w": ((129, 256), F8), "w_scale": ((2, 2), "f4")}
+    map = KeyMap().scales("{w}", "{w}_scale", (128, 128)).split("w", ["a", "b"], sizes=[128, 1])
+    mapped = map.apply(sources)
+    assert mapped.scales == {n: (f"{n}_scale", (128, 128)) for n in "ab"}
+    assert "fuse" in str(map.inverse(sources))

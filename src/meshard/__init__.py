@@ -97,7 +97,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
-    from meshard.runtime.moving.reshard import reshard as reshard
+    from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
     from meshard.transforms.shard_map import shard_map as shard_map
@@ -120,7 +120,7 @@ else:
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
-            "meshard.runtime.moving.reshard:reshard",
+            "meshard.weights.moving.reshard:reshard",
             "meshard.testing",
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",

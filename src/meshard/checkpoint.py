@@ -13,8 +13,13 @@ from meshard.errors import (
 )
 from meshard.weights.catalogue.verify import Damage as Damage
 from meshard.weights.checkpoint.clean import clean as clean
+from meshard.weights.checkpoint.convert import (
+    Conversion as Conversion,
+    convert as convert,
+)
 from meshard.weights.checkpoint.load import (
     load as load,
+    load_iter as load_iter,
     plan_load as plan_load,
 )
 from meshard.weights.checkpoint.load_plan import LoadPlan as LoadPlan
@@ -26,7 +31,7 @@ from meshard.weights.checkpoint.save import (
     SaveHandle as SaveHandle,
     save as save,
 )
-from meshard.weights.checkpoint.steps import (
+from meshard.weights.native.steps import (
     latest as latest,
     steps as steps,
 )

@@ -30,7 +30,7 @@ from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import ZARR_CHUNK
 from meshard.weights.catalogue.chunks import grid_boxes, grid_steps, needed
 from meshard.weights.catalogue.raw import OpenFile, box_shape, file_error
-from meshard.weights.catalogue.raw_writer import partial_name, sync_folder
+from meshard.weights.catalogue.raw_writer import exchange_names, partial_name, sync_folder
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 
@@ -245,7 +245,8 @@ class ZarrWriter:
         """
         self._check_target()
         try:
-            shutil.rmtree(self._partial, ignore_errors=True)  # of a save that was killed
+            for left in (self._partial, self._partial + ".replaced"):  # of a save that was killed
+                _remove(left)
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with _written_by(self._partial):
                 root: Any = None
@@ -336,21 +337,28 @@ class ZarrWriter:
             StorageError: if the name cannot be given.
         """
         self._check_target()
-        old = partial_name(os.path.basename(self.path)) + ".replaced"
-        old = os.path.join(os.path.dirname(self.path), old)
+        old = self._partial
         with _written_by(self.path, "it cannot be given its name"):
             names = [os.path.join(f, _ROOT) for f, _, n in os.walk(self._partial) if _ROOT in n]
             _sync(self._partial, [os.path.relpath(name, self._partial) for name in names])
-            if os.path.lexists(self.path):
+            if not os.path.lexists(self.path):
+                os.rename(self._partial, self.path)
+            elif not exchange_names(self._partial, self.path):
+                old = self._partial + ".replaced"
                 os.rename(self.path, old)
-            os.rename(self._partial, self.path)
+                os.rename(self._partial, self.path)
             sync_folder(os.path.dirname(self.path))
-        with suppress(OSError):
-            os.unlink(old) if os.path.isfile(old) else shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
     def abandon(self) -> None:
         """Remove what was made."""
-        shutil.rmtree(self._partial, ignore_errors=True)
+        _remove(self._partial)
+
+
+def _remove(path: str) -> None:
+    """Remove a file or folder, as far as that is allowed."""
+    with suppress(OSError):
+        os.unlink(path) if os.path.isfile(path) else shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(root: str, names: Iterable[str]) -> None:

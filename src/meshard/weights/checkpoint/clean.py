@@ -11,8 +11,8 @@ from pathlib import Path
 from meshard.algebra.arguments import flag_of, path_of
 from meshard.errors import MissingFileError
 from meshard.runtime.processes.whereabouts import has_ended
-from meshard.weights.checkpoint.manifest import NAME
-from meshard.weights.checkpoint.native import Storing, load_manifest, remove_folder
+from meshard.weights.native.files import Storing, load_manifest, remove_folder
+from meshard.weights.native.manifest import NAME
 
 _DATA = re.compile(r"data-(.+)-\d+")
 _PARTIAL = re.compile(r"\.(?:.+\.json|latest)\.by-(.+)\.[0-9a-f]{8}\.partial")
@@ -69,19 +69,18 @@ def _left_in(folder: Path, *, force: bool, inner: bool) -> list[Path]:
     """Return what belongs to no checkpoint in a folder; the folder itself if it is a step's."""
     complete = (folder / NAME).is_file()
     needed = load_manifest(folder).folder if complete else None
-    left, busy = [], False
-    for one in sorted(folder.iterdir()):
-        data = _DATA.fullmatch(one.name)
-        if data is not None and one.name != needed and one.is_dir():
-            if force or has_ended(data[1]):
-                left.append(one)
-            else:
-                busy = True
-        partial = _PARTIAL.fullmatch(one.name)
-        if partial is not None and (force or has_ended(partial[1])):
-            left.append(one)
-    if complete and needed is not None:
+    every = sorted(folder.iterdir())
+    jobs = {one: _job_of(one) for one in every if one.name != needed}
+    left = [one for one, job in jobs.items() if job and (force or has_ended(job))]
+    if needed is not None:
         left += sorted((folder / needed).glob("*.json"))
-    if inner and not complete and not busy and len(left) == len(list(folder.iterdir())):
+    if inner and not complete and len(left) == len(every):
         return [folder]
     return left
+
+
+def _job_of(path: Path) -> str | None:
+    """Return the job that a file or folder of an unfinished save belongs to; None for others."""
+    pattern = _DATA if path.is_dir() else _PARTIAL
+    found = pattern.fullmatch(path.name)
+    return None if found is None else found[1]

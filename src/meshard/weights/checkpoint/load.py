@@ -8,7 +8,7 @@ once by the whole job.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -29,11 +29,11 @@ from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
-from meshard.weights.checkpoint.opening import opened
+from meshard.weights.checkpoint.opening import in_order, opened
 from meshard.weights.checkpoint.sources import cast_to, spread
-from meshard.weights.checkpoint.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import SLAB, Wanted, plan_reading, wanted_of
 
@@ -95,7 +95,8 @@ def load(
         plan = request.plan(checked_window(max_bytes, what))
         world = here()
         if world.process_count > 1:
-            meet(world, range(world.process_count), f"`{what}` of {request.catalogue.path}")
+            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
+            meet(world, range(world.process_count), told_of)
         total = plan.reading.bytes_read[world.process_index]
         bar = progress_bar(total, "loading") if progress and not world.process_index else _NO_BAR
         with bar as show:
@@ -106,6 +107,60 @@ def load(
     return request.tree(arrays)
 
 
+def load_iter(
+    path: str | Path,
+    shardings: Any = None,
+    *,
+    like: Any = None,
+    step: int | None = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    max_bytes: int | None = None,
+) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a file or folder one after the other, in the order in which they lie.
+
+    So a tree larger than memory can be passed on: what the caller no longer refers to is freed. All
+    processes of a job take all arrays, in the same order.
+
+    Args:
+        path: see `load`.
+        shardings: see `load`.
+        like: see `load`.
+        step: see `load`.
+        dtype: see `load`.
+        map: see `load`.
+        max_bytes: the most bytes of arrays that are loaded before the first of them is yielded; a
+            larger array is loaded alone. None for 64 MiB.
+
+    Yields:
+        Name and array.
+
+    Raises:
+        MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
+
+    >>> import tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"a": np.zeros((2, 3)), "b": np.ones(4)})
+    ...     [(name, x.shape) for name, x in load_iter(folder)]
+    [('a', (2, 3)), ('b', (4,))]
+    """
+    what = "checkpoint.load_iter"
+    window = checked_window(max_bytes, what)
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    try:
+        plan = request.plan(window)
+        world = here()
+        if world.process_count > 1:
+            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
+            meet(world, range(world.process_count), told_of)
+    except BaseException:
+        request.catalogue.reader.close()
+        raise
+    return request.each(plan, window or _TOGETHER)
+
+
+_TOGETHER = 64 << 20
 _NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
@@ -187,12 +242,13 @@ class _Request:
     def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
         """Return how each tensor is made, other names of tensors, and the tree's structure."""
         stored = self.catalogue
+        tensors = in_order(stored)
         if map_ is None:
-            plain = {n: identity(n, t.shape, t.dtype) for n, t in stored.tensors.items()}
+            plain = {n: identity(n, t.shape, t.dtype) for n, t in tensors.items()}
             found, tied, structure = plain, stored.tied, structure_of(stored)
         else:
             instance_of(map_, KeyMap, self._what, "map")
-            mapped = map_.apply(stored.tensors, tied=stored.tied)
+            mapped = map_.apply(tensors, tied=stored.tied)
             found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
         cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
         return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
@@ -269,6 +325,29 @@ class _Request:
         reading = plan_reading(count, list(wanted.values()), stored, slab)
         return LoadPlan(stored.path, stored.format, reading, window)
 
+    def each(self, plan: LoadPlan, most: int) -> Iterator[tuple[str, Array]]:
+        """Yield the names and arrays of a plan, some of them loaded together."""
+        world, wanted = here(), plan.reading.wanted
+        names: dict[tuple[str, Sharding], list[str]] = {}
+        for name, key in self._keys.items():
+            names.setdefault(key, []).append(name)
+        try:
+            for batch in _batches(wanted, most):
+                part = plan_reading(
+                    world.process_count,
+                    [wanted[k] for k in batch],
+                    self.catalogue,
+                    plan.reading.slab_bytes,
+                )
+                arrays = run_load(world, part, self.catalogue)
+                for k in batch:
+                    array = arrays.pop(0)
+                    for name in names[self._order[k]]:
+                        yield name, array
+                    del array
+        finally:
+            self.catalogue.reader.close()
+
     def _check_like(self) -> None:
         """Refuse tensors that have another shape or dtype than they should have.
 
@@ -337,6 +416,20 @@ class _Request:
         """Return the tree of the arrays that a plan has made."""
         made = dict(zip(self._order, arrays, strict=True))
         return self._build({name: made[key] for name, key in self._keys.items()})
+
+
+def _batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[int]]:
+    """Yield the numbers of tensors that are loaded together."""
+    batch: list[int] = []
+    size = 0
+    for number, one in enumerate(wanted):
+        if batch and size + one.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += one.nbytes
+    if batch:
+        yield batch
 
 
 @final

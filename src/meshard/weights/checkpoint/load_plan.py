@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import xxhash
+
 from meshard.plan.captions import bytes_text
 from meshard.plan.show.report import Table
 from meshard.weights.transfer.reading import ReadingPlan
@@ -51,6 +53,13 @@ class LoadPlan:
     def largest_reader_bytes(self) -> int:
         """The most bytes that one process reads."""
         return max(self.reading.bytes_read, default=0)
+
+    @property
+    def digest(self) -> str:
+        """A short text that stands for the plan: the same on all processes."""
+        told = [(w.name, w.recipe.shape, str(w.recipe.dtype)) for w in self.reading.wanted]
+        counts = len(self.reading.direct), len(self.reading.slabs), self.reading.bytes_read
+        return xxhash.xxh3_64_hexdigest(repr((told, counts)).encode())
 
     @property
     def peak_bytes(self) -> int:

@@ -17,9 +17,9 @@ from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
 from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.manifest import Manifest
 from meshard.weights.checkpoint.opening import opened
-from meshard.weights.checkpoint.structure import leaf_values, rebuilt, structure_of
+from meshard.weights.native.manifest import Manifest
+from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 
 _ROWS = 24
 

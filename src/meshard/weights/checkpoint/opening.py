@@ -10,10 +10,10 @@ from pathlib import Path
 from meshard.algebra.arguments import count_of, path_of
 from meshard.errors import MissingFileError
 from meshard.weights.catalogue.detect import open_catalogue
-from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.manifest import NAME
-from meshard.weights.checkpoint.native import native_catalogue
-from meshard.weights.checkpoint.steps import step_folder, steps
+from meshard.weights.catalogue.stored import Catalogue, Stored
+from meshard.weights.native.files import native_catalogue
+from meshard.weights.native.manifest import NAME
+from meshard.weights.native.steps import step_folder, steps
 
 
 def opened(path: str | Path, step: int | None, what: str, *, checked: bool = False) -> Catalogue:
@@ -58,3 +58,13 @@ def _checkpoint(path: str | Path, step: int | None, what: str) -> Path | None:
         return root
     found = steps(root) if root.is_dir() else []
     return step_folder(root, found[-1]) if found else None
+
+
+def in_order(catalogue: Catalogue) -> dict[str, Stored]:
+    """Return the tensors in the order of their places in the files: the same for all processes."""
+
+    def place(tensor: Stored) -> tuple[str, int, str]:
+        first = tensor.pieces[0] if tensor.pieces else None
+        return ("", 0, tensor.name) if first is None else (first.file, first.offset, tensor.name)
+
+    return {t.name: t for t in sorted(catalogue.tensors.values(), key=place)}

@@ -20,10 +20,10 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, home, placed
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.world import RuntimeWorld
-from meshard.weights.checkpoint.manifest import Entry
-from meshard.weights.checkpoint.structure import Named
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named
 from meshard.weights.transfer.exchange import Held, held
 
 
@@ -37,9 +37,17 @@ class Source:
 
 
 def held_arrays(
-    world: RuntimeWorld, tree: Named, what: str, *, copied: bool
+    world: RuntimeWorld, tree: Named, what: str, *, copied: bool = False
 ) -> tuple[dict[str, Held], dict[str, Sharding]]:
-    """Return where the arrays of a tree are, and their shardings.
+    """Return where the arrays of a tree are, and their shardings; see `placed_arrays`."""
+    arrays = placed_arrays(world, tree, what, copied=copied)
+    return {n: held(a) for n, a in arrays.items()}, {n: a.sharding for n, a in arrays.items()}
+
+
+def placed_arrays(
+    world: RuntimeWorld, tree: Named, what: str, *, copied: bool = False
+) -> dict[str, Array]:
+    """Return the arrays of a tree, those too that no device held.
 
     Values that no device holds, and arrays that are on each process's own device, must be the same
     on all processes.
@@ -54,28 +62,24 @@ def held_arrays(
         UnequalError: if the processes give different values.
         DeletedArrayError: if an array was deleted.
     """
+    loose = [x for x in tree.arrays.values() if not _is_committed(x)]
+    if world.process_count == 1:
+        return {n: _wrapped(world, x, what, copied=copied) for n, x in tree.arrays.items()}
     everywhere = spread(world)
-    loose = {n: x for n, x in tree.arrays.items() if not _is_committed(x)}
-    if world.process_count > 1:
-        check_same_values(
-            list(loose.values()), list(loose.values()), [everywhere] * len(loose), what
-        )
-    found: dict[str, Held] = {}
-    shardings: dict[str, Sharding] = {}
-    for name, x in tree.arrays.items():
-        if name in loose and not (type(x) is Array and world.process_count == 1):
-            value = as_host(x, what)
-            value = value.copy() if copied and world.process_count == 1 else value
-            place = everywhere if world.process_count > 1 else home(world)
-            array = placed(x, place) if world.process_count > 1 else None
-            if array is None:
-                type_ = world.type_of(value.shape, value.dtype, place, True)
-                array = Array(type_, (value,))
-        else:
-            array = x
-        found[name] = held(array)
-        shardings[name] = array.sharding
-    return found, shardings
+    check_same_values(loose, loose, [everywhere] * len(loose), what)
+    return {
+        n: x if _is_committed(x) else placed(x, everywhere, what=what)
+        for n, x in tree.arrays.items()
+    }
+
+
+def _wrapped(world: RuntimeWorld, x: Any, what: str, *, copied: bool) -> Array:
+    """Return a value as an array of this process, without copying it unless asked to."""
+    if type(x) is Array:
+        return x
+    value = as_host(x, what)
+    type_ = world.type_of(value.shape, value.dtype, home(world), True)
+    return Array(type_, (value.copy() if copied else value,))
 
 
 def _is_committed(x: Any) -> bool:

@@ -22,8 +22,8 @@ from meshard.weights.catalogue.safetensors_writer import (
 )
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.catalogue.zarr_store import zarr_store
-from meshard.weights.checkpoint.manifest import Entry
-from meshard.weights.checkpoint.structure import Named, leaf_values
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named, leaf_values
 
 FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
 _BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".zarr": "zarr"}

@@ -29,6 +29,11 @@ def patterns() -> Any:
     return field(metadata={"check": _patterns})
 
 
+def patterns_or_none() -> Any:
+    """Return the field of several patterns, or of none."""
+    return field(default=None, metadata={"check": _patterns_or_none})
+
+
 def one_or_more() -> Any:
     """Return the field of a pattern or several."""
     return field(metadata={"check": _one_or_more})
@@ -67,6 +72,10 @@ def _patterns(given: object, where: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise KeyMapError(f"{where} is a list of patterns; found {given!r:.80}.")
     return tuple([parse(_of(str, v, where, "a list of patterns")).text for v in given])
+
+
+def _patterns_or_none(given: object, where: str) -> tuple[str, ...] | None:
+    return None if given is None else _patterns(given, where)
 
 
 def _one_or_more(given: object, where: str) -> str | tuple[str, ...]:

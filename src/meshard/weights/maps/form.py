@@ -489,25 +489,42 @@ def _runs(
 
 def _gathered(form: Form, term: Term) -> Form:
     """Return the elements of a form that a term takes, with a dim for each of its directions."""
-    dims: list[int | None] = []  # for each dim of the result so far, the direction
+    if _takes_all(form, term):
+        dims = sorted([s.source or 0 for s in term.strides])
+        for d in reversed(range(form.ndim)):
+            form = form if d in dims else form.squeezed(d)
+        return form.transposed([dims.index(s.source or 0) for s in term.strides])
+    order: list[int] = []  # for each dim of the result, the direction
     for d in reversed(range(form.ndim)):
         along = [k for k, s in enumerate(term.strides) if s.source == d]
         along.sort(key=lambda k: -term.strides[k].source_step)
-        steps = [term.strides[k].source_step for k in along]
-        reach = [(term.strides[k].size - 1) * n for k, n in zip(along, steps, strict=True)]
-        start = term.source_start[d]
-        form = form.sliced(d, start, start + sum(reach) + 1)
-        for k, step in enumerate(steps):
-            if step > 1:
-                form = form.split(d + k, step).sliced(d + k + 1, 0, sum(reach[k + 1 :]) + 1)
-        if not steps or steps[-1] > 1:
-            form = form.squeezed(d + len(along))
-        dims[:0] = along
+        form = _strided(form, d, term.source_start[d], [term.strides[k] for k in along])
+        order[:0] = along
     for k, s in enumerate(term.strides):
         if s.source is None:
             form = form.expanded(form.ndim, s.size)
-            dims.append(k)
-    return form.transposed([dims.index(k) for k in range(len(dims))])
+            order.append(k)
+    return form.transposed([order.index(k) for k in range(len(order))])
+
+
+def _takes_all(form: Form, term: Term) -> bool:
+    """Whether a term takes all of a form, its dims in any order."""
+    sizes = {s.source: s.size for s in term.strides if s.source_step == 1}
+    return len(sizes) == len(term.strides) and all(
+        sizes.get(d, 1) == n for d, n in enumerate(form.shape)
+    )
+
+
+def _strided(form: Form, dim: int, start: int, strides: Sequence[Stride]) -> Form:
+    """Return a dim as one for each of some directions along it, the largest steps first."""
+    reach = [(s.size - 1) * s.source_step for s in strides]
+    form = form.sliced(dim, start, start + sum(reach) + 1)
+    for k, s in enumerate(strides):
+        if s.source_step > 1:
+            form = form.split(dim + k, s.source_step)
+            form = form.sliced(dim + k + 1, 0, sum(reach[k + 1 :]) + 1)
+    whole = strides and strides[-1].source_step == 1
+    return form if whole else form.squeezed(dim + len(strides))
 
 
 def _scattered(inner: Term, outer: Term) -> Term:

@@ -13,10 +13,11 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from meshard.algebra.abstract import Sharding
 from meshard.errors import KeyMapError
 from meshard.plan.show.report import Table
 from meshard.runtime.types import dtype_name
-from meshard.weights.maps import in_place, rules
+from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.casts import dtype_named
 from meshard.weights.maps.form import source_form
 from meshard.weights.maps.pattern import exactly
@@ -63,12 +64,14 @@ class Mapped:
         tied: names that are other names of tensors, and those tensors' names.
         sources: the shape and dtype of each source.
         how: what was done to each tensor, in words.
+        scales: for tensors that have block scales, their name and the sizes of a block.
     """
 
     recipes: Mapping[str, Recipe]
     tied: Mapping[str, str]
     sources: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     how: Mapping[str, str] = field(repr=False, compare=False)
+    scales: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def table(self, most: int | None = None) -> Table:
         """Return the tensors as a table: name, shape, dtype, what they are made of, and how."""
@@ -91,6 +94,22 @@ class Mapped:
         left = len(self.recipes) - len(listed)
         notes = [f"… and {left:,} more"] if left else []
         return Table(("tensor", "shape", "dtype", "made of", "how"), rows, "<<<<<", notes)
+
+    def check_shardings(
+        self, shardings: Mapping[str, Sharding]
+    ) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return where block scales are to be cut, if tensors are laid out in some ways.
+
+        Args:
+            shardings: how tensors are to be laid out, by name; others are left out.
+
+        Returns:
+            The cut points of each dim, by the name of the scales.
+
+        Raises:
+            KeyMapError: if a tensor is cut within a block, which has one scale.
+        """
+        return scales.check_cuts(self.recipes, self.scales, shardings)
 
     def __str__(self) -> str:
         return self.table(_ROWS).text(None)
@@ -268,6 +287,34 @@ class KeyMap:
         """Make tensors of their own of what are other names of tensors."""
         return self.add(rules.Untie(source))
 
+    def scales(
+        self,
+        source: str,
+        by: str,
+        block: Sequence[int],
+        *,
+        to: tuple[str, str] | None = None,
+    ) -> KeyMap:
+        """Say that tensors are block scales of others, and follow them.
+
+        Whatever later rules do to a tensor is done to its scales, in units of blocks; what takes
+        blocks apart is refused. Scales keep their names beside their tensors'.
+
+        Args:
+            source: the pattern of tensors that have scales.
+            by: the pattern of the scales.
+            block: how many elements share a scale, along each dim of the tensors.
+            to: the patterns of both names as they are at last, if they are other ones.
+
+        >>> w = {"w": ((256, 384), "float8_e4m3fn"), "w_scale": ((2, 3), "f4")}
+        >>> map = KeyMap().scales("{name}", "{name}_scale", (128, 128)).transpose("w")
+        >>> print(map.apply(w))
+        tensor   shape       dtype          made of  how
+        w        [384, 256]  float8_e4m3fn  w        transpose
+        w_scale  [3, 2]      float32        w_scale  transpose, scales
+        """
+        return self.add(scales.Scales(source, by, tuple(block), to))
+
     def cast(self, source: str, dtype: Any) -> KeyMap:
         """Cast tensors to another dtype, once and from their own."""
         name = dtype if isinstance(dtype, str) else dtype_named(dtype).name
@@ -314,9 +361,11 @@ class KeyMap:
         for number, stage in enumerate(self.stages, 1):
             undone.append(_undo(stage, tree, self._prefix(number)))
         stages = []
-        for stage in reversed(undone):
-            used = _run(stage, tree, "the inverse: ", covering=True)
-            stages.append(used)
+        try:
+            for stage in reversed(undone):
+                stages.append(_run(stage, tree, "of the inverse, ", covering=True))
+        except KeyMapError as error:
+            raise KeyMapError(f"The map cannot be inverted: {error}") from None
         _check_same(tree, known, ties)
         return KeyMap._of(stages)
 
@@ -359,7 +408,8 @@ class KeyMap:
         return f"<KeyMap of {len(self.rules)} rules>"
 
 
-def _source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of a source."""
     try:
         shape, dtype = source if isinstance(source, tuple) else (source.shape, source.dtype)
         return tuple([int(n) for n in shape]), np.dtype(dtype) if not isinstance(
@@ -375,7 +425,7 @@ def _source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _tree(
     sources: Sources, tied: Mapping[str, str]
 ) -> tuple[Tree, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
-    known = {name: _source(name, s) for name, s in sources.items()}
+    known = {name: known_source(name, s) for name, s in sources.items()}
     nodes = {
         name: Node(source_form(name, shape, dtype), k)
         for k, (name, (shape, dtype)) in enumerate(known.items())
@@ -385,7 +435,10 @@ def _tree(
             why = "is not a source" if name not in known else f"and {other!r} are both sources"
             raise KeyMapError(f"KeyMap: {other!r} is tied to {name!r}, but {name!r} {why}.")
         nodes[other] = nodes[name]
-    return Tree(nodes), known
+    tree = Tree()
+    for name, node in nodes.items():
+        tree.put(name, node)
+    return tree, known
 
 
 def _label(rule: Rule, number: int, prefix: str) -> str:
@@ -399,6 +452,7 @@ def _run(stage: Stage, tree: Tree, prefix: str, *, covering: bool = False) -> St
     for number, rule in enumerate(stage.rules, 1):
         rule.apply(tree, _label(rule, number, prefix))
     left = _left(stage, tree, refuse=not covering)
+    tree.end_stage()
     if not covering or stage.rest != "refuse":
         return stage
     return replace(stage, rules=(*stage.rules, *[rules.Keep(exactly(n)) for n in left]))
@@ -416,7 +470,7 @@ def _left(stage: Stage, tree: Tree, *, refuse: bool = True) -> list[str]:
         )
     if stage.rest == "drop":
         for name in left:
-            del tree.nodes[name]
+            tree.remove(name)
     return left
 
 
@@ -437,6 +491,8 @@ def _undo(stage: Stage, tree: Tree, prefix: str) -> Stage:
             f"The map cannot be inverted: rest='drop' drops {left[0]!r} and "
             f"{len(left) - 1:,} other tensors, whose elements are lost."
         )
+    undone[:0] = scales.scales_after(tree)
+    tree.end_stage()
     return Stage(tuple(undone), "keep" if stage.rest == "keep" else "refuse")
 
 
@@ -456,8 +512,13 @@ def _check_same(
     for name, (shape, dtype) in known.items():
         node = tree.nodes.get(name)
         recipe = node.form.recipe() if node is not None else None
-        if recipe is None or (recipe.shape, recipe.dtype) != (shape, dtype):
+        if recipe is None:
             raise KeyMapError(f"The map cannot be inverted: {name!r} is not made again.")
+        if (recipe.shape, recipe.dtype) != (shape, dtype):
+            raise KeyMapError(
+                f"The map cannot be inverted: {name!r} of shape {shape} and dtype {dtype} comes "
+                f"back as {recipe.shape} of {recipe.dtype}, in other blocks."
+            )
         if math.prod(shape) and not (recipe.is_identity and recipe.sources == (name,)):
             raise KeyMapError(
                 f"The map cannot be inverted: the elements of {name!r} do not come back to their "
@@ -482,4 +543,4 @@ def _mapped(tree: Tree, known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]
         except KeyMapError as error:
             raise KeyMapError(f"KeyMap: tensor {name!r}: {error}.") from None
         how[name] = ", ".join(node.how)
-    return Mapped(recipes, tied, known, how)
+    return Mapped(recipes, tied, known, how, tree.scaled)

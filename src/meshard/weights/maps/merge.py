@@ -19,7 +19,7 @@ _ROUNDS = 8
 def canonical(term: Term) -> Term:
     """Return a term without directions of one element, and with those joined that are one."""
     strides = _canonical(term.strides)
-    return term if strides is term.strides else replace(term, strides=strides)
+    return term if len(strides) == len(term.strides) else replace(term, strides=strides)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -70,6 +70,11 @@ class Term:
         return math.prod([s.size for s in self.strides])
 
     @property
+    def unique(self) -> int:
+        """The number of elements of the source."""
+        return math.prod([s.size for s in self.strides if s.source is not None])
+
+    @property
     def source_box(self) -> Box:
         """The smallest box of the source that holds the region."""
         stops = list(self.source_start)

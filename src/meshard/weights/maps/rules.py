@@ -79,7 +79,7 @@ class Rule(ABC):
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """What tables show: its kind, names before and after, and the rest."""
-        source, to = getattr(self, "source", ""), getattr(self, "to", "")
+        source, to = getattr(self, "source", ""), getattr(self, "to", None) or ""
         how = ", ".join(_shown_details(self.details))
         return self.key, _shown_names(source), _shown_names(to), how
 
@@ -257,7 +257,7 @@ class Fuse(Joining):
     def check(self) -> None:
         """Refuse names that do not tell which tensors belong together."""
         super().check()
-        _check_same_places(self, self.source)
+        check_same_places(self, self.source)
         _check_places(self, [self.source[0]], [self.to])
 
     def apply(self, tree: Tree, label: str) -> list[Change]:
@@ -303,7 +303,7 @@ class Split(Joining):
     def check(self) -> None:
         """Refuse names and sizes that do not say what the parts are."""
         super().check()
-        _check_same_places(self, self.to)
+        check_same_places(self, self.to)
         _check_places(self, [self.source], self.to)
         for given in (self.sizes, self.ratio):
             if given is not None and len(given) != len(self.to):
@@ -498,7 +498,8 @@ def _check_places(rule: Rule, sources: Sequence[str], targets: Sequence[str]) ->
             )
 
 
-def _check_same_places(rule: Rule, patterns: Sequence[str]) -> None:
+def check_same_places(rule: Rule, patterns: Sequence[str]) -> None:
+    """Refuse patterns that do not tell which tensors belong together."""
     if not same_places([parse(p) for p in patterns]):
         raise KeyMapError(
             f"{rule.key}: the patterns {', '.join(map(repr, patterns))} must have the same places: "
@@ -556,7 +557,7 @@ class Tie(Rule):
                 )
             tree.touched.update((name, other))
             if there is None:
-                tree.nodes[other] = node
+                tree.put(other, node)
                 form = node.form
                 known = (form.shape, form.dtype)
                 changes.append(Change(((name, *known),), ((other, *known),)))
@@ -582,7 +583,7 @@ class Untie(Rule):
             if not others:
                 raise KeyMapError(f"{label}: tensor {name!r} is not tied to another name.")
             node = tree.nodes[name]
-            tree.nodes[name] = dataclasses.replace(node, named_by=label)
+            tree.put(name, dataclasses.replace(node, named_by=label))
             tree.touched.add(name)
             known = ((name, node.form.shape, node.form.dtype),)
             changes.append(Change(known, known, shared=next(iter(others))))

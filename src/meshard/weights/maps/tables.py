@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshard.errors import KeyMapError
-from meshard.weights.maps import in_place, rules
+from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.rules import Rule
 
 RULES: Mapping[str, type[Rule]] = {
     kind.key: kind
     for kind in (
         *(rules.Rename, rules.Keep, rules.Drop, rules.Fuse, rules.Split, rules.Stack),
-        *(rules.Unstack, rules.Tie, rules.Untie),
+        *(rules.Unstack, rules.Tie, rules.Untie, scales.Scales),
         *(in_place.Transpose, in_place.Reshape, in_place.Rope, in_place.Pad, in_place.Slice),
         *(in_place.Repeat, in_place.FirstCopy, in_place.Cast),
     )

@@ -16,8 +16,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import KeyMapError
+from meshard.weights.maps.blocks import Scale, followed
 from meshard.weights.maps.form import Form
-from meshard.weights.maps.pattern import Pattern
+from meshard.weights.maps.pattern import Pattern, parse
 
 Make = Callable[[Sequence[Form]], Sequence[Form]]
 
@@ -32,12 +33,14 @@ class Node:
         position: where it stands in the order of the result.
         how: what was done to it.
         named_by: the rule that has given it its name, in this stage.
+        scale: its block scales.
     """
 
     form: Form
     position: int
     how: tuple[str, ...] = ()
     named_by: str = ""
+    scale: Scale | None = None
 
 
 @final
@@ -75,21 +78,43 @@ class Tree:
         nodes: the tensors.
         touched: the names that a rule of this stage has matched or made.
         taken: the names that are gone, and the rule that has taken each.
+        scaled: the tensors that had block scales when the last stage ended: their name, and the
+            sizes of a block.
     """
 
-    nodes: dict[str, Node]
+    nodes: dict[str, Node] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     taken: dict[str, str] = field(default_factory=dict)
+    scaled: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    _holders: dict[int, dict[str, None]] = field(default_factory=dict)
 
     def new_stage(self) -> None:
         """Let all tensors count as sources of the next stage."""
         self.touched.clear()
         self.taken.clear()
         fresh: dict[int, Node] = {}
-        for name, node in self.nodes.items():
+        for name, node in list(self.nodes.items()):
             if node.named_by:
                 fresh.setdefault(id(node), replace(node, named_by=""))
-                self.nodes[name] = fresh[id(node)]
+                self.put(name, fresh[id(node)])
+
+    def put(self, name: str, node: Node) -> None:
+        """Let a name be that of a tensor."""
+        if name in self.nodes:
+            self._release(name)
+        self.nodes[name] = node
+        self._holders.setdefault(id(node), {})[name] = None
+
+    def remove(self, name: str) -> None:
+        """Take a name away."""
+        self._release(name)
+        del self.nodes[name]
+
+    def _release(self, name: str) -> None:
+        key = id(self.nodes[name])
+        del self._holders[key][name]
+        if not self._holders[key]:
+            del self._holders[key]
 
     def tied_to(self, names: Iterable[str]) -> dict[str, str]:
         """Return the names that share a tensor with some of the given ones but are not among them.
@@ -97,15 +122,12 @@ class Tree:
         Each with the given name that it shares the tensor with.
         """
         given = set(names)
-        own = {id(self.nodes[n]): n for n in given}
-        if self.ties == 0:
-            return {}
-        return {n: own[id(v)] for n, v in self.nodes.items() if id(v) in own and n not in given}
-
-    @property
-    def ties(self) -> int:
-        """How many names are another name of a tensor."""
-        return len(self.nodes) - len({id(n) for n in self.nodes.values()})
+        return {
+            other: name
+            for name in given
+            for other in self._holders[id(self.nodes[name])]
+            if other not in given
+        }
 
     def perform(self, rule: str, works: Sequence[Work]) -> list[Change]:
         """Do what a rule does, all at once.
@@ -119,7 +141,7 @@ class Tree:
         made = [self._made(rule, work, passed) for work in works]
         for work in works:
             for name in work.sources:
-                del self.nodes[name]
+                self.remove(name)
                 self.taken[name] = rule
         changes = []
         for work, (before, nodes) in zip(works, made, strict=True):
@@ -142,7 +164,8 @@ class Tree:
             old = self.nodes[shared[0]]
             _, (new,) = self._made(rule, Work((shared[0],), (shared[0],), make), {})
             new = replace(new, named_by=old.named_by)
-            self.nodes.update(dict.fromkeys(shared, new))
+            for name in shared:
+                self.put(name, new)
             self.touched.update(shared)
             before, after = (
                 tuple([(n, form.shape, form.dtype) for n in shared])
@@ -178,14 +201,18 @@ class Tree:
             return before, [passed[id(n)] for n in nodes]
         try:
             new = work.make(forms)
+            scales = _scales(work, nodes, len(new))
         except KeyMapError as error:
-            shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before])
+            shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before[:4]])
+            shapes += ", …" if len(before) > 4 else ""
             kind = "tensors" if len(before) > 1 else "tensor"
             raise KeyMapError(f"{rule}: {kind} {shapes}: {error}.") from None
         told = rule.partition(": ")[2].partition(" ")[0]
         how = (*dict.fromkeys([h for n in nodes for h in n.how]), told)
         position = min([n.position for n in nodes], default=0)
-        return before, [Node(f, position, how, rule) for f in new]
+        return before, [
+            Node(f, position, how, rule, scale) for f, scale in zip(new, scales, strict=True)
+        ]
 
     def _insert(self, rule: str, name: str, node: Node, sources: Sequence[str]) -> None:
         there = self.nodes.get(name)
@@ -197,7 +224,7 @@ class Tree:
                 f"{', '.join(map(repr, sources))}, and one that {old}. Each name is one tensor's; "
                 "rename or drop the other one before."
             )
-        self.nodes[name] = node
+        self.put(name, node)
         self.touched.add(name)
 
     def matches(
@@ -228,3 +255,51 @@ class Tree:
             f" There are {len(self.nodes):,} tensors, for instance {close[0]!r}. {{name}} matches "
             "one part without dots, {i} digits, {*} any text."
         )
+
+    def end_stage(self) -> None:
+        """Make tensors of the scales that belong to others, at the end of a stage."""
+        found: dict[int, Node] = {}
+        self.scaled.clear()
+        for name, node in list(self.nodes.items()):
+            if node.scale is None:
+                continue
+            other = scale_name(name, node.scale)
+            scales = found.setdefault(
+                id(node), Node(node.scale.form, node.position, (*node.how, "scales"))
+            )
+            self.scaled[name] = (other, node.scale.block)
+            self._insert(f"scales {node.scale.names[0]}", other, scales, (name,))
+        parted: dict[int, Node] = {}
+        for name, node in list(self.nodes.items()):
+            if node.scale is not None:
+                parted.setdefault(id(node), replace(node, scale=None))
+                self.put(name, parted[id(node)])
+
+
+def scale_name(name: str, scale: Scale) -> str:
+    """Return the name of a tensor's scales.
+
+    Raises:
+        KeyMapError: if the patterns of names do not say.
+    """
+    own, other = scale.names
+    filling = parse(own).match(name)
+    if filling is not None:
+        return parse(other).expand(filling)
+    if other.startswith(own):
+        return name + other[len(own) :]
+    raise KeyMapError(
+        f"scales {own}: tensor {name!r} has block scales, but nothing says what they are called. "
+        f"Give to=[pattern of {name!r}, pattern of its scales]."
+    )
+
+
+def _scales(work: Work, nodes: Sequence[Node], count: int) -> Sequence[Scale | None]:
+    """Return the scales of what is made of tensors with scales."""
+    scales = [n.scale for n in nodes if n.scale is not None]
+    if not scales or work.make is None or not work.targets:
+        return [None] * count
+    if len(scales) < len(nodes):
+        bare = next(name for name, n in zip(work.sources, nodes, strict=True) if n.scale is None)
+        raise KeyMapError(f"{bare!r} has no block scales, and what it is joined with has some")
+    return followed(work.make, [n.form for n in nodes], scales)

@@ -9,7 +9,7 @@ the others are brought to their writers first, slab by slab.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
@@ -23,6 +23,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Piece, Stored, Writer
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.transfer.exchange import Exchange, Held, Part
+from meshard.weights.transfer.gather import Gatherer
 from meshard.weights.transfer.reading import SLAB
 from meshard.weights.transfer.slabs import slabs_of
 
@@ -43,16 +44,18 @@ class Output:
         recipe: how it is made.
         sources: where the recipe's sources are.
         owners: for each piece the process that writes it.
+        files: what reads the recipe's sources, if they are in files.
     """
 
     stored: Stored
     recipe: Recipe
     sources: Mapping[str, Held]
     owners: tuple[int, ...]
+    files: Gatherer | None = None
 
     def source_of(self, piece: Piece, process: int) -> Part | None:
         """Return the part in a process's memory of which a piece is a box; None without one."""
-        if not self.recipe.is_identity:
+        if self.files is not None or not self.recipe.is_identity:
             return None
         (source,) = [self.sources[name] for name in self.recipe.sources]
         if source.dtype != self.stored.dtype:
@@ -63,26 +66,20 @@ class Output:
         return None
 
 
-def owners_of(
-    processes: int, stored: Stored, recipe: Recipe, sources: Mapping[str, Held], load: list[int]
-) -> tuple[int, ...]:
-    """Return who writes each piece: one who has it, or else who has the least to write.
+def with_owners(output: Output, load: list[int]) -> Output:
+    """Return a tensor with who writes each piece: one who has it, or who has the least to write.
 
     Args:
-        processes: how many processes there are.
-        stored: the tensor.
-        recipe: how it is made.
-        sources: where its sources are.
+        output: the tensor, without owners.
         load: the bytes that each process writes, which are added to.
     """
-    output = Output(stored, recipe, sources, ())
-    found = []
-    for piece in stored.pieces:
-        having = [p for p in range(processes) if output.source_of(piece, p) is not None]
-        owner = min(having or range(processes), key=lambda p: (load[p], p))
-        load[owner] += piece.box.volume * stored.dtype.itemsize
+    found, everybody = [], range(len(load))
+    for piece in output.stored.pieces:
+        having = [p for p in everybody if output.source_of(piece, p) is not None]
+        owner = min(having or everybody, key=lambda p: (load[p], p))
+        load[owner] += piece.box.volume * output.stored.dtype.itemsize
         found.append(owner)
-    return tuple(found)
+    return replace(output, owners=tuple(found))
 
 
 @final
@@ -114,13 +111,17 @@ class Writing:
         self._slab_bytes = slab_bytes
         self._told = told
         self._near: list[tuple[Output, int, Part]] = []
+        self._read: list[tuple[Output, int]] = []
         self._far: list[list[tuple[Output, int]]] = [[] for _ in range(world.process_count)]
         for output in outputs:
             for number, (piece, owner) in enumerate(
                 zip(output.stored.pieces, output.owners, strict=True)
             ):
                 part = output.source_of(piece, owner)
-                if part is None:
+                if output.files is not None:
+                    if owner == world.process_index:
+                        self._read.append((output, number))
+                elif part is None:
                     self._far[owner].append((output, number))
                 elif owner == world.process_index:
                     self._near.append((output, number, part))
@@ -161,7 +162,9 @@ class Writing:
 
     def write_near(self) -> None:
         """Write what is in this process's memory."""
-        self._world.workers.run([partial(self._copy, *one) for one in self._near])
+        copies = [partial(self._copy, *one) for one in self._near]
+        made = [partial(self._make, *one) for one in self._read]
+        self._world.workers.run([*copies, *made])
 
     def write_alone(self) -> None:
         """Write everything in this thread, without the world's workers; all of it is here."""
@@ -182,14 +185,17 @@ class Writing:
         self.sums[stored.name, number] = hash_.intdigest()
 
     def _make(self, output: Output, number: int) -> None:
-        """Write a piece that is made of what is in this process's memory."""
+        """Write a piece that is made of what is here, or in files."""
         stored, hash_ = output.stored, xxhash.xxh3_64()
         most = max(1, self._slab_bytes // stored.dtype.itemsize)
         for box in _cut(stored.pieces[number], most):
             part = Part(box, (0,), np.empty(box.shape, stored.dtype))
-            exchange = Exchange(self._world)
-            exchange.add(output.recipe, part, output.sources)
-            exchange.run_here()
+            if output.files is not None and part.block is not None:
+                output.files.fill(output.recipe, box, part.block)
+            else:
+                exchange = Exchange(self._world)
+                exchange.add(output.recipe, part, output.sources)
+                exchange.run_here()
             self._put(stored, number, part, hash_)
         self.sums[stored.name, number] = hash_.intdigest()
 

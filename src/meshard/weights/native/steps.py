@@ -12,8 +12,8 @@ from pathlib import Path
 from meshard.algebra.arguments import path_of
 from meshard.errors import MissingFileError, StorageError
 from meshard.weights.catalogue.raw_writer import sync_folder
-from meshard.weights.checkpoint.manifest import NAME
-from meshard.weights.checkpoint.native import remove_folder, replace_file
+from meshard.weights.native.files import remove_folder, replace_file
+from meshard.weights.native.manifest import NAME
 
 _LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,})")

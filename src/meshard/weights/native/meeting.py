@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, final
 from meshard.errors import CheckpointError, CorruptFileError
 from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.world import RuntimeWorld
-from meshard.weights.checkpoint.native import replace_file
+from meshard.weights.native.files import replace_file
 
 T = TypeVar("T")
 Record = list[str | int | None]

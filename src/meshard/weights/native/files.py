@@ -30,7 +30,7 @@ from meshard.weights.catalogue.safetensors_header import (
     read_header,
 )
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.checkpoint.manifest import (
+from meshard.weights.native.manifest import (
     NAME,
     DataFile,
     Entry,
