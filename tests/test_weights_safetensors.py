@@ -133,6 +133,20 @@ def load_file_numpy(path: str) -> dict[str, np.ndarray]:
         return {n: file.get_tensor(n) for n in file.keys() if n != "b.w"}  # noqa: SIM118
 
 
+def test_processes_share_the_verification(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write(one_file(str(path), SOME, WriteOptions(piece_bytes=8)), SOME)
+    start = read_header(OpenFile(str(path))).start
+    data = path.read_bytes()
+    path.write_bytes(data[:start] + bytes([b ^ 1 for b in data[start:]]))
+    catalogue = open_safetensors(str(path))
+    whole = list(verify(catalogue))
+    assert len(whole) == sum(len(t.pieces) for t in catalogue.tensors.values())
+    shares = [list(verify(catalogue, process, 3)) for process in range(3)]
+    assert sorted([str(d) for share in shares for d in share]) == sorted(map(str, whole))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def damage(path: Path) -> list[str]:
     """Return what is found wrong, when the file is opened or when it is verified."""
     try:
