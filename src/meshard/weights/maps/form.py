@@ -196,8 +196,8 @@ class Form:
         return Recipe(self.shape, self.dtype, terms, tuple(fills))
 
     def _each(self, change: Callable[[Term], Iterable[Term]], shape: tuple[int, ...]) -> Form:
-        terms = _limited([n for t in self.terms for n in change(t)])
-        fills = _limited([(n, v) for t, v in self.fills for n in change(t)]) if self.fills else ()
+        terms = _limited(n for t in self.terms for n in change(t))
+        fills = _limited((n, v) for t, v in self.fills for n in change(t)) if self.fills else ()
         if len(terms) > _UNTIDY:
             terms = list(merged_terms(terms))
         return Form(shape, self.dtype, tuple(terms), tuple(fills), self.exact)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from meshard.errors import KeyMapError
-from meshard.weights.maps.form import Form, joined
+from meshard.weights.maps.form import Form, check_count, joined
 
 
 def dim_of(form: Form, dim: int) -> int:
@@ -144,7 +144,9 @@ def stack(forms: Sequence[Form], dim: int) -> Form:
 
 def unstack(form: Form, dim: int) -> list[Form]:
     """Return the tensors along a dim."""
-    return form.unbound(dim_of(form, dim))
+    dim = dim_of(form, dim)
+    check_count(form.shape[dim])
+    return form.unbound(dim)
 
 
 def _check_divides(size: int, by: int, what: str, into: str) -> None:

@@ -6,6 +6,7 @@ the regions that concern it, and views of blocks that show them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -223,9 +224,9 @@ def cut(term: Term, dim: int, lo: int, hi: int, *, of_source: bool) -> Iterator[
     first, last = max(_ceil(lo - start, step), 0), min((hi - 1 - start - inner) // step, most)
     if first <= last:
         yield _narrowed(term, top, first, last - first + 1)
-    for at in some:
-        if not first <= at <= last:
-            yield from cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source=of_source)
+    edges = (some[: max(first - some.start, 0)], some[max(last + 1 - some.start, 0) :])
+    for at in some if first > last else itertools.chain(*edges):  # two at most: steps are nested
+        yield from cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source=of_source)
 
 
 def _ceil(a: int, b: int) -> int:

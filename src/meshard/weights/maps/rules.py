@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from meshard.errors import KeyMapError
 from meshard.weights.maps import fields, moves
-from meshard.weights.maps.form import Form
+from meshard.weights.maps.form import Form, check_count
 from meshard.weights.maps.pattern import exactly, parse, same_places
 from meshard.weights.maps.tree import Change, Tree, Work
 
@@ -439,6 +439,7 @@ class Unstack(Rule):
             form = tree.nodes[name].form
             try:
                 count = form.shape[moves.dim_of(form, self.dim)]
+                check_count(count)
             except KeyMapError as error:
                 raise KeyMapError(f"{label}: tensor {name!r}: {error}.") from None
             names = [to.expand({**filling, index: str(k)}) for k in range(count)]
