@@ -115,18 +115,22 @@ def do_rope(t: Trial, name: str) -> None:
     d = t.rng.randrange(x.ndim)
     heads = t.divisor(x.shape[d])
     size = x.shape[d] // heads
-    if size % 2:
+    start = t.rng.choice([0, 0, t.rng.randint(0, size)])
+    half = (size - start) // 2 if t.rng.random() < 0.5 else t.rng.randint(0, (size - start) // 2)
+    if start + 2 * half != size and not t.rng.randint(0, 1):
         return
     to = t.rng.choice(["half", "interleaved"])
-    pairs = [(k, j) for k in range(2) for j in range(size // 2)]
-    if to == "half":  # result row (k, j) is row 2 j + k
-        order = [h * size + 2 * j + k for h in range(heads) for k, j in pairs]
-    else:  # result row 2 j + k is row (k, j)
-        order = [0] * x.shape[d]
-        for h in range(heads):
-            for k, j in pairs:
-                order[h * size + 2 * j + k] = h * size + k * (size // 2) + j
-    t.map = t.map.rope(name, heads, to, dim=d)
+    order = list(range(x.shape[d]))
+    for h in range(heads):
+        for k in range(2):
+            for j in range(half):
+                apart, beside = (h * size + start + n for n in (k * half + j, 2 * j + k))
+                if to == "half":
+                    order[apart] = beside
+                else:
+                    order[beside] = apart
+    rows_ = None if (start, 2 * half) == (0, size) else (start, start + 2 * half)
+    t.map = t.map.rope(name, heads, to, dim=d, rows=rows_)
     t.tensors[name] = rows(x, order, d)
 
 
@@ -417,6 +421,10 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
     "heads that do not divide": (
         KEEP.rope("a.q", 3),
         r"'a\.q' of shape \(8, 4\): dim 0, of size 8, does not divide into 3 heads",
+    ),
+    "rows beyond a head": (
+        KEEP.rope("a.q", 2, rows=(2, 6)),
+        r"rows 2 to 6 are not within a head of 4 rows",
     ),
     "heads without halves": (
         KEEP.rope("a.q", 8),

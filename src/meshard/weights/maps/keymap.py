@@ -241,7 +241,15 @@ class KeyMap:
         """Give tensors another shape; one size may be -1."""
         return self.add(in_place.Reshape(source, tuple(shape)))
 
-    def rope(self, source: str, heads: int, to: str = "half", *, dim: int = 0) -> KeyMap:
+    def rope(
+        self,
+        source: str,
+        heads: int,
+        to: str = "half",
+        *,
+        dim: int = 0,
+        rows: tuple[int, int] | None = None,
+    ) -> KeyMap:
         """Put the rows of each head in the order that another rotary embedding expects.
 
         Args:
@@ -250,8 +258,9 @@ class KeyMap:
             to: "half" (Hugging Face: pairs are half a head apart) or "interleaved" (Meta's
                 files: pairs are neighbours), the order of the result.
             dim: the dim of the rows.
+            rows: which rows of each head are rotary, from one to another; all if not given.
         """
-        return self.add(in_place.Rope(source, heads, to, dim))
+        return self.add(in_place.Rope(source, heads, to, dim, rows))
 
     def pad(
         self,
