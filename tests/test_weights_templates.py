@@ -165,6 +165,29 @@ def test_deepseeks_scales_follow_what_is_fused_and_stacked() -> None:
     assert template("deepseek-v3", ranks=8, scales=False).apply(bare).scales == {}
 
 
+def test_deepseeks_rotary_rows_are_the_last_ones_of_each_head() -> None:
+    at = "model.layers.0.self_attn."
+    expert = "model.layers.0.mlp.experts.0."
+    mlps = ["model.layers.0.mlp.", "model.layers.0.mlp.shared_experts.", expert]
+    names = [f"{mlp}{w}_proj.weight" for mlp in mlps for w in ("gate", "up", "down")]
+    tensors = numbered(
+        (at + "q_b_proj.weight", (2 * 192, 2)),
+        (at + "q_a_proj.weight", (3, 2)),
+        (at + "kv_a_proj_with_mqa.weight", (576, 2)),
+        *[(name, (2, 2)) for name in names],
+    )
+    map = template("deepseek-v3", scales=False, rope="half", heads=2)
+    q = tensors[at + "q_b_proj.weight"].reshape(2, 192, 2)
+    expected = np.concatenate([q[:, :128], q[:, 128::2], q[:, 129::2]], 1).reshape(384, 2)
+    found = applied(map, tensors)
+    np.testing.assert_array_equal(found[at + "q_b_proj.weight"], expected)
+    kv = tensors[at + "kv_a_proj_with_mqa.weight"]
+    expected = np.concatenate([kv[:512], kv[512::2], kv[513::2]])
+    np.testing.assert_array_equal(found[at + "fused_qkv_a_proj.weight"][3:], expected)
+    with pytest.raises(KeyMapError, match="rows 128 to 192 are not within a head of 3 rows"):
+        template("deepseek-v3", scales=False, rope="half").apply(sources_of(tensors))
+
+
 def test_models_and_numbers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(KeyMapError, match=r"the models are llama, .*; found 'gpt'"):
         template("gpt")

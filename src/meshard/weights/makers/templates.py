@@ -28,7 +28,8 @@ def template(model: str, **config: Any) -> KeyMap:
         config: ``ranks``, the number of tensor-parallel ranks; for llama and mixtral ``heads`` and
             ``kv_heads``, and ``rope``, the order of rows that rotary embeddings are to find:
             "half", as in the files, or "interleaved"; for deepseek-v3 ``scales``, whether there are
-            scales of blocks of 128 x 128; for bert ``prefix``, such as "bert.".
+            scales of blocks of 128 x 128, and without them ``rope`` ("interleaved" in the files)
+            and ``heads``; for bert ``prefix``, such as "bert.".
 
     Raises:
         KeyMapError: if the model is not known, or takes other parameters.
@@ -131,17 +132,23 @@ def _kept(map: KeyMap) -> KeyMap:
     )
 
 
-def _deepseek(*, ranks: int = 1, scales: bool = True) -> KeyMap:
+def _deepseek(
+    *, ranks: int = 1, scales: bool = True, rope: str = "interleaved", heads: int = 128
+) -> KeyMap:
     """Return the map of DeepSeek-V3 and R1.
 
-    The rotary rows of its files are interleaved: the last 64 of each head of ``q_b_proj``, and the
-    last 64 of ``kv_a_proj_with_mqa``. They stay so: blocks of scales hold rows of both kinds.
+    The rotary rows of its files are interleaved: the last 64 of the 192 of each head of
+    ``q_b_proj``, and the last 64 of the 576 of ``kv_a_proj_with_mqa``. Where there are scales they
+    stay so, because blocks hold rows of both kinds.
     """
     layer = "model.layers.{i}."
     mlp, attention = layer + "mlp.", layer + "self_attn."
     map = KeyMap(rest="keep")
     if scales:
         map = map.scales("{w*}.weight", "{w*}.weight_scale_inv", (128, 128))
+    if rope != "interleaved":
+        map = map.rope(attention + "q_b_proj.weight", heads, rope, rows=(128, 192))
+        map = map.rope(attention + "kv_a_proj_with_mqa.weight", 1, rope, rows=(512, 576))
     map = map.fuse(
         [attention + "q_a_proj.weight", attention + "kv_a_proj_with_mqa.weight"],
         attention + "fused_qkv_a_proj.weight",

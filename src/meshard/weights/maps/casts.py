@@ -35,16 +35,17 @@ def is_lossless(old: np.dtype[Any], new: np.dtype[Any]) -> bool:
         return into[0] <= whole[0] and whole[1] <= into[1]
     if into:
         return False
-    there = _float(new)
+    here, there = _float(old), _float(new)
     if there is None:
         return False
     if whole:
-        return max(-whole[0], whole[1]).bit_length() <= min(there[0] + 1, there[2])
-    here = _float(old)
-    if here is None:
-        return False
-    digits, least, most = here
-    return digits <= there[0] and least >= there[1] and most <= there[2]
+        bits = max(-whole[0], whole[1]).bit_length()
+        return "0" in _special(new) and bits <= min(there[0] + 1, there[2])
+    return here is not None and _within(here, there) and _special(old) <= _special(new)
+
+
+def _within(here: tuple[int, int, int], there: tuple[int, int, int]) -> bool:
+    return here[0] <= there[0] and here[1] >= there[1] and here[2] <= there[2]
 
 
 def dtype_named(name: object) -> np.dtype[Any]:
@@ -88,3 +89,12 @@ def _float(dtype: np.dtype[Any]) -> tuple[int, int, int] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return int(found.nmant), int(found.minexp - found.nmant), int(found.maxexp)
+
+
+def _special(dtype: np.dtype[Any]) -> frozenset[str]:
+    """Return which of zero, negative zero, infinity and NaN a float has."""
+    with np.errstate(all="ignore"):
+        held = np.array([0.0, -0.0, np.inf, np.nan]).astype(dtype).astype("f8").tolist()
+    wanted = ("0", "-0", "inf", "nan")
+    told = [repr(v) for v in held]
+    return frozenset(w for w, v in zip(wanted, told, strict=True) if v in (w, f"{w}.0"))
