@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
     ),
     "one that matches what is taken": (
         KEEP.rename("a.q", "x").rename("{w}.q", "{w}.p").rope("b.q", 2),
-        r"rule 3: rope b\.q -> half, heads 2: 'b\.q' matches nothing\. It would match 'b\.q', "
+        r"rule 3: rope b\.q, to half, heads 2: 'b\.q' matches nothing\. It would match 'b\.q', "
         r"which is taken by rule 2: rename",
     ),
     "no rule": (

@@ -167,6 +167,16 @@ class Rope(InPlace):
         if self.to not in ("half", "interleaved"):
             raise KeyMapError(f"rope: to is 'half' or 'interleaved'; found {self.to!r:.80}.")
 
+    @property
+    def new_names(self) -> str:
+        """None: names stay."""
+        return ""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The order of the result, and the numbers."""
+        return {"to": self.to, **super().details}
+
     def changed(self, form: Form) -> Form:
         """Return the rows in the other order."""
         rows = None if self.rows is None else (self.rows[0], self.rows[1])
