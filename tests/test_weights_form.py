@@ -166,6 +166,8 @@ def test_padding_is_cast_as_its_tensor_is() -> None:
     form = source_form("x", (2,), np.dtype("f4")).padded(0, 0, 1, 1.7)
     (fill,) = form.cast(np.dtype("i4")).recipe().fills
     assert fill.value == 1.0
+    (fill,) = source_form("x", (2,), np.dtype("c8")).padded(0, 0, 1, 2.5).recipe().fills
+    assert fill.value == 2.5
 
 
 def test_shapes_of_another_size_are_refused() -> None:

@@ -457,6 +457,14 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
         r"2 to 9 is not a range within dim 0, of size 8",
     ),
     "padding that would cut": (KEEP.pad("a.q", size=4), r"dim 0 has 8 elements, .* more than 4"),
+    "padding that integers do not have": (
+        KEEP.cast("n", "int8").pad("n", size=6, value=300),
+        r"tensor 'n' of shape \(4,\): the value 300.0 is not one of int8, which has -128 to 127",
+    ),
+    "padding that a cast does not keep": (
+        KEEP.pad("n", size=6, value=float("inf")).cast("n", "int32"),
+        r"the value inf is not one of int32",
+    ),
     "another number of elements": (
         KEEP.reshape("a.q", (5, -1)),
         r"its shape \(8, 4\) has 32 elements, and so must the new one; found \(5, -1\)",

@@ -6,6 +6,7 @@ In: two dtypes. Out: whether a cast there and back gives every value again.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import ml_dtypes
@@ -46,6 +47,24 @@ def is_lossless(old: np.dtype[Any], new: np.dtype[Any]) -> bool:
 
 def _within(here: tuple[int, int, int], there: tuple[int, int, int]) -> bool:
     return here[0] <= there[0] and here[1] >= there[1] and here[2] <= there[2]
+
+
+def constant_in(value: float, dtype: np.dtype[Any]) -> float:
+    """Return a number as a dtype has it.
+
+    Raises:
+        KeyMapError: if the dtype is one of integers and does not have it.
+
+    >>> constant_in(0.1, np.dtype("f2")), constant_in(1.7, np.dtype("i4"))
+    (0.0999755859375, 1.0)
+    """
+    whole = _integers(dtype)
+    if whole and not (np.isfinite(value) and whole[0] <= math.trunc(value) <= whole[1]):
+        raise KeyMapError(
+            f"the value {value} is not one of {dtype}, which has {whole[0]} to {whole[1]}"
+        )
+    with np.errstate(all="ignore"):
+        return float(np.asarray(value).astype(dtype).astype("c16").real)
 
 
 def dtype_named(name: object) -> np.dtype[Any]:
