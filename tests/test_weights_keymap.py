@@ -827,3 +827,10 @@ def test_a_last_row_by_itself_keeps_the_size_of_its_block() -> None:
     mapped = map.apply(sources)
     assert mapped.scales == {n: (f"{n}_scale", (128, 128)) for n in "ab"}
     assert "fuse" in str(map.inverse(sources))
+
+
+def test_the_first_rows_of_a_tensor_are_not_the_tensor() -> None:
+    sources: Sources = {"w": ((8, 4), "f4"), "v": ((8, 4), "f4")}
+    recipes = KeyMap(rest="keep").slice("w", stop=6).rename("v", "u").apply(sources).recipes
+    assert not recipes["w"].is_identity
+    assert recipes["u"].is_identity

@@ -597,7 +597,9 @@ def _mapped(tree: Tree, known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]
             continue
         first[id(node)] = name
         try:
-            recipes[name] = node.form.recipe()
+            recipe = node.form.recipe()
+            part = recipe.is_identity and known[recipe.sources[0]][0] != recipe.shape
+            recipes[name] = replace(recipe, of_part=True) if part else recipe
         except KeyMapError as error:
             raise KeyMapError(f"KeyMap: tensor {name!r}: {error}.") from None
         how[name] = ", ".join(node.how)

@@ -153,21 +153,20 @@ class Recipe:
         dtype: its dtype; elements are cast to it.
         terms: disjoint regions, in the order in which they were found.
         fills: boxes that no term fills, disjoint.
+        of_part: whether a source has elements that it leaves out at the end of a dim; shapes of
+            sources are not known here otherwise.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     terms: tuple[Term, ...]
     fills: tuple[Fill, ...] = ()
+    of_part: bool = False
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether every element is that of one source at the same index.
-
-        A recipe does not know its sources' shapes: the first rows of a longer source are an
-        identity too.
-        """
-        if len(self.terms) != 1 or self.fills:
+        """Whether it is a source tensor as it is, but for its name and dtype."""
+        if len(self.terms) != 1 or self.fills or self.of_part:
             return False
         (term,) = self.terms
         start = (0,) * len(self.shape)
