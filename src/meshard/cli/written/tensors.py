@@ -189,7 +189,7 @@ def listing_of(path: Path, step: int | None = None) -> Listing:
     """
     if path.suffix == ".json" and not _has_its_files(path):
         return Listing(read_listing(path))
-    from meshard.weights.checkpoint.metadata import metadata
+    from meshard.checkpoint import metadata
 
     structs = metadata(path, step=step).tensors
     tensors = {name: Tensor(x.shape, x.dtype) for name, x in structs.items()}
