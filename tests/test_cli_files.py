@@ -114,7 +114,7 @@ class TestInspect:
         for name, x in TENSORS.items():
             told = by_name[name]
             assert (told["shape"], told["dtype"]) == ([*x.shape], x.dtype.name)
-            assert told["layout"] == "P('x',) over Mesh('x': 1, 'y': 1)"
+            assert told["layout"] == "whole on CPU 0"
             assert told.keys() == {
                 *("shape", "dtype", "nbytes", "files", "pieces", "layout", "also")
             }
@@ -157,11 +157,17 @@ class TestInspect:
         assert message in printed.err
         assert printed.out == ""
 
-    def test_on_a_terminal(self, one: Path) -> None:
-        printed, code = on_terminal("inspect", str(one))
+    def test_on_a_terminal_names_are_folded_and_never_cut(self, tmp_path: Path) -> None:
+        name = "a.very.long.name." * 5
+        tree = {name: TENSORS["embed.weight"]}
+        save(tmp_path / "ck", tree)
+        printed, code = on_terminal("inspect", str(tmp_path / "ck"), columns=60)
         assert code == 0
         assert printed.startswith("\x1b[1m")
-        assert "embed.weight = head.weight" in printed
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()[2:]
+        assert max(map(len, lines)) <= 60
+        folded = "".join(line.split()[0] for line in lines if line.strip())
+        assert name.rstrip(".") in folded
 
 
 class TestVerify:
