@@ -14,6 +14,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.debug import budget, ledger
 from meshard.errors import ArgumentError, BudgetError
+from meshard.ops.reductions import sort
 from meshard.plan.move.wires import all_reduced
 from meshard.plan.plan import Plan
 from meshard.resharding import reshard
@@ -120,8 +121,14 @@ def test_a_concatenation_deals_rows_out_anew():
     ]
 
 
+@pytest.fixture
+def spread(monkeypatch):
+    """Sort small arrays as if they were large."""
+    monkeypatch.setattr(sort, "GATHERED_SORT", 0)
+
+
 @in_worlds
-def test_a_sort_moves_each_element_about_once():
+def test_a_sort_moves_each_element_about_once(spread):
     x = put(np.arange(16)[::-1], "i")
     with pytest.MonkeyPatch.context() as patch, ledger() as log:
         patch.setattr("meshard.ops.reductions.sort.GATHERED_SORT", 0)  # each device would sort all
@@ -130,6 +137,15 @@ def test_a_sort_moves_each_element_about_once():
     (own,) = [r for r in log if r.what == "sort"]  # the parts are exact, so none is given on
     assert seen([own]) == [("sort", "move", ("i",), "int64[16]", 2 * 16 * 8, 32)]
     assert {r.what for r in log} == {"read", "sort", "sort_counts"}
+
+
+@in_worlds
+def test_a_small_array_is_sorted_by_each_device():
+    x = put(np.arange(16)[::-1], "i")
+    with ledger() as log:
+        found = mnp.sort(x)
+    assert np.array_equal(whole(found), np.arange(16))
+    assert seen(log) == [("sort", "all-gather", ("i",), "int64[16]", 8 * 12 * 8, 12 * 8)]
 
 
 @in_worlds

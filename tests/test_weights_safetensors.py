@@ -20,6 +20,8 @@ from meshard.errors import (
     MissingFileError,
     StorageError,
 )
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.types import KEY
 from meshard.weights.catalogue import raw, raw_writer
 from meshard.weights.catalogue.safetensors_file import open_ranks, open_safetensors
 from meshard.weights.catalogue.safetensors_header import DTYPES, OpenFile, read_header
@@ -427,6 +429,9 @@ def test_dtypes_that_the_format_cannot_hold_are_refused(tmp_path: Path) -> None:
         x = {"w": np.zeros(2, dtype)}
         with pytest.raises(CheckpointError, match=f"tensor 'w' has dtype {x['w'].dtype}, which"):
             one_file(str(tmp_path / "m.safetensors"), x)
+    keys = ShapeDtypeStruct((2,), KEY)
+    with pytest.raises(CheckpointError, match="'w' has dtype key<philox>, which the format cannot"):
+        one_file(str(tmp_path / "m.safetensors"), {"w": keys})
     with pytest.raises(CheckpointError, match="__metadata__"):
         one_file(str(tmp_path / "m.safetensors"), {"__metadata__": np.zeros(2)})
     with pytest.raises(CheckpointError, match="cannot be written in UTF-8"):
@@ -480,6 +485,35 @@ def test_a_full_disk_leaves_nothing(
         write(writer, SOME)
     writer.abandon()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 62, 8)])
+def test_what_no_disk_can_hold_leaves_nothing(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    vast = {"w": ShapeDtypeStruct(shape, np.float64)}
+    writer = one_file(
+        str(tmp_path / "a" / "m.safetensors"), vast, WriteOptions(piece_bytes=1 << 60)
+    )
+    with pytest.raises(StorageError, match=r"m\.safetensors: it cannot be made: "):
+        writer.begin()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_not_allowed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"a": np.zeros(2)}, path)
+
+    def denied(*args: object, **kwargs: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    writer = one_file(str(tmp_path / "new.safetensors"), SOME)
+    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(StorageError, match=r"m\.safetensors: .*denied\. Ask for permission"):
+        open_safetensors(str(path))
+    with pytest.raises(StorageError, match="it cannot be listed: Permission denied"):
+        open_safetensors(str(tmp_path))
+    with pytest.raises(StorageError, match=r"new\.safetensors: it cannot be made: Permission"):
+        writer.begin()
 
 
 def test_a_read_that_fails_names_file_and_tensor(

@@ -237,5 +237,9 @@ Small enough to spread a model of a gigabyte evenly over a few processes; each h
 """
 MOST_CHUNK_BOXES = 1 << 16
 """Boxes of chunks that are listed for one tensor; where there are more, several are one box."""
-ZARR_CHUNK = 1 << 20
-"""Bytes of a chunk within a shard of a Zarr store: the least that a reader reads of it."""
+ZARR_CHUNK = 1 << 16, 1 << 18
+"""Bytes of a chunk within a shard of a Zarr store, at least and at most: what is read at least.
+
+A load reads slabs of up to 4 MiB, whose ends fall anywhere in a chunk, and the library takes some
+tenths of a millisecond for one.
+"""

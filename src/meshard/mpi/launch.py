@@ -12,7 +12,8 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from meshard.algebra.arguments import shown
@@ -40,6 +41,11 @@ _SLOT = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_JOBID", "PMI_PORT", "PMI_FD", "PMI_
 """Variables in which a launcher says which process of which job it has started."""
 _RANK = "MESHARD_RANK"
 """Variable that marks a process of a job, for processes that it starts itself."""
+
+_BTL = "OMPI_MCA_btl"
+"""Variable that selects Open MPI's transports; mpiexec's ``--mca btl`` sets it, too."""
+_OWN_PARAMETERS = Path("~/.openmpi/mca-params.conf")
+"""Where a user of Open MPI selects them for all jobs."""
 
 
 def job_size() -> int | None:
@@ -83,7 +89,8 @@ def _made() -> World:
     mpi = _imported(size)
     ours = not mpi.Is_initialized()
     if ours:
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        with _without_one_sided():
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
     communicator = mpi.COMM_WORLD
     if communicator.Get_size() != size:
         raise ConfigError(
@@ -96,6 +103,27 @@ def _made() -> World:
     except BaseException:  # the others wait for this process
         traceback.print_exc()
         _abort(mpi)
+
+
+@contextlib.contextmanager
+def _without_one_sided() -> Iterator[None]:
+    """Let Open MPI start without its one-sided transport over libfabric, which meshard never uses.
+
+    It looks for networks for a second, of the eleven tenths that a start takes. Messages between
+    hosts over libfabric go by another component. What somebody chose by the variable or in a file
+    stays.
+    """
+    chosen = _BTL in os.environ
+    with contextlib.suppress(OSError, RuntimeError):  # no such file, or no home
+        chosen = chosen or "btl" in _OWN_PARAMETERS.expanduser().read_text(errors="replace")
+    if chosen:
+        yield
+        return
+    os.environ[_BTL] = "^ofi"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]  # processes that are started from here are none of MPI's
 
 
 def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:

@@ -44,12 +44,15 @@ class Partial:
             picked, and nothing is rounded.
         kernel: computes the partial results of one cell; None for the row's own kernel.
         dtypes: the partial results' dtypes, from the operands'; None for the results' own.
+        near: the kernel of one cell, and the function that joins what it returns for all cells,
+            where one process has them all: what it returns need not be a block. None: as above.
     """
 
     combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
     accumulates: Literal["wide", "counts", "selects"]
     kernel: Callable[..., Any] | None = None
     dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+    near: tuple[Callable[..., Any], Callable[[Sequence[Any]], tuple[Block, ...]]] | None = None
 
     def __post_init__(self) -> None:
         rounds = isinstance(self.combine, np.ufunc) and self.combine not in _SELECTING

@@ -103,7 +103,8 @@ class Plan(PlanFigures):
             ArgumentError: if there is no such topology, or a device has no place in it.
         """
         pairs = zip(self.choices, self.groups, strict=True)
-        return simulate_many([(c.route, g[0].itemsize, c.count) for c, g in pairs], topology)
+        moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
+        return simulate_many(moves, topology, together=self.batches)
 
     def run(self, x: T) -> T:
         """Move a tree of arrays as planned, without planning again.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -21,7 +21,8 @@ from meshard.algebra.layout import Layout
 from meshard.plan.figures.choice import Candidate, Choice, Figures, PlanLeaf, figures_of
 from meshard.plan.figures.plan_figures import checked_ids
 from meshard.plan.figures.presets import as_topology
-from meshard.plan.figures.simulate import simulate
+from meshard.plan.figures.schedule import batches
+from meshard.plan.figures.simulate import simulate_many
 from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import between, checked_window
 from meshard.plan.hops.cells import each_device
@@ -261,11 +262,14 @@ def make_plan(
     """
     known = cache if cache is not None else PlanCache()
     choices: dict[Hashable, Choice] = {}
+    alike = _alike_together(leaves, options.donate)
     for leaf in leaves:
         key = (leaf.source, leaf.destination, leaf.itemsize)
         found = choices.get(key)
         if found is None:
-            found = known.find(leaf, options, functools.partial(_choice, leaf, options))
+            more = alike[id(leaf.source), id(leaf.destination), leaf.itemsize]
+            make = functools.partial(_choice, leaf, options, more)
+            found = known.find(leaf, (options, more), make)
             choices[key] = replace(found, count=1)
         else:
             choices[key] = replace(found, count=found.count + 1)
@@ -279,6 +283,22 @@ def make_plan(
     plan = make_one(tuple(choices.values()))
     kept = [_within(plan, number) for number in range(len(plan.choices))]
     return plan if all(map(operator.is_, kept, plan.choices)) else make_one(kept)
+
+
+def _alike_together(leaves: Sequence[PlanLeaf], donate: bool) -> Mapping[tuple[int, int, int], int]:
+    """Return for each pair of layouts how many such arrays move together, as a power of two.
+
+    They share messages, so that each pays for a part of them only.
+    """
+    counts: Counter[tuple[int, int, int]] = Counter()
+    batched: Counter[tuple[int, int, int]] = Counter()
+    for numbers in batches(leaves, donate=donate):
+        own = [
+            (id(x.source), id(x.destination), x.itemsize) for x in map(leaves.__getitem__, numbers)
+        ]
+        counts.update(own)
+        batched.update(set(own))
+    return {key: 1 << (n // batched[key]).bit_length() - 1 for key, n in counts.items()}
 
 
 def _within(plan: Plan, number: int) -> Choice:
@@ -301,17 +321,17 @@ def _within(plan: Plan, number: int) -> Choice:
     return Choice(route, figures, why, (other,), choice.count)
 
 
-def _choice(leaf: PlanLeaf, options: PlanOptions) -> Choice:
-    """Return the best of all routes for one leaf."""
+def _choice(leaf: PlanLeaf, options: PlanOptions, alike: int = 1) -> Choice:
+    """Return the best of all routes for one leaf, of which some alike move together."""
     direct = Route(
         "direct", (leaf.source, leaf.destination), split=options.split, alive=options.alive
     )
     detours, reason = [], None
     if options.topology is None:
-        reason = _no_detour(direct, leaf.itemsize, options.donate)
+        reason = _no_detour(direct, leaf.itemsize, options.donate, alike)
     if reason is None:
         detours = _detours(direct, leaf.itemsize, options)
-    costed = [_costed(route, leaf.itemsize, options) for route in (direct, *detours)]
+    costed = [_costed(route, leaf.itemsize, options, alike) for route in (direct, *detours)]
     best = _best(costed, options)
     route, figures, _ = costed[best]
     others = [n for n in range(len(costed)) if n != best]
@@ -355,9 +375,9 @@ class _Costed(NamedTuple):
         return Candidate(self.route.name, self.figures, told)
 
 
-def _costed(route: Route, itemsize: int, options: PlanOptions) -> _Costed:
+def _costed(route: Route, itemsize: int, options: PlanOptions, alike: int) -> _Costed:
     figures = figures_of(route, itemsize, donate=options.donate)
-    return _Costed(route, figures, _time(route, figures, itemsize, options.topology))
+    return _Costed(route, figures, _time(route, figures, itemsize, options.topology, alike))
 
 
 def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
@@ -377,7 +397,7 @@ def _best(costed: Sequence[_Costed], options: PlanOptions) -> int:
     return best
 
 
-def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
+def _no_detour(direct: Route, itemsize: int, donate: bool, alike: int) -> str | None:
     """Return why no detour can be better than the direct route; None if one might be."""
     (hop,) = direct.hops
     if not hop.moved:
@@ -385,7 +405,7 @@ def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
     if hop.sent.most > hop.received.most:
         return None
     figures = figures_of(direct, itemsize, donate=donate)
-    time = _time(direct, figures, itemsize, None)
+    time = _time(direct, figures, itemsize, None, alike)
     least = hop.received.most * itemsize / LINK_BANDWIDTH
     if least < DETOUR_GAIN * time:
         return None
@@ -395,10 +415,13 @@ def _no_detour(direct: Route, itemsize: int, donate: bool) -> str | None:
     )
 
 
-def _time(route: Route, figures: Figures, itemsize: int, topology: Topology | None) -> float:
-    """Return the predicted seconds of a route."""
+def _time(
+    route: Route, figures: Figures, itemsize: int, topology: Topology | None, alike: int
+) -> float:
+    """Return the predicted seconds of a route for one array of some that move together."""
     if topology is not None:
-        return simulate(route, itemsize, topology).seconds
+        moves = [(route, itemsize, alike)]
+        return simulate_many(moves, topology, together={frozenset([0]): 1}).seconds / alike
     most = sum(max(hop.sent.most, hop.received.most) for hop in route.hops) * itemsize
     devices = max(1, route.destination.device_count)
-    return most / LINK_BANDWIDTH + LINK_LATENCY * figures.messages / devices
+    return most / LINK_BANDWIDTH + LINK_LATENCY * figures.messages / devices / alike

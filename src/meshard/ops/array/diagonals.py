@@ -9,15 +9,19 @@ import numpy as np
 
 from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
+from meshard.ops.array.index import joined
 from meshard.ops.array.join import pad
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.row import Bounds, Op, Operand, Params, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, Block
+
+_ROWS = 128
+"""Rows of a triangle that are copied together, up to where the diagonal begins."""
 
 
 def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
@@ -26,9 +30,19 @@ def _corner(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
 
 def _kept(x: Block, *, k: int, lower: bool, corner: tuple[int, int] = (0, 0)) -> Block:
     """Return the part of a block below or above a diagonal; ``corner`` is where it begins."""
-    rows, columns = (np.arange(n) + a for n, a in zip(x.shape[-2:], corner, strict=True))
-    under = columns - rows[:, None] <= k
-    found: Block = np.where(under if lower else ~under, x, np.zeros((), x.dtype))
+    rows, columns = x.shape[-2:]
+    found = np.zeros(x.shape, x.dtype)
+    for row in range(0, rows, _ROWS):
+        last = min(row + _ROWS, rows)
+        # The first row is under the diagonal to one column, the last one to another; what is
+        # before and behind these needs no look at single elements.
+        ends = [min(max(r + corner[0] + k + 1 - corner[1], 0), columns) for r in (row, last - 1)]
+        before = (..., slice(row, last), slice(0, ends[0]) if lower else slice(ends[1], columns))
+        found[before] = x[before]
+        if ends[0] < ends[1]:
+            at = np.arange(*ends) + corner[1] - (np.arange(row, last) + corner[0])[:, None] <= k
+            band = (..., slice(row, last), slice(*ends))
+            found[band] = np.where(at if lower else ~at, x[band], found[band])
     return found
 
 
@@ -53,6 +67,52 @@ register(Op("triangle", "... i j -> ... i j", _kept, dtypes=same_dtype, local=_c
 
 
 register(Op("on_diagonal", _diagonal_rule, _on_diagonal, dtypes=same_dtype, local=_diagonal_cell))
+
+
+def _diagonal_out(operands: Sequence[Operand], params: Params) -> RuleText:
+    rows, columns = params["dims"]
+    names = [f"x{d}" for d in range(len(operands[0][0]))]
+    kept = [n for d, n in enumerate(names) if d not in (rows, columns)]
+    return f"{' '.join(names)} -> {' '.join([*kept, 'd'])}", {"d": params["size"]}
+
+
+def _diagonal_start(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {**params, "corner": tuple([bounds[f"x{d}"][0] for d in params["dims"]])}
+
+
+def _diagonal(
+    x: Block, *, dims: tuple[int, int], k: int, size: int, corner: tuple[int, int] = (0, 0)
+) -> Block:
+    """Return the diagonal of a block, as a last dim, at its place in the whole one."""
+    rows, columns = max(-k, 0) - corner[0], max(k, 0) - corner[1]  # where that begins
+    first = max(-rows, -columns, 0)
+    last = min(x.shape[dims[0]] - rows, x.shape[dims[1]] - columns, size)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    matrices = x.transpose([*kept, *dims])
+    found = np.zeros((*matrices.shape[:-2], size), x.dtype)
+    if first < last:
+        part = matrices[..., first + rows : last + rows, first + columns : last + columns]
+        found[..., first:last] = part.diagonal(0, -2, -1)
+    return found
+
+
+register(
+    Op(
+        "diagonal",
+        _diagonal_out,
+        _diagonal,
+        dtypes=same_dtype,
+        partial=Partial(joined, "selects"),
+        local=_diagonal_start,
+    )
+)
+
+
+def diagonal_of(x: Any, k: int, rows: int, columns: int) -> Any:
+    """Return a diagonal of two dims of an array as a last dim; each device gives what it holds."""
+    k = int(k)
+    size = max(0, min(x.shape[rows] + min(k, 0), x.shape[columns] - max(k, 0)))
+    return bind("diagonal", x, dims=(rows, columns), k=k, size=size)
 
 
 def _triangle(m: Any, k: int, lower: bool) -> Any:
@@ -116,6 +176,4 @@ def diag(v: ArrayLike, k: int = 0) -> Array:
         return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
     if x.ndim != 2:
         raise ShapeError(f"diag: takes one or two dims, got shape {x.shape}.")
-    n = max(0, min(x.shape[0] + min(k, 0), x.shape[1] - max(k, 0)))
-    rows = np.arange(n) + max(-k, 0)
-    return x[rows, rows + k]
+    return diagonal_of(x, k, 0, 1)

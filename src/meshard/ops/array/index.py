@@ -6,6 +6,7 @@ positions that it holds itself; the parts, which do not overlap, are then joined
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, final
@@ -380,21 +381,40 @@ def _gather_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Para
     return {**params, "starts": tuple(bounds[f"x{d}"][0] for d in params["dims"])}
 
 
-def _gather(
-    x: Block,
-    *places: Block,
-    dims: tuple[int, ...],
-    at: int,
-    starts: tuple[int, ...] = (),
-) -> Block:
-    """Look up the positions that the block holds; the others give zeros."""
+def _inside(
+    x: Block, places: Sequence[Block], dims: tuple[int, ...], starts: tuple[int, ...]
+) -> tuple[list[Block], Block]:
+    """Return positions as the block counts them, and which of them it holds."""
     first = starts or (0,) * len(dims)
     local = [p - s if s else p for p, s in zip(places, first, strict=True)]
     # Below zero a position is, without its sign, beyond all sizes.
     tests = [p.view(np.uint64) < x.shape[d] for p, d in zip(local, dims, strict=True)]
-    inside = reduce(np.logical_and, tests)
-    kept = [d for d in range(x.ndim) if d not in dims]
-    front = x.transpose([*dims, *kept])
+    return local, reduce(np.logical_and, tests)
+
+
+def _front(x: Block, dims: tuple[int, ...]) -> Block:
+    """Return a block with some dims first."""
+    if dims == tuple(range(len(dims))):
+        return x
+    found: Block = x.transpose([*dims, *[d for d in range(x.ndim) if d not in dims]])
+    return found
+
+
+def _placed_back(found: Block, rank: int, at: int) -> Block:
+    """Return what was found with the dims of the positions, which are first, at their place."""
+    if not at:
+        return found
+    order = [*range(rank, rank + at), *range(rank), *range(rank + at, found.ndim)]
+    result: Block = found.transpose(order)
+    return result
+
+
+def _gather(
+    x: Block, *places: Block, dims: tuple[int, ...], at: int, starts: tuple[int, ...] = ()
+) -> Block:
+    """Look up the positions that the block holds; the others give zeros."""
+    local, inside = _inside(x, places, dims, starts)
+    front = _front(x, dims)
     count = np.count_nonzero(inside)
     if count == inside.size:
         found = front[tuple(local)]
@@ -402,10 +422,7 @@ def _gather(
         found = np.zeros((*inside.shape, *front.shape[len(dims) :]), x.dtype)
         if count:
             found[inside] = front[tuple(p[inside] for p in local)]
-    rank = inside.ndim
-    order = [*range(rank, rank + at), *range(rank), *range(rank + at, found.ndim)]
-    result: Block = found.transpose(order)
-    return result
+    return _placed_back(found, inside.ndim, at)
 
 
 def joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
@@ -417,13 +434,52 @@ def joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
     return (bits.view(total.dtype).reshape(total.shape),)
 
 
+@final
+class _Found:
+    """What a cell has of the positions that are looked up.
+
+    Attributes:
+        values: the elements that it has.
+        places: where they belong among all positions.
+        shape: the shape of the positions.
+        at: where their dims come among the others.
+    """
+
+    __slots__ = ("at", "places", "shape", "values")
+
+    def __init__(self, values: Block, places: Block, shape: tuple[int, ...], at: int) -> None:
+        self.values, self.places, self.shape, self.at = values, places, shape, at
+
+
+def _found_in(
+    x: Block, *places: Block, dims: tuple[int, ...], at: int, starts: tuple[int, ...] = ()
+) -> _Found:
+    """Look up the positions that the block holds, and only these."""
+    local, inside = _inside(x, places, dims, starts)
+    where = inside.reshape(-1).nonzero()[0]
+    values = _front(x, dims)[tuple([p.reshape(-1)[where] for p in local])]
+    return _Found(values, where, inside.shape, at)
+
+
+def _all_found(parts: Sequence[tuple[_Found]]) -> tuple[Block]:
+    """Put what all cells have in its place; what none has is zero."""
+    found = [p for (p,) in parts if len(p.places)] or [parts[0][0]]
+    first = found[0]
+    size, rest = math.prod(first.shape), first.values.shape[1:]
+    make = np.empty if sum(len(p.places) for p in found) == size else np.zeros
+    total = make((size, *rest), first.values.dtype)
+    for part in found:
+        total[part.places] = part.values
+    return (_placed_back(total.reshape((*first.shape, *rest)), len(first.shape), first.at),)
+
+
 register(
     Op(
         "gather",
         _gather_rule,
         _gather,
         dtypes=same_dtype,
-        partial=Partial(joined, "selects"),
+        partial=Partial(joined, "selects", near=(_found_in, _all_found)),
         local=_gather_cell,
     )
 )

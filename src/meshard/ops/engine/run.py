@@ -395,9 +395,12 @@ def _run_partial(
     law, cells, combination = decision.row.partial, decision.cells, decision.combination
     assert law is not None
     assert combination is not None
-    results = run_cells(decision, world, given, law.kernel or decision.row.kernel)
+    kernel, combine = law.kernel or decision.row.kernel, law.combine
+    if combination.across is None and law.near is not None:
+        kernel, combine = law.near
+    results = run_cells(decision, world, given, kernel)
     if combination.across is None:
-        joined = [combined(world, law.combine, [results[i] for i in g]) for g in cells.of_piece]
+        joined = [combined(world, combine, [results[i] for i in g]) for g in cells.of_piece]
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)
     else:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.diagonals import diagonal_of
 from meshard.ops.array.shape import expand_dims, moveaxis
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import Axis, normalised_axes
@@ -56,11 +57,7 @@ def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> A
     """
     x = as_array(a)
     dims = _two_dims("diagonal", x.ndim, axis1, axis2)
-    rows, columns = (x.shape[d] for d in dims)
-    count = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-    last = moveaxis(x, dims, (-2, -1))
-    places = np.arange(count)
-    return last[(..., places + max(-offset, 0), places + max(offset, 0))]
+    return diagonal_of(x, offset, *dims)
 
 
 @checked

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, cast, final
 
@@ -101,6 +101,11 @@ class Load:
             self.exact and other.exact,
         )
 
+    def silent(self) -> Load:
+        """Return the same load without messages, which are counted otherwise."""
+        none = np.zeros_like(self.messages_sent)
+        return replace(self, messages_sent=none, messages_received=none)
+
     def times(self, bytes_each: int, count: int = 1) -> Load:
         """Return the load of several arrays whose elements have a size, from that of bytes."""
         by = bytes_each * count
@@ -156,6 +161,28 @@ def as_floats(amounts: Amounts) -> Floats:
     return amounts.astype(np.float64, copy=False)
 
 
+def messages_together(
+    hops: Sequence[Hop], loads: Sequence[Load], places: DevicePlaces, *, most_jobs: int
+) -> tuple[Floats, Floats]:
+    """Return the messages sent and received if hops happen together, as `Load` counts them.
+
+    Everything that a device sends to another is then one message. Where the pairs are too many to
+    be listed, a device has as many messages as in the hop in which it has most.
+
+    Args:
+        hops: the hops.
+        loads: the load of each.
+        places: where the devices are.
+        most_jobs: as for `load_of`.
+    """
+    if len(hops) == 1 or not all(_is_listed(hop, most_jobs) for hop in hops):
+        return (
+            np.maximum.reduce([load.messages_sent for load in loads]),
+            np.maximum.reduce([load.messages_received for load in loads]),
+        )
+    return _counted(distinct(np.concatenate([_pairs(hop, places) for hop in hops])), places)
+
+
 def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = ESTIMATED_JOBS) -> Load:
     """Return the load of a hop between devices, in elements.
 
@@ -164,11 +191,32 @@ def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = ESTIMATED_JOBS) 
         places: where the devices are.
         most_jobs: with more jobs than this they are summed, even if that is an estimate.
     """
+    return _listed(hop, places) if _is_listed(hop, most_jobs) else _summed(hop, places)
+
+
+def _is_listed(hop: Hop, most_jobs: int) -> bool:
+    """Whether the jobs of a hop are counted one by one."""
     pairs = math.prod([len(merge.lengths) for merge in hop.merges])
     jobs = pairs * hop.after.holders.shape[1] + hop.before.holders.size
-    if jobs <= most_jobs and (jobs <= LISTED_JOBS or not _sums_are_exact(hop)):
-        return _listed(hop, places)
-    return _summed(hop, places)
+    return jobs <= most_jobs and (jobs <= LISTED_JOBS or not _sums_are_exact(hop))
+
+
+def _pairs(hop: Hop, places: DevicePlaces) -> Ints:
+    """Return the pairs of a sender and a receiver, as numbers, ascending."""
+    jobs = hop.jobs()
+    # Everything that one device sends to another in a hop is one message.
+    return distinct(places.of(jobs.sender) * len(places.ids) + places.of(jobs.receiver))
+
+
+def _counted(pairs: Ints, places: DevicePlaces) -> tuple[Floats, Floats]:
+    """Return how many messages each device sends, and receives, within its group of each level."""
+    count = len(places.ids)
+    source, target = np.divmod(pairs, max(count, 1))
+    near = [at[source] == at[target] for at in places.at]
+    sent, received = (
+        np.array([_counts(ends[inside], count) for inside in near]) for ends in (source, target)
+    )
+    return sent, received
 
 
 def _sums_are_exact(hop: Hop) -> bool:
@@ -201,22 +249,15 @@ def _listed(hop: Hop, places: DevicePlaces) -> Load:
     count = len(places.ids)
     sender, receiver = places.of(jobs.sender), places.of(jobs.receiver)
     elements = jobs.elements
-    # Everything that one device sends to another in a hop is one message.
-    messages = distinct(sender * count + receiver)
-    source, target = np.divmod(messages, max(count, 1))
-    inside, sent, received = [], [], []
+    inside = []
     for at, groups in zip(places.at, places.groups, strict=True):
         here = at[sender] == at[receiver]
         inside.append(sums_at(at[sender[here]], elements[here], len(groups)))
-        near = at[source] == at[target]
-        sent.append(_counts(source[near], count))
-        received.append(_counts(target[near], count))
     return Load(
         sums_at(sender, elements, count),
         sums_at(receiver, elements, count),
         tuple(inside),
-        np.array(sent),
-        np.array(received),
+        *_counted(distinct(sender * count + receiver), places),
         exact=True,
     )
 

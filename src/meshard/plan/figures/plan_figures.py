@@ -278,6 +278,20 @@ class PlanFigures:
         return found
 
     @cached_property
+    def batches(self) -> Mapping[frozenset[int], int]:
+        """The numbers of choices whose arrays share messages, and how many such batches there are.
+
+        Arrays of a batch that go directly move together; then those that make detours do.
+        """
+        moving = [n for n, leaf in enumerate(self.leaves) if leaf.source != leaf.destination]
+        found: Counter[frozenset[int]] = Counter()
+        for numbers in batches([self.leaves[n] for n in moving], donate=self.donate):
+            chosen = {self.choice_of[moving[i]] for i in numbers}
+            direct = frozenset([c for c in chosen if len(self.routes[c].layouts) == 2])
+            found.update([some for some in (direct, frozenset(chosen - direct)) if some])
+        return found
+
+    @cached_property
     def process_hops(self) -> tuple[tuple[Hop, ...], ...]:
         """For each choice its hops between processes, or between devices if those are not known."""
         if self.max_bytes is None or self.process_of is None:

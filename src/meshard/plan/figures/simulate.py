@@ -11,7 +11,7 @@ sends through the port, or receives, whichever is more; each message has the lat
 where its ends meet. A group with a capacity is busy for all bytes that
 pass inside it, enter or leave it, divided by the capacity. A hop takes as long as the slowest port
 or group; hops follow each other. Everything that a device sends to another in one hop is one
-message.
+message; so is what it sends of all arrays of a batch, which move together (`schedule`).
 
 What this leaves out: messages that wait for each other, rounds, and anything else in the network.
 The time is a lower bound for the topology as described.
@@ -19,8 +19,8 @@ The time is a lower bound for the topology as described.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
@@ -33,6 +33,7 @@ from meshard.plan.figures.load import (
     added_up,
     as_floats,
     load_of,
+    messages_together,
     summed,
     summed_at,
 )
@@ -220,18 +221,22 @@ def simulate_many(
     moves: Iterable[tuple[Moves, int, int]],
     topology: Topology | str,
     *,
+    together: Mapping[frozenset[int], int] | None = None,
     most_jobs: int = ESTIMATED_JOBS,
 ) -> Simulation:
-    """Return how long many arrays take to move together.
+    """Return how long many arrays take to move.
 
     Args:
         moves: for each kind of array its route, its bytes per element, and the number of such
             arrays.
         topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+        together: numbers of moves whose arrays share messages, and how many such batches there
+            are; None if each array has its own messages.
         most_jobs: as for `simulate`.
 
     All first hops run at once, then all second hops, and so on: their traffic is added up on each
-    port and then timed. Messages of different arrays are not joined.
+    port and then timed. In a batch everything that a device sends to another in one hop is one
+    message.
 
     Raises:
         ArgumentError: if there is no such topology, or a device has no place in it.
@@ -239,11 +244,7 @@ def simulate_many(
     listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
     where = as_topology(topology, "simulate")
     places = DevicePlaces(where, [hop for hops, _, _ in listed for hop in hops])
-    rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
-    for hops, itemsize, count in listed:
-        for number, hop in enumerate(hops):
-            load = load_of(hop, places, most_jobs=most_jobs)
-            rounds[number] += load.times(itemsize, count)
+    rounds = _rounds(listed, places, together, most_jobs)
     timed = [_Timed(load, places) for load in rounds]
     levels = tuple(
         LevelTraffic(
@@ -262,6 +263,33 @@ def simulate_many(
         _hottest(timed, places, 1),
         all(load.exact for load in rounds),
     )
+
+
+def _rounds(
+    listed: Sequence[tuple[tuple[Hop, ...], int, int]],
+    places: DevicePlaces,
+    together: Mapping[frozenset[int], int] | None,
+    most_jobs: int,
+) -> list[Load]:
+    """Return the traffic of all first hops, all second hops, and so on; see `simulate_many`."""
+    rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
+    loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
+    for own, (_, itemsize, count) in zip(loads, listed, strict=True):
+        for number, load in enumerate(own):
+            once = load if together is None else load.silent()
+            rounds[number] += once.times(itemsize, count)
+    for batch, count in (together or {}).items():
+        for number in range(max([len(loads[i]) for i in batch], default=0)):
+            ways = [i for i in batch if number < len(loads[i])]
+            sent, received = messages_together(
+                [listed[i][0][number] for i in ways],
+                [loads[i][number] for i in ways],
+                places,
+                most_jobs=most_jobs,
+            )
+            joined = replace(Load.none(places), messages_sent=sent, messages_received=received)
+            rounds[number] += joined.times(1, count)
+    return rounds
 
 
 def busy(load: Load, places: DevicePlaces) -> HopTime:

@@ -11,22 +11,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.errors import AllocationError
 from meshard.plan.figures.schedule import batches, is_gradual
-from meshard.plan.figures.window import between, check_window
-from meshard.plan.hops.hop import unit_map
+from meshard.plan.figures.window import check_window
 from meshard.plan.hops.route import Route
-from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
+from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.donate import Gradual, run_gradually
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import (
@@ -302,6 +300,8 @@ class _Mover:
     def _ways(self, types: Sequence[ArrayType | None]) -> list[_Way]:
         """Return each distinct way of an array to a layout, once."""
         routes = self._tree.routes
+        # The window, and memory that is given back on the way, are those of the direct way.
+        free = not self._donate and self._max_bytes is None
         found: dict[tuple[int, ArrayType], _Way] = {}
         parts: dict[tuple[ArrayType, ArrayType], Part] = {}
         for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
@@ -313,7 +313,10 @@ class _Mover:
                 if part is None:
                     part = part_between(self._world, leaf._type, type_)
                     parts[leaf._type, type_] = part
-                way = found[id(leaf), type_] = _Way(leaf, type_, part, routes[number], [])
+                route = routes[number]
+                if route is None and free:
+                    route = route_between(self._world, leaf._type, type_)
+                way = found[id(leaf), type_] = _Way(leaf, type_, part, route, [])
             way.leaves.append(number)
         return list(found.values())
 
@@ -343,16 +346,28 @@ class _Mover:
 
     def _move_batch(self, batch: Sequence[_Way], teller: _Teller) -> None:
         together: list[_Way] = []
+        routed: list[RoutedMove] = []
+        detours: list[_Way] = []
         for way in batch:
             route = way.route
             if route is not None and len(route.layouts) > 2 and self._world.process_count > 1:
-                self._settle(way, self._by_hops(way, route))
-                if teller.wanted:
-                    teller.told(way.local_bytes)
+                routed.append(RoutedMove(route, way.array._live(), way.type_))
+                detours.append(way)
             elif self._donate and way.gradual:
                 self._settle(way, self._gradually(way, teller))
             else:
                 together.append(way)
+        self._move_directly(together, teller)
+        if self._max_bytes is None:
+            found = run_routes(self._world, routed)
+        else:
+            found = [run_routes(self._world, [move], self._max_bytes)[0] for move in routed]
+        for way, blocks in zip(detours, found, strict=True):
+            self._settle(way, blocks)
+            if teller.wanted:
+                teller.told(way.local_bytes)
+
+    def _move_directly(self, together: Sequence[_Way], teller: _Teller) -> None:
         if not together:
             return
         moves = [ArrayMove(w.part, w.array._live(), w.type_.dtype) for w in together]
@@ -389,20 +404,6 @@ class _Mover:
             if id(array) not in kept:
                 give_back_owned(array)
                 array._discard(f"donated to {self._what}")
-
-    def _by_hops(self, way: _Way, route: Route) -> Blocks:
-        """Bring an array to its destination hop by hop, as its route says."""
-        world = self._world
-        known = {d.id: d.process_index for d in world.devices}
-        window = self._max_bytes
-        if window is not None:
-            window -= between(route, way.itemsize, unit_map(known))
-        blocks = way.array._live()
-        for before, after in pairwise(route.layouts):
-            owners = {i: known[i] for i in before.device_ids | after.device_ids}
-            part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
-            (blocks,) = run_moves(world, [ArrayMove(part, blocks, way.type_.dtype)], window)
-        return blocks
 
     def _without_memory(self, ways: Sequence[_Way], error: AllocationError) -> AllocationError:
         """Return the error that says for which arrays there is no memory."""

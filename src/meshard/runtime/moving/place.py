@@ -40,6 +40,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
+from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.settings import DEFAULT_FLOAT
@@ -378,6 +379,10 @@ def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "devi
         return Array(type_, blocks)
     if world.ledgers:
         wired(world, what, wires_between(world, source, type_))
+    route = route_between(world, source, type_)
+    if route is not None:
+        (blocks,) = run_routes(world, [RoutedMove(route, blocks, type_)])
+        return Array(type_, blocks)
     part = part_between(world, source, type_)
     return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 

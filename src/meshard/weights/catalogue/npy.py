@@ -17,6 +17,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError
 from meshard.runtime.moving.place import checked_dtype
+from meshard.runtime.types import dtype_name
 from meshard.weights.catalogue.raw import Foreign, OpenFile, RawReader, contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
@@ -77,8 +78,8 @@ def npy_file(path: str, tensor: ShapeDtype, options: WriteOptions | None = None)
     dtype, shape = tensor.dtype, tuple(tensor.shape)
     if dtype.kind not in "biufc" or np.dtype(dtype.str) != dtype:
         raise CheckpointError(
-            f"{path}: the .npy format cannot hold {dtype}: it has no name for it. Convert it with "
-            "dtype=, or write a safetensors file."
+            f"{path}: the .npy format cannot hold {dtype_name(dtype)}: it has no name for it. "
+            "Convert it with dtype=, or write a safetensors file."
         )
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(

@@ -6,6 +6,7 @@ that have their names only when they are complete and on the disk.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -55,12 +56,14 @@ class Contents:
         tensors: which elements are one piece, and where it is.
         copies: further places of pieces that are in several files, by tensor and number.
         sums: where the checksum of a piece stands, as 16 digits, by tensor and number.
+        replaced: files that are removed once all of these have their names.
     """
 
     files: Sequence[NewFile]
     tensors: Mapping[str, Stored]
     copies: Mapping[tuple[str, int], Sequence[Place]]
     sums: Mapping[tuple[str, int], Sequence[Place]]
+    replaced: Sequence[str] = ()
 
 
 def partial_name(name: str) -> str:
@@ -122,6 +125,8 @@ class RawWriter:
                 self._make(file)
         except BaseException as error:
             self.abandon()
+            if isinstance(error, OverflowError):
+                error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise file_error(error, made, "it cannot be made") from error
             raise
@@ -213,6 +218,9 @@ class RawWriter:
             self.abandon()
             raise file_error(error, path, "it cannot be given its name") from error
         self._named, self._folders = [], []
+        for name in self._contents.replaced:
+            with suppress(OSError):
+                os.unlink(os.path.join(self.folder, name))
 
     def abandon(self) -> None:
         """Remove what was made, named files too unless they may have replaced others."""
@@ -244,6 +252,16 @@ class RawWriter:
 
     def __del__(self) -> None:
         self._close()
+
+
+def exchange_names(one: str, other: str) -> bool:
+    """Exchange the names of two files or folders in one step; return whether that is possible."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    if call is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    found: int = call(here, os.fsencode(one), here, os.fsencode(other), exchange)
+    return found == 0
 
 
 def sync_folder(path: str) -> None:

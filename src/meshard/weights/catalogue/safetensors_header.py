@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from meshard.errors import CheckpointError, CorruptFileError
+from meshard.runtime.types import dtype_name
 from meshard.weights.catalogue.json_scan import JsonScan, pattern
 from meshard.weights.catalogue.raw import OpenFile, box_count
 
@@ -333,8 +334,8 @@ def format_name(dtype: np.dtype[Any], name: str) -> str:
     found = _NAMES.get(dtype)
     if found is None:
         raise CheckpointError(
-            f"safetensors: tensor {name!r} has dtype {dtype}, which the format cannot hold; it "
-            f"holds {', '.join([d.name for d in _NAMES])}. Convert it with dtype=, or save it as a "
-            "meshard checkpoint."
+            f"safetensors: tensor {name!r} has dtype {dtype_name(dtype)}, which the format cannot "
+            f"hold; it holds {', '.join([d.name for d in _NAMES])}. Convert it with dtype=, "
+            "or save it as a meshard checkpoint."
         )
     return found

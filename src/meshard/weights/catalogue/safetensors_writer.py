@@ -7,9 +7,12 @@ written has a checksum of each piece, and of headers and index.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -85,6 +88,9 @@ def several_files(
 ) -> RawWriter:
     """Return a writer of a folder of safetensors files with an index.
 
+    Files that replace others get names of their own, so that the index, which is renamed last,
+    refers to all of the old ones or to all of the new ones at any moment.
+
     Args:
         folder: the folder.
         tensors: the shape and dtype of each tensor, by name.
@@ -95,18 +101,31 @@ def several_files(
     Raises:
         CheckpointError: if the format cannot hold a dtype or name.
     """
+    given = options or WriteOptions()
+    replaced, generation = _generations(folder, stem) if given.overwrite else ((), "")
     groups: list[list[tuple[str, Box]]] = [[]]
     filled = 0
     for name, x in tensors.items():
-        size = int(np.prod(x.shape, dtype=object)) * x.dtype.itemsize
+        size = math.prod(x.shape) * x.dtype.itemsize
         if groups[-1] and filled + size > shard_bytes:
             groups.append([])
             filled = 0
         groups[-1].append((name, Box.whole(x.shape)))
         filled += size
-    count = len(groups)
-    files = {f"{stem}-{i:05}-of-{count:05}{SUFFIX}": g for i, g in enumerate(groups, 1)}
-    return _writer(folder, files, tensors, options or WriteOptions(), stem + INDEX_SUFFIX)
+    start, end = stem + generation, f"of-{len(groups):05}{SUFFIX}"
+    files = {f"{start}-{i:05}-{end}": group for i, group in enumerate(groups, 1)}
+    return _writer(folder, files, tensors, given, (stem + INDEX_SUFFIX, replaced))
+
+
+def _generations(folder: str, stem: str) -> tuple[tuple[str, ...], str]:
+    """Return the files of a folder that an index of that stem replaces, and a mark for new ones."""
+    form = re.compile(rf"{re.escape(stem)}(?:(\.\d+)?-\d{{5,}}-of-\d{{5,}})?{re.escape(SUFFIX)}")
+    try:
+        found = {name: m[1] or "" for name in os.listdir(folder) if (m := form.fullmatch(name))}
+    except OSError:
+        return (), ""  # there is no such folder, or what is wrong shows when it is written
+    marks = set(found.values())
+    return tuple(found), next(m for m in chain([""], map(".{}".format, count(2))) if m not in marks)
 
 
 def rank_files(
@@ -137,10 +156,10 @@ def rank_files(
         )
     for name, boxes in parts.items():
         _check_parts(name, tensors[name].shape, list(dict.fromkeys(boxes)))
-    count = next(iter(counts.values()), 1)
+    ranks = next(iter(counts.values()), 1)
     files = {
-        f"{stem}-rank-{r:05}-of-{count:05}{SUFFIX}": [(t, parts[t][r]) for t in tensors]
-        for r in range(count)
+        f"{stem}-rank-{r:05}-of-{ranks:05}{SUFFIX}": [(t, parts[t][r]) for t in tensors]
+        for r in range(ranks)
     }
     return _writer(folder, files, tensors, options or WriteOptions())
 
@@ -168,9 +187,9 @@ def _writer(
     files: Mapping[str, Sequence[tuple[str, Box]]],
     tensors: Mapping[str, ShapeDtype],
     options: WriteOptions,
-    index: str = "",
+    index: tuple[str, tuple[str, ...]] = ("", ()),
 ) -> RawWriter:
-    """Return a writer of files that hold boxes of tensors."""
+    """Return a writer of files that hold boxes of tensors, with an index that replaces others."""
     _check_names(tensors, options)
     made: list[NewFile] = []
     pieces: dict[str, dict[Box, tuple[int, Piece]]] = {name: {} for name in tensors}
@@ -200,10 +219,11 @@ def _writer(
         name: Stored(name, x.shape, x.dtype, tuple([p for _, p in pieces[name].values()]))
         for name, x in tensors.items()
     }
-    if index:
+    name, replaced = index
+    if name:
         text = _index(files, sum([t.nbytes for t in stored.values()]))
-        made.append(NewFile(index, len(text), text))
-    contents = Contents(made, stored, copies, sums)
+        made.append(NewFile(name, len(text), text))
+    contents = Contents(made, stored, copies, sums, replaced)
     return RawWriter(folder, contents, overwrite=options.overwrite)
 
 

@@ -26,11 +26,11 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError, FileInUseError
 from meshard.runtime.moving.place import checked_dtype
-from meshard.runtime.types import Block
+from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import ZARR_CHUNK
 from meshard.weights.catalogue.chunks import grid_boxes, grid_steps, needed
 from meshard.weights.catalogue.raw import OpenFile, box_shape, file_error
-from meshard.weights.catalogue.raw_writer import partial_name, sync_folder
+from meshard.weights.catalogue.raw_writer import exchange_names, partial_name, sync_folder
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 
@@ -58,8 +58,9 @@ def open_zarr(path: str) -> Catalogue:
     checked, root = _checked_root(path)
     with _named(path, "it cannot be read as Zarr, version 3"):
         top = zarr.open(path, mode="r", zarr_format=3)
-        members = [("", top)] if isinstance(top, zarr.Array) else top.members(max_depth=None)
-        arrays = {name: one for name, one in members if isinstance(one, zarr.Array)}
+        members = {"": top} if isinstance(top, zarr.Array) else dict(top.members(max_depth=None))
+        # The library lists them in the order of answers, which differs between processes.
+        arrays = {name: one for name, one in sorted(members.items()) if isinstance(one, zarr.Array)}
     tensors = {}
     for name, one in arrays.items():
         with _named(path, f"array {name!r} cannot be read"):
@@ -221,8 +222,8 @@ class ZarrWriter:
         shape = tuple(x.shape)
         if x.dtype.name not in _SMALL and (x.dtype.kind not in "biufc" or x.dtype.char in "gG"):
             raise CheckpointError(
-                f"{path}: tensor {name!r} has dtype {x.dtype}, which Zarr cannot hold. Convert it "
-                "with dtype=, or save it as a meshard checkpoint."
+                f"{path}: tensor {name!r} has dtype {dtype_name(x.dtype)}, which Zarr cannot hold. "
+                "Convert it with dtype=, or save it as a meshard checkpoint."
             )
         pieces = []
         for box in grid_boxes(shape, shard) if 0 not in shape else ():
@@ -244,7 +245,8 @@ class ZarrWriter:
         """
         self._check_target()
         try:
-            shutil.rmtree(self._partial, ignore_errors=True)  # of a save that was killed
+            for left in (self._partial, self._partial + ".replaced"):  # of a save that was killed
+                _remove(left)
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with _written_by(self._partial):
                 root: Any = None
@@ -335,21 +337,28 @@ class ZarrWriter:
             StorageError: if the name cannot be given.
         """
         self._check_target()
-        old = partial_name(os.path.basename(self.path)) + ".replaced"
-        old = os.path.join(os.path.dirname(self.path), old)
+        old = self._partial
         with _written_by(self.path, "it cannot be given its name"):
             names = [os.path.join(f, _ROOT) for f, _, n in os.walk(self._partial) if _ROOT in n]
             _sync(self._partial, [os.path.relpath(name, self._partial) for name in names])
-            if os.path.lexists(self.path):
+            if not os.path.lexists(self.path):
+                os.rename(self._partial, self.path)
+            elif not exchange_names(self._partial, self.path):
+                old = self._partial + ".replaced"
                 os.rename(self.path, old)
-            os.rename(self._partial, self.path)
+                os.rename(self._partial, self.path)
             sync_folder(os.path.dirname(self.path))
-        with suppress(OSError):
-            os.unlink(old) if os.path.isfile(old) else shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
     def abandon(self) -> None:
         """Remove what was made."""
-        shutil.rmtree(self._partial, ignore_errors=True)
+        _remove(self._partial)
+
+
+def _remove(path: str) -> None:
+    """Remove a file or folder, as far as that is allowed."""
+    with suppress(OSError):
+        os.unlink(path) if os.path.isfile(path) else shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(root: str, names: Iterable[str]) -> None:
@@ -389,7 +398,9 @@ def _shards(x: ShapeDtype, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]
     A shard is a whole number of chunks.
     """
     shape, size = tuple([max(n, 1) for n in x.shape]), x.dtype.itemsize
-    chunk = box_shape(shape, size, min(ZARR_CHUNK, most))
+    least, largest = ZARR_CHUNK
+    chunk_bytes = min(max(math.prod(shape) * size // 64, least), largest, most)
+    chunk = box_shape(shape, size, chunk_bytes)
     grid = tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
     count = box_shape(grid, math.prod(chunk) * size, most)
     return tuple([c * n for c, n in zip(chunk, count, strict=True)]), chunk

@@ -408,7 +408,8 @@ class KeyMap:
         return f"<KeyMap of {len(self.rules)} rules>"
 
 
-def _source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of a source."""
     try:
         shape, dtype = source if isinstance(source, tuple) else (source.shape, source.dtype)
         return tuple([int(n) for n in shape]), np.dtype(dtype) if not isinstance(
@@ -424,7 +425,7 @@ def _source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _tree(
     sources: Sources, tied: Mapping[str, str]
 ) -> tuple[Tree, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
-    known = {name: _source(name, s) for name, s in sources.items()}
+    known = {name: known_source(name, s) for name, s in sources.items()}
     nodes = {
         name: Node(source_form(name, shape, dtype), k)
         for k, (name, (shape, dtype)) in enumerate(known.items())
