@@ -283,7 +283,8 @@ class TestCheckpoint:
         assert main(["checkpoint", "list", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"{tmp_path} has no complete step\n"
         assert status(["checkpoint", "cleen", str(tmp_path)]) == 2
-        assert "clean" in capsys.readouterr().err
+        message = "meshard checkpoint: invalid choice: 'cleen'; did you mean 'clean'?\n"
+        assert capsys.readouterr().err.startswith(message)
         assert status(["checkpoint"]) == 2
         assert capsys.readouterr().err.startswith("meshard checkpoint: Missing command.\n")
 

@@ -8,6 +8,7 @@ import click
 
 from meshard.cli.arguments import Command
 from meshard.cli.errors import DAMAGED, DONE
+from meshard.cli.main import Group
 from meshard.cli.output import as_json, print_json, print_table, print_text
 
 _HELP = "List the checkpoints of a run, and remove what killed saves have left."
@@ -29,7 +30,7 @@ For example:
 """
 
 
-@click.group("checkpoint", help=_HELP, no_args_is_help=False)
+@click.group("checkpoint", cls=Group, help=_HELP, no_args_is_help=False)
 def command() -> None:
     """Hold the commands about checkpoints."""
 
