@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from meshard.weights.catalogue.safetensors_writer import (
     several_files,
 )
 from meshard.weights.catalogue.stored import Writer
+from meshard.weights.checkpoint import opening
 from meshard.weights.checkpoint.save import save
 from tests.commands import documented, on_terminal, piped, status
 
@@ -219,6 +221,17 @@ class TestVerify:
             f"meshard verify: {tmp_path / 'x.npy'} has no checksums; a change would not be "
             "noticed\n"
         )
+
+    def test_pieces_without_checksums_are_told_too(
+        self, one: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        whole = opening.opened(one, None, "test", checked=True)
+        name, tensor = next(iter(whole.tensors.items()))
+        bare = replace(tensor, pieces=tuple(replace(p, checksum=None) for p in tensor.pieces))
+        partly = replace(whole, tensors={**whole.tensors, name: bare})
+        monkeypatch.setattr(opening, "opened", lambda *given, **more: partly)
+        assert main(["verify", str(one)]) == 1
+        assert f"{one} has no checksums" in capsys.readouterr().err
 
     def test_nothing_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["verify", str(tmp_path / "none")]) == 1

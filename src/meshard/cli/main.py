@@ -127,12 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell_usage(error)
         raise SystemExit(WRONG_USAGE) from None
     except BrokenPipeError:  # who reads the output, `head` perhaps, has seen enough
-        _forget_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MeshardError, OSError) as error:
         path = context.meta.get(NAME, NAME) if context is not None else NAME
         print(f"{path}: {error}", file=sys.stderr, flush=True)
-        _forget_output()
         _end_job()
         return FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -159,14 +158,6 @@ def _reason(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter):
         return f"argument {name}: {error.message}" if name else error.message
     return error.format_message()
-
-
-def _forget_output() -> None:
-    """Drop what cannot be written, which Python would try again when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_job() -> None:
