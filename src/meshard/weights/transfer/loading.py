@@ -25,7 +25,7 @@ from meshard.weights.transfer.reading import ReadingPlan, Slab, Wanted
 from meshard.weights.transfer.slabs import slabs_of
 
 _TASK = 8 << 20
-"""Bytes that one thread reads to their places at a time."""
+"""Bytes that one thread reads to their places at a time, if memory is not limited further."""
 
 Told = Callable[[int], None] | None
 
@@ -100,12 +100,13 @@ class _Loading:
     def read_direct(self) -> None:
         """Read the pieces that stay where they are read."""
         me, plan = self._world.process_index, self._plan
+        task = min(_TASK, max(1, 2 * plan.round_bytes // self._world.workers.threads))
         tasks: list[Callable[[], None]] = []
         for read in plan.direct:
             if read.process == me:
                 block = self._blocks[read.tensor][read.piece]
                 assert block is not None
-                most = max(1, _TASK // block.itemsize)
+                most = max(1, task // block.itemsize)
                 for part in slabs_of(read.box, range(len(read.box.starts)), most):
                     place = view_of(block, part.within(read.box).slices)
                     tasks.append(partial(self._fill, plan.wanted[read.tensor], part, place))
@@ -121,12 +122,8 @@ class _Loading:
         if self._world.process_count == 1:
             self._world.workers.run([partial(self._scatter, slab) for slab in self._plan.slabs])
             return
-        queues: list[list[Slab]] = [[] for _ in range(self._world.process_count)]
-        for slab in self._plan.slabs:
-            queues[slab.reader].append(slab)
-        at_once = self._plan.at_once
-        for k in range(0, max(map(len, queues)), at_once):
-            self._round([slab for queue in queues for slab in queue[k : k + at_once]])
+        for slabs in self._plan.rounds():
+            self._round(slabs)
 
     def _scatter(self, slab: Slab) -> None:
         """Read a slab and copy it to its places; all of them are here."""
