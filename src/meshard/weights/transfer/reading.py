@@ -18,7 +18,7 @@ from meshard.algebra.box import Box
 from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.transfer.exchange import pieces_of
-from meshard.weights.transfer.slabs import dim_order, slabs_of
+from meshard.weights.transfer.slabs import dim_order, marks_of, slabs_of
 
 SLAB = 4 << 20
 """Bytes that are read at a time where they are passed on, if memory is not limited further."""
@@ -208,13 +208,12 @@ def plan_reading(
         catalogue: the files.
         slab_bytes: the most bytes of a slab.
     """
-    shapes = {n: t.shape for n, t in catalogue.tensors.items()}
     ways = [_is_direct(w, catalogue) for w in wanted]
-    plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+    plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
     load = plan.bytes_read
     if len(load) > 1 and max(load) * len(load) > _UNBALANCED * sum(load):
         ways = [False] * len(ways)
-        plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+        plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
     return plan
 
 
@@ -259,7 +258,7 @@ def _planned(
     processes: int,
     wanted: Sequence[Wanted],
     ways: Sequence[bool],
-    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Stored],
     slab_bytes: int,
 ) -> ReadingPlan:
     direct: list[Direct] = []
@@ -276,8 +275,9 @@ def _planned(
         if ways[number] or not w.nbytes:
             continue
         most = min(slab_bytes, fair) // w.itemsize
-        order = dim_order(w.recipe, shapes)
-        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most)):
+        shapes = {n: tensors[n].shape for n in w.recipe.sources}
+        order, marks = dim_order(w.recipe, shapes), marks_of(w.recipe, tensors)
+        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most), marks):
             process = _reader(w, box, load)
             slabs.append(Slab(number, box, process))
             load[process] += box.volume * w.itemsize
