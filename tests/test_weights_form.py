@@ -166,6 +166,8 @@ def test_padding_is_cast_as_its_tensor_is() -> None:
     form = source_form("x", (2,), np.dtype("f4")).padded(0, 0, 1, 1.7)
     (fill,) = form.cast(np.dtype("i4")).recipe().fills
     assert fill.value == 1.0
+    (fill,) = source_form("x", (2,), np.dtype("c8")).padded(0, 0, 1, 2.5).recipe().fills
+    assert fill.value == 2.5
 
 
 def test_shapes_of_another_size_are_refused() -> None:
@@ -184,3 +186,25 @@ def test_a_tensor_of_very_many_regions_is_refused() -> None:
     parts = [source_form("x", (1,), np.dtype("f4"))] * n
     with pytest.raises(KeyMapError, match="more than 65,536 strided regions"):
         joined(parts, 0)
+
+
+def test_windows_that_overlap_in_the_source_are_right_in_pieces() -> None:
+    x = np.arange(12, dtype="i4")
+    form = source_form("x", (12,), x.dtype)
+    for size, step in ((3, 1), (4, 2), (5, 3), (3, 3), (2, 4)):
+        starts = range(0, 13 - size, step)
+        windows = joined([form.sliced(0, k, k + size).expanded(0) for k in starts], 0)
+        expected = np.stack([x[k : k + size] for k in starts])
+        recipe = windows.recipe()
+        np.testing.assert_array_equal(made(recipe, {"x": x}), expected)
+        for seed in range(30):
+            box, part = made_in_pieces(recipe, {"x": x}, random.Random(seed))
+            np.testing.assert_array_equal(part, expected[box.slices])
+
+
+def test_what_is_joined_remembers_that_a_part_was_rounded() -> None:
+    half = np.dtype("f2")
+    rounded = source_form("x", (2,), np.dtype("f4")).cast(half)
+    both = joined([source_form("y", (2,), half), rounded], 0)
+    with pytest.raises(KeyMapError, match="has rounded its elements"):
+        both.cast(np.dtype("f4"))

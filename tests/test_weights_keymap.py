@@ -115,18 +115,22 @@ def do_rope(t: Trial, name: str) -> None:
     d = t.rng.randrange(x.ndim)
     heads = t.divisor(x.shape[d])
     size = x.shape[d] // heads
-    if size % 2:
+    start = t.rng.choice([0, 0, t.rng.randint(0, size)])
+    half = (size - start) // 2 if t.rng.random() < 0.5 else t.rng.randint(0, (size - start) // 2)
+    if start + 2 * half != size and not t.rng.randint(0, 1):
         return
     to = t.rng.choice(["half", "interleaved"])
-    pairs = [(k, j) for k in range(2) for j in range(size // 2)]
-    if to == "half":  # result row (k, j) is row 2 j + k
-        order = [h * size + 2 * j + k for h in range(heads) for k, j in pairs]
-    else:  # result row 2 j + k is row (k, j)
-        order = [0] * x.shape[d]
-        for h in range(heads):
-            for k, j in pairs:
-                order[h * size + 2 * j + k] = h * size + k * (size // 2) + j
-    t.map = t.map.rope(name, heads, to, dim=d)
+    order = list(range(x.shape[d]))
+    for h in range(heads):
+        for k in range(2):
+            for j in range(half):
+                apart, beside = (h * size + start + n for n in (k * half + j, 2 * j + k))
+                if to == "half":
+                    order[apart] = beside
+                else:
+                    order[beside] = apart
+    rows_ = None if (start, 2 * half) == (0, size) else (start, start + 2 * half)
+    t.map = t.map.rope(name, heads, to, dim=d, rows=rows_)
     t.tensors[name] = rows(x, order, d)
 
 
@@ -357,7 +361,7 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
     ),
     "one that matches what is taken": (
         KEEP.rename("a.q", "x").rename("{w}.q", "{w}.p").rope("b.q", 2),
-        r"rule 3: rope b\.q -> half, heads 2: 'b\.q' matches nothing\. It would match 'b\.q', "
+        r"rule 3: rope b\.q, to half, heads 2: 'b\.q' matches nothing\. It would match 'b\.q', "
         r"which is taken by rule 2: rename",
     ),
     "no rule": (
@@ -418,6 +422,10 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
         KEEP.rope("a.q", 3),
         r"'a\.q' of shape \(8, 4\): dim 0, of size 8, does not divide into 3 heads",
     ),
+    "rows beyond a head": (
+        KEEP.rope("a.q", 2, rows=(2, 6)),
+        r"rows 2 to 6 are not within a head of 4 rows",
+    ),
     "heads without halves": (
         KEEP.rope("a.q", 8),
         r"a head of 1 rows does not divide into 2 halves",
@@ -449,6 +457,14 @@ REFUSED: dict[str, tuple[KeyMap, str]] = {
         r"2 to 9 is not a range within dim 0, of size 8",
     ),
     "padding that would cut": (KEEP.pad("a.q", size=4), r"dim 0 has 8 elements, .* more than 4"),
+    "padding that integers do not have": (
+        KEEP.cast("n", "int8").pad("n", size=6, value=300),
+        r"tensor 'n' of shape \(4,\): the value 300.0 is not one of int8, which has -128 to 127",
+    ),
+    "padding that a cast does not keep": (
+        KEEP.pad("n", size=6, value=float("inf")).cast("n", "int32"),
+        r"the value inf is not one of int32",
+    ),
     "another number of elements": (
         KEEP.reshape("a.q", (5, -1)),
         r"its shape \(8, 4\) has 32 elements, and so must the new one; found \(5, -1\)",
@@ -811,3 +827,10 @@ def test_a_last_row_by_itself_keeps_the_size_of_its_block() -> None:
     mapped = map.apply(sources)
     assert mapped.scales == {n: (f"{n}_scale", (128, 128)) for n in "ab"}
     assert "fuse" in str(map.inverse(sources))
+
+
+def test_the_first_rows_of_a_tensor_are_not_the_tensor() -> None:
+    sources: Sources = {"w": ((8, 4), "f4"), "v": ((8, 4), "f4")}
+    recipes = KeyMap(rest="keep").slice("w", stop=6).rename("v", "u").apply(sources).recipes
+    assert not recipes["w"].is_identity
+    assert recipes["u"].is_identity

@@ -193,13 +193,13 @@ class RawReader:
         except EOFError as error:
             expected = offset + math.prod(shape) * out.itemsize
             raise CorruptFileError(
-                f"{path}: tensor {tensor.name!r} is cut off: box {piece.box} takes bytes "
+                f"{path}: tensor {tensor.name!r:.200} is cut off: box {piece.box} takes bytes "
                 f"{offset:,} to {expected:,}, but the file ends at byte {error.args[0]:,}."
             ) from error
         except CheckpointError as error:  # from opening it, which knows no tensor
-            raise type(error)(f"tensor {tensor.name!r}: {error}") from error
+            raise type(error)(f"tensor {tensor.name!r:.200}: {error}") from error
         except OSError as error:
-            doing = f"tensor {tensor.name!r}, box {box}, cannot be read"
+            doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
             raise file_error(error, path, doing) from error
         if box == piece.box and out.flags.c_contiguous:
             self._check(tensor, piece, out)
@@ -207,8 +207,8 @@ class RawReader:
             out.byteswap(inplace=True)
         if out.dtype == np.bool_ and out.size and out.view(np.uint8).max() > 1:
             raise CorruptFileError(
-                f"{path}: tensor {tensor.name!r} holds bools, but box {box} has bytes other than "
-                "0 and 1; the file is corrupt."
+                f"{path}: tensor {tensor.name!r:.200} holds bools, but box {box} has bytes other "
+                "than 0 and 1; the file is corrupt."
             )
 
     def _check(self, tensor: Stored, piece: Piece, out: Block) -> None:

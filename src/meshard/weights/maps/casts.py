@@ -6,6 +6,7 @@ In: two dtypes. Out: whether a cast there and back gives every value again.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import ml_dtypes
@@ -35,16 +36,35 @@ def is_lossless(old: np.dtype[Any], new: np.dtype[Any]) -> bool:
         return into[0] <= whole[0] and whole[1] <= into[1]
     if into:
         return False
-    there = _float(new)
+    here, there = _float(old), _float(new)
     if there is None:
         return False
     if whole:
-        return max(-whole[0], whole[1]).bit_length() <= min(there[0] + 1, there[2])
-    here = _float(old)
-    if here is None:
-        return False
-    digits, least, most = here
-    return digits <= there[0] and least >= there[1] and most <= there[2]
+        bits = max(-whole[0], whole[1]).bit_length()
+        return "0" in _special(new) and bits <= min(there[0] + 1, there[2])
+    return here is not None and _within(here, there) and _special(old) <= _special(new)
+
+
+def _within(here: tuple[int, int, int], there: tuple[int, int, int]) -> bool:
+    return here[0] <= there[0] and here[1] >= there[1] and here[2] <= there[2]
+
+
+def constant_in(value: float, dtype: np.dtype[Any]) -> float:
+    """Return a number as a dtype has it.
+
+    Raises:
+        KeyMapError: if the dtype is one of integers and does not have it.
+
+    >>> constant_in(0.1, np.dtype("f2")), constant_in(1.7, np.dtype("i4"))
+    (0.0999755859375, 1.0)
+    """
+    whole = _integers(dtype)
+    if whole and not (np.isfinite(value) and whole[0] <= math.trunc(value) <= whole[1]):
+        raise KeyMapError(
+            f"the value {value} is not one of {dtype}, which has {whole[0]} to {whole[1]}"
+        )
+    with np.errstate(all="ignore"):
+        return float(np.asarray(value).astype(dtype).astype("c16").real)
 
 
 def dtype_named(name: object) -> np.dtype[Any]:
@@ -88,3 +108,12 @@ def _float(dtype: np.dtype[Any]) -> tuple[int, int, int] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return int(found.nmant), int(found.minexp - found.nmant), int(found.maxexp)
+
+
+def _special(dtype: np.dtype[Any]) -> frozenset[str]:
+    """Return which of zero, negative zero, infinity and NaN a float has."""
+    with np.errstate(all="ignore"):
+        held = np.array([0.0, -0.0, np.inf, np.nan]).astype(dtype).astype("f8").tolist()
+    wanted = ("0", "-0", "inf", "nan")
+    told = [repr(v) for v in held]
+    return frozenset(w for w, v in zip(wanted, told, strict=True) if v in (w, f"{w}.0"))

@@ -40,8 +40,9 @@ def one_or_more() -> Any:
 
 
 def integer(default: int | None, least: int | None = None) -> Any:
-    """Return the field of an integer."""
-    return field(default=default, metadata={"check": functools.partial(_whole, least=least)})
+    """Return the field of an integer, which may be None if that is its default."""
+    check = _whole if default is not None else _whole_or_none
+    return field(default=default, metadata={"check": functools.partial(check, least=least)})
 
 
 def integers(least: int | None = None) -> Any:
@@ -109,9 +110,11 @@ def _of(kinds: Any, given: Any, where: str, expected: str) -> Any:
     return given
 
 
-def _whole(given: Any, where: str, *, least: int | None) -> int | None:
-    if given is None:
-        return None
+def _whole_or_none(given: Any, where: str, *, least: int | None) -> int | None:
+    return None if given is None else _whole(given, where, least=least)
+
+
+def _whole(given: Any, where: str, *, least: int | None) -> int:
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
         raise KeyMapError(f"{where} is made of integers; found {given!r:.80}.")
     if abs(int(given)) > MAX_SIZE or (least is not None and int(given) < least):
@@ -119,7 +122,7 @@ def _whole(given: Any, where: str, *, least: int | None) -> int | None:
     return int(given)
 
 
-def _wholes(given: Any, where: str, *, least: int | None) -> tuple[int | None, ...] | None:
+def _wholes(given: Any, where: str, *, least: int | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import KeyMapError
-from meshard.weights.maps.casts import is_lossless
+from meshard.weights.maps.casts import constant_in, is_lossless
 from meshard.weights.maps.merge import canonical, merged_terms
 from meshard.weights.maps.recipe import Fill, Recipe, Stride, Term, cut
 
@@ -163,7 +163,7 @@ class Form:
         size = self.shape[dim]
         shape = (*self.shape[:dim], before + size + after, *self.shape[dim + 1 :])
         form = self._each(lambda t: (_shifted(t, dim, before),), shape)
-        value = float(np.asarray(value).astype(self.dtype))
+        value = constant_in(value, self.dtype)
         fills = list(form.fills)
         for at, n in ((0, before), (before + size, after)):
             box = (*shape[:dim], n, *shape[dim + 1 :])
@@ -185,7 +185,7 @@ class Form:
                 f"a cast has rounded its elements to {self.dtype} before; another one, to {dtype}, "
                 "would round them twice. Cast once, to the dtype that is wanted"
             )
-        fills = [(t, float(np.asarray(v).astype(self.dtype).astype(dtype))) for t, v in self.fills]
+        fills = [(t, constant_in(v, dtype)) for t, v in self.fills]
         return replace(self, dtype=dtype, fills=tuple(fills), exact=is_lossless(self.dtype, dtype))
 
     def recipe(self) -> Recipe:
@@ -196,8 +196,8 @@ class Form:
         return Recipe(self.shape, self.dtype, terms, tuple(fills))
 
     def _each(self, change: Callable[[Term], Iterable[Term]], shape: tuple[int, ...]) -> Form:
-        terms = _limited([n for t in self.terms for n in change(t)])
-        fills = _limited([(n, v) for t, v in self.fills for n in change(t)]) if self.fills else ()
+        terms = _limited(n for t in self.terms for n in change(t))
+        fills = _limited((n, v) for t, v in self.fills for n in change(t)) if self.fills else ()
         if len(terms) > _UNTIDY:
             terms = list(merged_terms(terms))
         return Form(shape, self.dtype, tuple(terms), tuple(fills), self.exact)

@@ -153,6 +153,7 @@ class Rope(InPlace):
     heads: int = fields.integer(0)
     to: str = fields.word("half")
     dim: int = fields.integer(0)
+    rows: tuple[int, ...] | None = fields.integers(0)
 
     def check(self) -> None:
         """Refuse a rule that does not say how many heads there are, or in which order."""
@@ -161,17 +162,30 @@ class Rope(InPlace):
                 "rope: give heads, the number of heads in the whole tensor; the order of rows is "
                 "that of each head, so that it cannot be guessed from the shape."
             )
+        if self.rows is not None and len(self.rows) != 2:
+            raise KeyMapError("rope: rows is two numbers, from which row of a head to which.")
         if self.to not in ("half", "interleaved"):
             raise KeyMapError(f"rope: to is 'half' or 'interleaved'; found {self.to!r:.80}.")
 
+    @property
+    def new_names(self) -> str:
+        """None: names stay."""
+        return ""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The order of the result, and the numbers."""
+        return {"to": self.to, **super().details}
+
     def changed(self, form: Form) -> Form:
         """Return the rows in the other order."""
-        return moves.rope(form, self.dim, self.heads, self.to)
+        rows = None if self.rows is None else (self.rows[0], self.rows[1])
+        return moves.rope(form, self.dim, self.heads, self.to, rows)
 
     def undone(self, change: Change) -> dict[str, Any]:
         """Return the opposite order."""
         to = "interleaved" if self.to == "half" else "half"
-        return {"heads": self.heads, "to": to, "dim": self.dim}
+        return {"heads": self.heads, "to": to, "dim": self.dim, "rows": self.rows}
 
 
 @dataclass(frozen=True)

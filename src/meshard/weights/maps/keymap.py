@@ -184,7 +184,7 @@ class KeyMap:
         return self.add(rules.Rename(source, to, optional=optional))
 
     def keep(self, source: str, *, optional: bool = False) -> KeyMap:
-        """Keep tensors as they are."""
+        """Keep tensors as they are: what says that no rule for them is missing."""
         return self.add(rules.Keep(source, optional=optional))
 
     def drop(self, source: str, *, optional: bool = False) -> KeyMap:
@@ -202,6 +202,13 @@ class KeyMap:
             dim: the dim.
             ranks: rank ``r`` has the ``r``-th equal part of each tensor, one after the other.
             groups: the same for groups of heads, as Megatron and GPT-NeoX lay them out.
+
+        Tensors of which one is missing are refused: nothing is fused in part.
+
+        >>> w = {"0.gate": ((8, 2), "f4"), "0.up": ((8, 2), "f4")}
+        >>> map = KeyMap().fuse(["{i}.gate", "{i}.up"], "{i}.both", ranks=2)
+        >>> map.apply(w).recipes["0.both"].shape
+        (16, 2)
         """
         return self.add(rules.Fuse(tuple(sources), to, dim=dim, ranks=ranks, groups=groups))
 
@@ -216,6 +223,10 @@ class KeyMap:
             sizes: the parts' sizes along the dim.
             how: ``dim``, ``ranks`` and ``groups`` as in `fuse`; ``ratio``, the parts' relative
                 sizes, instead of ``sizes``; equal parts if neither is given.
+
+        >>> map = KeyMap().split("{i}.qkv", ["{i}.q", "{i}.k", "{i}.v"], ratio=(4, 1, 1), groups=2)
+        >>> [r.shape for r in map.apply({"0.qkv": ((12, 5), "f4")}).recipes.values()]
+        [(8, 5), (2, 5), (2, 5)]
         """
         return self.add(rule_from_table({"split": source, "to": list(to), "sizes": sizes, **how}))
 
@@ -230,7 +241,11 @@ class KeyMap:
         return self.add(rules.Stack(source, to, dim=dim))
 
     def unstack(self, source: str, to: str, *, dim: int = 0) -> KeyMap:
-        """Part tensors along a dim into numbered tensors without it."""
+        """Part tensors along a dim into numbered tensors without it.
+
+        >>> list(KeyMap().unstack("w1", "experts.{e}.w1").apply({"w1": ((2, 4), "f4")}).recipes)
+        ['experts.0.w1', 'experts.1.w1']
+        """
         return self.add(rules.Unstack(source, to, dim=dim))
 
     def transpose(self, source: str, perm: Sequence[int] | None = None) -> KeyMap:
@@ -241,7 +256,15 @@ class KeyMap:
         """Give tensors another shape; one size may be -1."""
         return self.add(in_place.Reshape(source, tuple(shape)))
 
-    def rope(self, source: str, heads: int, to: str = "half", *, dim: int = 0) -> KeyMap:
+    def rope(
+        self,
+        source: str,
+        heads: int,
+        to: str = "half",
+        *,
+        dim: int = 0,
+        rows: tuple[int, int] | None = None,
+    ) -> KeyMap:
         """Put the rows of each head in the order that another rotary embedding expects.
 
         Args:
@@ -250,8 +273,13 @@ class KeyMap:
             to: "half" (Hugging Face: pairs are half a head apart) or "interleaved" (Meta's
                 files: pairs are neighbours), the order of the result.
             dim: the dim of the rows.
+            rows: which rows of each head are rotary, from one to another; all if not given.
+
+        >>> map = KeyMap().rope("{i}.{name}", 4, "interleaved")
+        >>> print(map.inverse({"0.q": ((32, 8), "f4")}).rules[0])
+        rope {i}.{name}, to half, heads 4
         """
-        return self.add(in_place.Rope(source, heads, to, dim))
+        return self.add(in_place.Rope(source, heads, to, dim, rows))
 
     def pad(
         self,
@@ -262,7 +290,14 @@ class KeyMap:
         multiple: int | None = None,
         value: float = 0.0,
     ) -> KeyMap:
-        """Add elements of one value at a dim's end: a vocabulary, to a multiple."""
+        """Add elements of one value at a dim's end: a vocabulary, to a multiple.
+
+        >>> map = KeyMap().pad("embed", multiple=8)
+        >>> map.apply({"embed": ((30522, 384), "f4")}).recipes["embed"].shape
+        (30528, 384)
+        >>> print(map.inverse({"embed": ((30522, 384), "f4")}).rules[0])
+        slice embed, stop 30522
+        """
         return self.add(in_place.Pad(source, dim, size, multiple, value))
 
     def slice(
@@ -272,7 +307,12 @@ class KeyMap:
         return self.add(in_place.Slice(source, dim, start, stop))
 
     def repeat(self, source: str, times: int, *, groups: int = 1, dim: int = 0) -> KeyMap:
-        """Copy each group along a dim several times: each key and value head, one for each rank."""
+        """Copy each group along a dim several times: each key and value head, one for each rank.
+
+        >>> map = KeyMap().repeat("k", 4, groups=2)  # two heads, for eight ranks
+        >>> map.apply({"k": ((2 * 64, 512), "f4")}).recipes["k"].shape
+        (512, 512)
+        """
         return self.add(in_place.Repeat(source, times, groups, dim))
 
     def first_copy(self, source: str, times: int, *, groups: int = 1, dim: int = 0) -> KeyMap:
@@ -280,7 +320,11 @@ class KeyMap:
         return self.add(in_place.FirstCopy(source, times, groups, dim))
 
     def tie(self, source: str, to: str) -> KeyMap:
-        """Give tensors another name: two names, one tensor."""
+        """Give tensors another name: two names, one tensor.
+
+        >>> KeyMap().tie("embed", "lm_head").apply({"embed": ((6, 2), "f4")}).tied
+        {'lm_head': 'embed'}
+        """
         return self.add(rules.Tie(source, to))
 
     def untie(self, source: str) -> KeyMap:
@@ -316,12 +360,23 @@ class KeyMap:
         return self.add(scales.Scales(source, by, tuple(block), to))
 
     def cast(self, source: str, dtype: Any) -> KeyMap:
-        """Cast tensors to another dtype, once and from their own."""
+        """Cast tensors to another dtype, once and from their own.
+
+        A tensor that a cast has rounded is not cast again, which would round it twice.
+        """
         name = dtype if isinstance(dtype, str) else dtype_named(dtype).name
         return self.add(in_place.Cast(source, name))
 
     def then(self, other: KeyMap) -> KeyMap:
-        """Return the map that applies this one, and another one to what it makes."""
+        """Return the map that applies this one, and another one to what it makes.
+
+        Raises:
+            KeyMapError: if the other one is not a map.
+
+        >>> names = KeyMap().rename("model.{*}", "{*}").then(KeyMap().rename("{name}.w", "{name}"))
+        >>> list(names.apply({"model.q.w": ((2,), "f4")}).recipes)
+        ['q']
+        """
         if not isinstance(other, KeyMap):
             raise KeyMapError(f"KeyMap.then takes a KeyMap; found {other!r:.80}.")
         return KeyMap._of([*self.stages, *other.stages])
@@ -354,6 +409,9 @@ class KeyMap:
         Raises:
             KeyMapError: if elements are lost: dropped, cut off, or rounded by a cast; with the rule
                 and the tensor.
+
+        >>> print(KeyMap().transpose("w", (1, 2, 0)).inverse({"w": ((2, 3, 4), "f4")}).rules[0])
+        transpose w, perm 2 0 1
         """
         tree, known = _tree(sources, tied or {})
         ties = _ties(tree)
@@ -539,7 +597,9 @@ def _mapped(tree: Tree, known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]
             continue
         first[id(node)] = name
         try:
-            recipes[name] = node.form.recipe()
+            recipe = node.form.recipe()
+            part = recipe.is_identity and known[recipe.sources[0]][0] != recipe.shape
+            recipes[name] = replace(recipe, of_part=True) if part else recipe
         except KeyMapError as error:
             raise KeyMapError(f"KeyMap: tensor {name!r}: {error}.") from None
         how[name] = ", ".join(node.how)

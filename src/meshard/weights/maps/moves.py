@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from meshard.errors import KeyMapError
-from meshard.weights.maps.form import Form, joined
+from meshard.weights.maps.form import Form, check_count, joined
 
 
 def dim_of(form: Form, dim: int) -> int:
@@ -68,7 +68,7 @@ def grouped(form: Form, dim: int, groups: int) -> Form:
     return form.split(dim, size // groups)
 
 
-def rope(form: Form, dim: int, heads: int, pairs: str) -> Form:
+def rope(form: Form, dim: int, heads: int, pairs: str, rows: tuple[int, int] | None = None) -> Form:
     """Return the rows of each head in another order.
 
     Args:
@@ -76,18 +76,26 @@ def rope(form: Form, dim: int, heads: int, pairs: str) -> Form:
         dim: the dim of the rows.
         heads: the number of heads.
         pairs: "interleaved" or "half", how the result has the two elements of a pair.
+        rows: the rows of each head that are turned, from one to another; None: all of them.
     """
     dim = dim_of(form, dim)
     size = form.shape[dim]
     _check_divides(size, heads, f"dim {dim}, of size {size},", "heads")
-    _check_divides(size // heads, 2, f"a head of {size // heads} rows", "halves")
-    if not math.prod(form.shape):
+    size //= heads
+    start, stop = (0, size) if rows is None else rows
+    if not 0 <= start <= stop <= size:
+        raise KeyMapError(f"rows {start} to {stop} are not within a head of {size} rows")
+    _check_divides(stop - start, 2, f"a head of {stop - start} rows", "halves")
+    if not math.prod(form.shape) or start == stop:
         return form
-    inner = 2 if pairs == "half" else size // heads // 2
-    cut = form.split(dim, size // heads).split(dim + 1, inner)
-    perm = list(range(cut.ndim))
+    whole = form.split(dim, size)
+    half = (stop - start) // 2
+    part = whole.sliced(dim + 1, start, stop).split(dim + 1, 2 if pairs == "half" else half)
+    perm = list(range(part.ndim))
     perm[dim + 1], perm[dim + 2] = dim + 2, dim + 1
-    return cut.transposed(perm).merged(dim, dim + 2)
+    part = part.transposed(perm).merged(dim + 1, dim + 2)
+    around = [whole.sliced(dim + 1, 0, start), part, whole.sliced(dim + 1, stop, size)]
+    return joined(around, dim + 1).merged(dim, dim + 1)
 
 
 def repeat(form: Form, dim: int, times: int, groups: int) -> Form:
@@ -144,7 +152,9 @@ def stack(forms: Sequence[Form], dim: int) -> Form:
 
 def unstack(form: Form, dim: int) -> list[Form]:
     """Return the tensors along a dim."""
-    return form.unbound(dim_of(form, dim))
+    dim = dim_of(form, dim)
+    check_count(form.shape[dim])
+    return form.unbound(dim)
 
 
 def _check_divides(size: int, by: int, what: str, into: str) -> None:

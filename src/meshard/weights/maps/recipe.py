@@ -6,6 +6,7 @@ the regions that concern it, and views of blocks that show them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -152,21 +153,20 @@ class Recipe:
         dtype: its dtype; elements are cast to it.
         terms: disjoint regions, in the order in which they were found.
         fills: boxes that no term fills, disjoint.
+        of_part: whether a source has elements that it leaves out at the end of a dim; shapes of
+            sources are not known here otherwise.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     terms: tuple[Term, ...]
     fills: tuple[Fill, ...] = ()
+    of_part: bool = False
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether every element is that of one source at the same index.
-
-        A recipe does not know its sources' shapes: the first rows of a longer source are an
-        identity too.
-        """
-        if len(self.terms) != 1 or self.fills:
+        """Whether it is a source tensor as it is, but for its name and dtype."""
+        if len(self.terms) != 1 or self.fills or self.of_part:
             return False
         (term,) = self.terms
         start = (0,) * len(self.shape)
@@ -223,9 +223,9 @@ def cut(term: Term, dim: int, lo: int, hi: int, *, of_source: bool) -> Iterator[
     first, last = max(_ceil(lo - start, step), 0), min((hi - 1 - start - inner) // step, most)
     if first <= last:
         yield _narrowed(term, top, first, last - first + 1)
-    for at in some:
-        if not first <= at <= last:
-            yield from cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source=of_source)
+    edges = (some[: max(first - some.start, 0)], some[max(last + 1 - some.start, 0) :])
+    for at in some if first > last else itertools.chain(*edges):  # two at most: steps are nested
+        yield from cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source=of_source)
 
 
 def _ceil(a: int, b: int) -> int:

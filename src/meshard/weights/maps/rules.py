@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from meshard.errors import KeyMapError
 from meshard.weights.maps import fields, moves
-from meshard.weights.maps.form import Form
+from meshard.weights.maps.form import Form, check_count
 from meshard.weights.maps.pattern import exactly, parse, same_places
 from meshard.weights.maps.tree import Change, Tree, Work
 
@@ -61,9 +61,14 @@ class Rule(ABC):
         raise KeyMapError("it cannot be undone")
 
     @property
+    def new_names(self) -> str | tuple[str, ...]:
+        """The patterns of the names that it gives; empty if names stay."""
+        return getattr(self, "to", None) or ""
+
+    @property
     def details(self) -> dict[str, Any]:
         """What it says besides names, without what is left to defaults."""
-        named = ("source", "to", "line")
+        named = ("source", "line", *(["to"] if self.new_names else []))
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -73,20 +78,18 @@ class Rule(ABC):
     @property
     def table(self) -> dict[str, Any]:
         """The rule as a table of TOML."""
-        to = getattr(self, "to", None)
-        return {self.key: getattr(self, "source", ""), **({"to": to} if to else {}), **self.details}
+        to = {"to": self.new_names} if self.new_names else {}
+        return {self.key: getattr(self, "source", ""), **to, **self.details}
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """What tables show: its kind, names before and after, and the rest."""
-        source, to = getattr(self, "source", ""), getattr(self, "to", None) or ""
-        how = ", ".join(_shown_details(self.details))
-        return self.key, _shown_names(source), _shown_names(to), how
+        source, how = getattr(self, "source", ""), ", ".join(_shown_details(self.details))
+        return self.key, _shown_names(source), _shown_names(self.new_names), how
 
     def __str__(self) -> str:
-        source, to = _shown_names(getattr(self, "source", "")), getattr(self, "to", None)
-        arrow = f" -> {_shown_names(to)}" if to else ""
-        return ", ".join([f"{self.key} {source}{arrow}", *_shown_details(self.details)])
+        key, source, to, how = self.cells
+        return ", ".join([t for t in (f"{key} {source}{f' -> {to}' if to else ''}", how) if t])
 
 
 def several(names: Sequence[str]) -> str:
@@ -439,6 +442,7 @@ class Unstack(Rule):
             form = tree.nodes[name].form
             try:
                 count = form.shape[moves.dim_of(form, self.dim)]
+                check_count(count)
             except KeyMapError as error:
                 raise KeyMapError(f"{label}: tensor {name!r}: {error}.") from None
             names = [to.expand({**filling, index: str(k)}) for k in range(count)]
