@@ -35,7 +35,7 @@ from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.transfer.loading import load as run_load
-from meshard.weights.transfer.reading import SLAB, Wanted, plan_reading, wanted_of
+from meshard.weights.transfer.reading import Wanted, plan_reading, slab_bytes_of, wanted_of
 
 
 def load(
@@ -320,8 +320,7 @@ class _Request:
         self._order = list(wanted)
         processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
         count = max(processes, default=0) + 1 if virtual else here().process_count
-        threads = 1 if virtual else here().workers.threads
-        slab = SLAB if window is None else max(1, window // (4 * threads))
+        slab = slab_bytes_of(window, count, here().workers.threads)
         reading = plan_reading(count, list(wanted.values()), stored, slab)
         used = {n for w in reading.wanted for n in w.recipe.sources}
         files = {p.file for n in used for p in stored.tensors[n].pieces}

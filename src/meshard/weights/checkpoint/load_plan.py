@@ -67,7 +67,7 @@ class LoadPlan:
     def peak_bytes(self) -> int:
         """The most bytes that a process holds: its arrays, and what is on its way."""
         most = max(self.reading.bytes_needed, default=0)
-        return most + self.reading.slab_bytes * self.reading.at_once
+        return most + self.reading.round_bytes
 
     def __str__(self) -> str:
         plan, count = self.reading, self.reading.processes

@@ -31,7 +31,7 @@ from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.steps import keep_newest, point_to, step_folder
 from meshard.weights.native.structure import named
-from meshard.weights.transfer.reading import SLAB
+from meshard.weights.transfer.reading import slab_bytes_of
 
 
 def save(
@@ -104,7 +104,7 @@ def save(
     sources, found = sources_of(world, found, shardings, dtype, map, what)
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
-    slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
+    slab = slab_bytes_of(window, world.process_count, world.workers.threads)
     job = request.job(kind, slab, wait=wait)
     handle = SaveHandle(root)
     if wait:
