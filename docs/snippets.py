@@ -4,6 +4,7 @@ A page is Markdown. Its blocks of code are read by their first line:
 
 - ```` ```python ```` is run, in order, in one namespace per page. A ```` ```text ```` that follows
   is what it prints, or the error that it ends with.
+- ```` ```shell-session ```` has commands of meshard's, ``$ meshard ...``, each with what it prints.
 - ```` ```{drawing} ```` is an expression in the same namespace; its value is an SVG.
 - ```` ```py ```` is quoted and not run: code of other libraries.
 
@@ -15,8 +16,8 @@ What a page shows must be the same in every version of Python: a ``print`` of a 
 standard library writes, such as an OrderedDict, is a fault, and so is an error that meshard did not
 raise itself.
 
-``python docs/snippets.py page.md`` checks a page; ``--write`` puts what was printed into it,
-``--drawings FOLDER`` saves its drawings.
+``python docs/snippets.py page.md`` checks a page, in a folder that is then removed; ``--write``
+puts what was printed into the page, ``--drawings FOLDER`` saves its drawings.
 """
 
 import argparse
@@ -25,19 +26,22 @@ import doctest
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
 import traceback
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-FENCE = re.compile(r"^```(python|text|\{drawing\})\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^```(python|text|shell-session|\{drawing\})\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 PROCESSES = re.compile(r"<!-- (a job of )?(\d+) processes of (\d+) devices -->\n$")
 # What ledgers and errors call the block that a line is in; lines count from its first one.
 SCRIPT = "example.py"
@@ -54,6 +58,7 @@ class Block:
     line: int
     processes: tuple[int, int] | None = None
     is_job: bool = False
+    span: tuple[int, int] = (0, 0)
     promised: re.Match[str] | None = None
 
 
@@ -70,6 +75,7 @@ def blocks_of(page: str) -> list[Block]:
         else:
             said = PROCESSES.search(page[: fence.start()])
             block = Block(kind.strip("{}"), code, page.count("\n", 0, fence.start()) + 2)
+            block.span = fence.span(2)
             if said:
                 block.processes, block.is_job = (int(said[2]), int(said[3])), bool(said[1])
             blocks.append(block)
@@ -162,6 +168,24 @@ class Runner:
         return eval(compile(block.code.strip(), SCRIPT, "eval"), self.names)
 
 
+def run_session(block: Block) -> str:
+    """Run the commands of a block; return them with what they print."""
+    told = []
+    for command in re.findall(r"^\$ (?:.*\\\n)*.*$", block.code, re.MULTILINE):
+        program, *words = shlex.split(command.removeprefix("$ ").replace("\\\n", " "))
+        if program != "meshard":
+            raise ValueError(f"{command!r} is not a command of meshard's")
+        done = subprocess.run(
+            [sys.executable, "-m", "meshard", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=90,
+        )
+        told += [command, *[line.rstrip() for line in done.stdout.splitlines()]]
+    return "\n".join(told) + "\n"
+
+
 def run_job(block: Block) -> str:
     """Run a block in real processes; return what they print, or what is promised without MPI."""
     if find_spec("mpi4py") is None:
@@ -208,6 +232,13 @@ def check(page: Path, write: bool = False, drawings: Path | None = None) -> list
                     (drawings / f"{page.stem}-{count}.svg").write_text(svg)
                 count += 1
                 continue
+            if block.kind == "shell-session":
+                printed = run_session(block)
+                if not CHECKER.check_output(block.code, printed, OPTIONS):
+                    said = f"the page says\n{block.code}and this happens\n{printed}"
+                    faults.append(f"{page.name}:{block.line}: {said}")
+                    edits.append((block.span, printed))
+                continue
             printed = runner.run(block)
         except Exception:
             faults.append(f"{page.name}:{block.line}: this fails\n{traceback.format_exc()}")
@@ -239,7 +270,9 @@ def main() -> None:
     for name in list(os.environ):  # what is printed must not depend on who prints it
         if name.startswith("MESHARD_") or name in {"FORCE_COLOR", "COLORTERM"}:
             del os.environ[name]
-    faults = check(given.page, given.write, given.drawings)
+    page, drawings = given.page.resolve(), given.drawings and given.drawings.resolve()
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        faults = check(page, given.write, drawings)
     if faults:
         faults.append(f"If the change is meant: python {sys.argv[0]} {given.page} --write")
         sys.exit("\n".join(faults))

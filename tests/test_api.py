@@ -22,11 +22,22 @@ GOLDEN = Path(__file__).parent / "golden" / "api.txt"
 # The modules that users import from; one that does not exist yet is simply not listed.
 PUBLIC_MODULES = (
     *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
-    *("distributed", "multihost_utils", "experimental", "testing", "typing"),
+    *("distributed", "multihost_utils", "experimental", "testing", "typing", "checkpoint"),
 )
 
 OPTIONAL = (
-    *("jax", "jaxlib", "torch", "mpi4py", "safetensors", "zarr", "tokenizers", "rich"),
+    *(
+        "jax",
+        "jaxlib",
+        "torch",
+        "mpi4py",
+        "safetensors",
+        "zarr",
+        "h5py",
+        "tokenizers",
+        "rich",
+        "xxhash",
+    ),
     "hypothesis",
 )
 # Needed, but slow to load: imported by the first function that calls it.

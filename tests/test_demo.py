@@ -236,7 +236,7 @@ class TestCommand:
     def test_missing_packages_are_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        module = importlib.import_module("meshard.cli.main")
+        module = importlib.import_module("meshard.cli.commands.demo")
         monkeypatch.setattr(module, "find_spec", lambda name: None)
         assert main(["demo"]) == 1
         message = capsys.readouterr().err

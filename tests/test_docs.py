@@ -69,6 +69,25 @@ def test_what_a_page_says_wrongly_is_noticed(tmp_path: Path) -> None:
     assert run(page).returncode == 0
 
 
+def test_commands_of_a_page_are_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    made = "```python\nopen('made.txt', 'w').close()\n```\n"
+    shown = "$ meshard inspect \\\n  made.txt\nmeshard inspect: made.txt: ... it is empty.\n"
+    for session, fault in [
+        ("$ meshard nothing\n", "invalid choice: 'nothing'"),
+        (shown.replace("empty", "full"), "it is empty."),
+        ("$ rm made.txt\n", "'$ rm made.txt' is not a command of meshard's"),
+    ]:
+        page.write_text(f"{made}\n```shell-session\n{session}```\n")
+        done = run(page)
+        assert done.returncode == 1
+        assert fault in done.stderr
+    page.write_text(f"{made}\n```shell-session\n{shown}```\n")
+    done = run(page)
+    assert done.returncode == 0, done.stderr
+    assert not Path("made.txt").exists()
+
+
 def test_public_values_are_written_alike_in_every_version_of_python() -> None:
     """Abstract classes have no values; Enum has written `<A.B: 1>` in all supported versions."""
     ours = {

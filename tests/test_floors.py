@@ -88,6 +88,7 @@ CATCHES_ALL: dict[str, str] = {
     "runtime/memory/workers.py:drain": "raised in the caller's thread, once all tasks have ended",
     "runtime/memory/workers.py:run": "raised once the helpers have finished their tasks",
     "runtime/moving/moved.py:told": "raised when nothing of the move is half done",
+    "weights/checkpoint/save.py:run": "raised by the handle's wait, or told at the program's end",
     "runtime/simulated.py:body": "raised in the caller's thread",
     "mpi/launch.py:_made": "the job is aborted, since the other processes wait for this one",
 }

@@ -103,6 +103,26 @@ def test_letters_arrive_as_they_were_written(host, size):
     assert found.tobytes() == value.tobytes()
 
 
+def test_a_slot_that_was_read_is_not_looked_at_again():
+    """The writer may fill it as soon as the reader says that it has read the letter."""
+    host = Host(2)
+    there, back = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]
+    value = np.arange(2 * ROOM, dtype=np.uint8)
+    host.play([there.put([value])])
+    count = back._seen_here
+
+    class Counting:
+        def __setitem__(self, at: int, number: int) -> None:
+            count[at] = number
+            while there.post(b"\xff" * ROOM):
+                pass
+
+    back._seen_here = Counting()  # type: ignore[assignment]
+    found = back.collect()
+    assert found is not None
+    assert np.asarray(found).tobytes() == value.tobytes()
+
+
 def test_letters_from_another_place_of_the_program_are_not_read():
     host = Host(2)
     there, back = host.neighbours[0]._mailboxes[1], host.neighbours[1]._mailboxes[0]

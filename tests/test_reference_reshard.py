@@ -19,6 +19,7 @@ from meshard.resharding import (
     find_intermediate_sharding,
     reshard_with_intermediate_sharding,
 )
+from meshard.runtime.moving.reshard import Options
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from meshard.testing.strategies import meshes, specs
@@ -321,13 +322,13 @@ def real(sizes: Sequence[int], names: str, *spec: Any, first: int = 0) -> NamedS
 def routes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The shardings that arrays are moved to, in order."""
     seen: list[Any] = []
-    through = reference_reshard.reshard
+    through = reference_reshard.resharded
 
-    def recorded(x: Any, sharding: Any, **more: Any) -> Any:
-        seen.append((sharding, more))
-        return through(x, sharding, **more)
+    def recorded(x: Any, sharding: Any, options: Options) -> Any:
+        seen.append((sharding, options))
+        return through(x, sharding, options)
 
-    monkeypatch.setattr(reference_reshard, "reshard", recorded)
+    monkeypatch.setattr(reference_reshard, "resharded", recorded)
     return seen
 
 
@@ -473,8 +474,8 @@ def test_the_other_arguments_are_passed_on(routes: list[Any]):
         )
 
     everywhere(body)
-    assert all(m["may_alias"] and m["cache_resharding_plans"] for _, m in routes)
-    assert [m.get("donate", False) for _, m in routes] == [False] * (2 * runs())
+    assert all(m.may_alias and m.cache_resharding_plans for _, m in routes)
+    assert [m.donate for _, m in routes] == [False] * (2 * runs())
 
 
 @given(st.data())

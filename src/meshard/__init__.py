@@ -2,10 +2,12 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding resharding debug tree typing config experimental
+    doors         numpy lax random nn sharding resharding checkpoint debug tree typing config
+                  experimental
     cli testing   the roof
     compat        other systems' names and rules
     interop       JAX's arrays, XLA as a compiler
+    weights       arrays in files
     transforms    interpreters of operations: shard_map, jit, control flow
     mpi           processes joined by MPI
     ops           operations as rows, and the engine that runs them on blocks
@@ -82,6 +84,7 @@ _install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
+        checkpoint as checkpoint,
         debug as debug,
         experimental as experimental,
         gda as gda,
@@ -94,7 +97,8 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
-    from meshard.runtime.moving.reshard import reshard as reshard
+    from meshard.weights.checkpoint.one_array import load as load, save as save
+    from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
     from meshard.transforms.shard_map import shard_map as shard_map
@@ -106,6 +110,7 @@ else:
         late=(
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
+            "meshard.checkpoint",
             "meshard.debug",
             "meshard.experimental",
             "meshard.gda",
@@ -116,7 +121,9 @@ else:
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
-            "meshard.runtime.moving.reshard:reshard",
+            "meshard.weights.checkpoint.one_array:load",
+            "meshard.weights.checkpoint.one_array:save",
+            "meshard.weights.moving.reshard:reshard",
             "meshard.testing",
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",

@@ -37,7 +37,8 @@ from meshard.runtime.moving.plan_reshard import (
     plan_cache as plan_cache,
     plan_reshard as plan_reshard,
 )
-from meshard.runtime.moving.reshard import reshard as reshard
+from meshard.weights.moving.leaf_by_leaf import reshard_iter as reshard_iter
+from meshard.weights.moving.reshard import reshard as reshard
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -220,3 +220,26 @@ MOST_PROGRAMS = 2048
 """Signatures that one jitted function has programs for; a program takes some tens of kilobytes."""
 MOST_MASKS = 64
 """Sets of active cells for which an operation of a body keeps what to run."""
+
+# Files
+
+READ_BUFFER = 1 << 20
+"""Bytes that pass through a buffer at once where a file's elements go to strided memory.
+
+It fits a core's own cache; a call of the system costs a thousandth of the copy.
+"""
+MOST_OPEN_FILES = 128
+"""Files of one catalogue that are kept open; opening one takes ten times as long as a read."""
+PIECE_BYTES = 64 << 20
+"""Bytes of a tensor that are one piece of a file that is written: one process writes it.
+
+Small enough to spread a model of a gigabyte evenly over a few processes; each has a checksum.
+"""
+MOST_CHUNK_BOXES = 1 << 16
+"""Boxes of chunks that are listed for one tensor; where there are more, several are one box."""
+ZARR_CHUNK = 1 << 16, 1 << 18
+"""Bytes of a chunk within a shard of a Zarr store, at least and at most: what is read at least.
+
+A load reads slabs of up to 4 MiB, whose ends fall anywhere in a chunk, and the library takes some
+tenths of a millisecond for one.
+"""

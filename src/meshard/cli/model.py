@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-import meshard
 from meshard.cli.errors import CommandError
+from meshard.cli.examples import all_examples
 from meshard.cli.weights import Shape
 from meshard.sharding import PartitionSpec
 
@@ -78,11 +78,7 @@ def expected_tensors() -> dict[str, tuple[Shape, str]]:
 
 def load_example() -> Example:
     """Import `examples/minilm.py` from the wheel or, in an editable install, the repository."""
-    package = Path(meshard.__file__).parent
-    places = [folder / "examples" / "minilm.py" for folder in (package, package.parents[1])]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
-        raise ModelError(f"the example is missing; looked for {places[0]} and {places[1]}")
+    path = all_examples()["minilm"]
     spec = importlib.util.spec_from_file_location("meshard_examples_minilm", path)
     assert spec is not None
     assert spec.loader is not None

@@ -8,6 +8,7 @@ own planner knows more routes than this one; here the reference's rules are kept
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from meshard.algebra.abstract import Sharding
@@ -19,7 +20,7 @@ from meshard.errors import NoIntermediateShardingError, NoIntermediateShardingNe
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding
-from meshard.runtime.moving.reshard import reshard
+from meshard.runtime.moving.reshard import Options, resharded
 from meshard.runtime.trees import flatten, unflatten
 from meshard.runtime.types import ArrayLike
 
@@ -257,15 +258,12 @@ def reshard_with_intermediate_sharding(
         between = _way(leaf, froms[i], targets[i]) if type(leaf) is Array else None
         if between is not None:
             ways[i] = between
-    options: dict[str, Any] = {
-        "may_alias": may_alias,
-        "cache_resharding_plans": cache_resharding_plans,
-    }
+    options = Options(False, may_alias, cache_resharding_plans)
     moving = dict(enumerate(leaves))
     if ways:
-        staged = reshard([leaves[i] for i in ways], list(ways.values()), **options)
+        staged = resharded([leaves[i] for i in ways], list(ways.values()), options)
         moving.update(zip(ways, staged, strict=True))
-    results = reshard(list(moving.values()), targets, donate=donate, **options)
+    results = resharded(list(moving.values()), targets, replace(options, donate=donate))
     if donate:
         for i in ways:
             leaves[i]._discard(f"donated to {what}")

@@ -31,6 +31,7 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
+from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.settings import HOST, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
 
@@ -135,7 +136,6 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     """
     from meshard.mpi.neighbours import open_neighbours
     from meshard.mpi.transport import MpiTransport
-    from meshard.mpi.watch import whereabouts
 
     transport = MpiTransport(mpi.COMM_WORLD, TIMEOUT.value)
     size = transport.count
@@ -150,6 +150,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     world = RuntimeWorld(
         transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
     )
+    world.job = job_name(told[0][3])
     if transport.table.memory:
         assert isinstance(world.memory, Pages)  # which others can be let into
         transport.reach(

@@ -273,13 +273,14 @@ class Mailbox:
             if not due and not self._stamps.is_over(self._process, stamp):
                 self.refused = stamp
                 return None
-            letter: bytes | Block = bytes(slot[_HEAD : _HEAD + size])
+            read = bytes(slot[_HEAD : _HEAD + size])
+            letter: bytes | Block = read
             self._keep_order()
             self._read = self._seen_here[0] = number
             if self._asleep[0] == ANYTHING:
                 self._doorbell.ring()
             if chunk:
-                (size,) = _LENGTH.unpack_from(slot, _HEAD)
+                (size,) = _LENGTH.unpack(read)  # the slot may hold another letter by now
                 letter = self._neighbour.borrowed(chunk, chunk + self._arena.head, (size,), _BYTE)
             if not due:
                 if lent:

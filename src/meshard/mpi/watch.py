@@ -25,6 +25,7 @@ from mpi4py import MPI
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes.watchdog import ENDED, Watchdog
+from meshard.runtime.processes.whereabouts import Whereabouts, state_of
 from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
@@ -40,23 +41,6 @@ _COURTESY = 2.0
 """Seconds that a process that has failed gives the others to report it too."""
 
 Show = Callable[[], None]
-Whereabouts = tuple[str, int, str]
-"""A process's host, its number there, and when it began."""
-
-
-def whereabouts() -> Whereabouts:
-    """Return where this process is."""
-    return socket.gethostname(), os.getpid(), _state(os.getpid())[1]
-
-
-def _state(pid: int) -> tuple[str, str]:
-    """Return the system's state and start time of a process; empty if it does not exist."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            told = file.read().rpartition(")")[2].split()
-        return told[0], told[19]
-    except (OSError, IndexError):
-        return "", ""
 
 
 @final
@@ -79,7 +63,7 @@ class MpiSideChannel:
     def know(self, told: list[Whereabouts]) -> None:
         """Learn where the processes are; those of this host can be observed."""
         for peer, (host, pid, begun) in enumerate(told):
-            if host == self._host and begun and _state(pid)[1] == begun:
+            if host == self._host and begun and state_of(pid)[1] == begun:
                 self._known[peer] = pid, begun
 
     def post(self, peer: int, letter: object) -> None:
@@ -125,7 +109,7 @@ class MpiSideChannel:
         if peer not in self._known:
             return ("has died", True) if peer in self._dead else None
         pid, begun = self._known[peer]
-        state, since = _state(pid)
+        state, since = state_of(pid)
         if since != begun or state in ("Z", "X"):
             return f"has died (pid {pid})", True
         if state in ("T", "t"):
@@ -302,6 +286,6 @@ def tell_launcher() -> None:
     """
     host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
     pid, _, begun = rest.partition("@")
-    if host == socket.gethostname() and pid.isdecimal() and _state(int(pid))[1] == begun:
+    if host == socket.gethostname() and pid.isdecimal() and state_of(int(pid))[1] == begun:
         with contextlib.suppress(OSError):
             os.kill(int(pid), signal.SIGUSR1)

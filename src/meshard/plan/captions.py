@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
+from fractions import Fraction
 from itertools import pairwise
 
 from meshard.algebra.abstract import Sharding
@@ -23,6 +25,12 @@ PALETTE = (
 )
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
+_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_MULTIPLES = {
+    unit + suffix: base**power
+    for base, suffix in ((1000, "b"), (1024, "ib"))
+    for power, unit in enumerate(("k", "m", "g", "t"), 1)
+} | {"b": 1, "": 1}
 _SPELT = 10**15
 """Larger byte counts are given in units, since their digits would be hard to read."""
 
@@ -37,6 +45,18 @@ def size_text(nbytes: int) -> str:
         return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
     power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
     return f"{nbytes / 1024**power:,.1f} {_UNITS[power - 1]}"
+
+
+def read_size(text: str) -> int | None:
+    """Return the number of bytes that a text means; None if it means none.
+
+    >>> read_size("1.5 KiB"), read_size("64MB"), read_size("512"), read_size("many")
+    (1536, 64000000, 512, None)
+    """
+    found = _WRITTEN.fullmatch(text)
+    if found is None or found[2].lower() not in _MULTIPLES:
+        return None
+    return int(Fraction(found[1]) * _MULTIPLES[found[2].lower()])
 
 
 def amount_text(nbytes: int) -> str:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from itertools import count
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -265,6 +266,9 @@ def _hosts(given: object, processes: int) -> tuple[int, ...]:
     return tuple([count_of(h, "simulate", "each of hosts") for h in found])
 
 
+_numbers = count()
+
+
 def simulate(
     processes: int,
     devices_per_process: int,
@@ -312,7 +316,7 @@ def simulate(
     if table is not None:
         instance_of(table, Table, what, "table")
     devices = [Device(p * each + i, p) for p in range(processes) for i in range(each)]
-    post = _Post(processes, deadline)
+    post, number = _Post(processes, deadline), next(_numbers)
     shared = (0,) * processes if hosts is None else tuple(hosts)
     results: list[Any] = [None] * processes
     errors: list[BaseException | None] = [None] * processes
@@ -320,6 +324,7 @@ def simulate(
     def body(index: int) -> None:
         transport = SimulatedTransport(post, index, shared, table)
         world = RuntimeWorld(index, processes, devices, transport, hosts)
+        world.job += f"-{number}"
         try:
             with entered(world):
                 results[index] = program()

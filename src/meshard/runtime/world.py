@@ -22,6 +22,7 @@ from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
+from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.types import ArrayType
 from meshard.tuning import MOST_TYPES
 
@@ -42,6 +43,8 @@ class RuntimeWorld(World, Remembering):
         profiles: the open profiles, outermost first.
         mark: the mark of this world's types.
         plans: the plans of reshards that were made.
+        job: the name of the job, the same on all its processes and no other job's.
+        saves: how many checkpoints the job has begun to save.
         programs: the traced and lowered programs of each jitted function, while it lives.
     """
 
@@ -66,6 +69,8 @@ class RuntimeWorld(World, Remembering):
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
         self.mark = object()
+        self.job = job_name(whereabouts())
+        self.saves = 0
         self.plans: Any = None  # made by the first plan
         self.programs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._types: dict[Hashable, ArrayType] = {}

@@ -19,9 +19,9 @@ The time is a lower bound for the topology as described.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -271,31 +271,25 @@ def _rounds(
     together: Mapping[frozenset[int], int] | None,
     most_jobs: int,
 ) -> list[Load]:
-    """Return the load of all first hops, that of all second ones, and so on."""
-    ways = [
-        [(hop, load_of(hop, places, most_jobs=most_jobs)) for hop in hops] for hops, _, _ in listed
-    ]
-    rounds = [Load.none(places) for _ in range(max(map(len, ways), default=0))]
-    for way, (_, itemsize, count) in zip(ways, listed, strict=True):
-        for number, (_, load) in enumerate(way):
+    """Return the traffic of all first hops, all second hops, and so on; see `simulate_many`."""
+    rounds = [Load.none(places)] * max([len(hops) for hops, _, _ in listed], default=0)
+    loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
+    for own, (_, itemsize, count) in zip(loads, listed, strict=True):
+        for number, load in enumerate(own):
             once = load if together is None else load.silent()
             rounds[number] += once.times(itemsize, count)
     for batch, count in (together or {}).items():
-        for number, load in enumerate(_messages([ways[i] for i in batch], places, most_jobs)):
-            rounds[number] += load.times(1, count)
+        for number in range(max([len(loads[i]) for i in batch], default=0)):
+            ways = [i for i in batch if number < len(loads[i])]
+            sent, received = messages_together(
+                [listed[i][0][number] for i in ways],
+                [loads[i][number] for i in ways],
+                places,
+                most_jobs=most_jobs,
+            )
+            joined = replace(Load.none(places), messages_sent=sent, messages_received=received)
+            rounds[number] += joined.times(1, count)
     return rounds
-
-
-def _messages(
-    ways: Sequence[Sequence[tuple[Hop, Load]]], places: DevicePlaces, most_jobs: int
-) -> Iterator[Load]:
-    """Yield for each round the messages of arrays that hop together, as a load without bytes."""
-    for hops in zip_longest(*ways):
-        pairs = [pair for pair in hops if pair is not None]
-        sent, received = messages_together(
-            [hop for hop, _ in pairs], [load for _, load in pairs], places, most_jobs=most_jobs
-        )
-        yield replace(Load.none(places), messages_sent=sent, messages_received=received)
 
 
 def busy(load: Load, places: DevicePlaces) -> HopTime:

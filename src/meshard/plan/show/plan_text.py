@@ -168,15 +168,15 @@ def steps_of(plan: PlanFigures) -> Iterator[Step]:
 # the tables
 
 
-def plan_table(plan: PlanFigures) -> str:
-    """Return a plan as text of at most 100 columns."""
+def plan_table(plan: PlanFigures, most: int = _ROWS) -> str:
+    """Return a plan as text of at most 100 columns, whose tables have at most ``most`` rows."""
     if not plan.leaves:
         return f"{headline(plan)}; nothing moves"
-    steps = steps_table(plan, _ROWS)
+    steps = steps_table(plan, most)
     if sum(steps.widths[-6:]) + 2 * len(steps.align) + _WORDS > WIDTH:
-        steps = steps_table(plan, _ROWS, size_text)
+        steps = steps_table(plan, most, size_text)
     told = "\n".join(reasons(plan))
-    parts = [headline(plan), _arrays(plan), steps.text(), totals_table(plan).text(None), told]
+    parts = [headline(plan), _arrays(plan, most), steps.text(), totals_table(plan).text(None), told]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -186,12 +186,12 @@ def headline(plan: PlanFigures) -> str:
     return f"Plan: {count:,} array{'s' * (count != 1)}, {size_text(plan.nbytes)}"
 
 
-def _arrays(plan: PlanFigures) -> str:
+def _arrays(plan: PlanFigures, most: int) -> str:
     """Return the table of what moves where; names that are too long are listed below it."""
-    table = arrays_table(plan, _ROWS)
+    table = arrays_table(plan, most)
     if table.width <= WIDTH:
         return table.text()
-    lines = [arrays_table(plan, _ROWS, names=False).text(), ""]
+    lines = [arrays_table(plan, most, names=False).text(), ""]
     for row in table.rows:
         lines += _wrapped(f"{row[0]}: {row[1]}", "   ")
     return "\n".join(lines)

@@ -58,10 +58,7 @@ class _Blas:
 
     def _limit(self) -> None:
         if self._libraries is None:
-            from threadpoolctl import ThreadpoolController
-
-            found = ThreadpoolController().select(user_api="blas")
-            self._libraries = list(found.lib_controllers)
+            self._libraries = blas_libraries()
         self._before = [library.get_num_threads() for library in self._libraries]
         for library in self._libraries:
             _set_threads(library, 1)
@@ -69,6 +66,13 @@ class _Blas:
     def _restore(self) -> None:
         for library, threads in zip(self._libraries or (), self._before, strict=True):
             _set_threads(library, threads)
+
+
+def blas_libraries() -> list[Any]:
+    """Return the BLAS libraries that are loaded, as threadpoolctl's controllers."""
+    from threadpoolctl import ThreadpoolController
+
+    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
 
 
 def _set_threads(library: Any, threads: int) -> None:

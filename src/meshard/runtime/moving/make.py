@@ -86,7 +86,8 @@ def device_put(
     """Lay values or arrays out on devices.
 
     Args:
-        x: an array, anything that NumPy converts to one, or a tree of such leaves.
+        x: an array, anything that NumPy converts to one, or a tree of such leaves. Of a memory map,
+            or a data set of h5py or zarr, each process reads only what its devices hold.
         device: a Sharding, a Device, or a spec where a mesh is set, for all leaves; or a tree of
             them that is a prefix of ``x``. None leaves arrays where they are and puts values on
             the default device.

@@ -42,6 +42,7 @@ from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.execute import run_part
+from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
@@ -302,14 +303,19 @@ def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what:
         if donate:
             x._discard("donated to device_put")
         return result
-    value = as_host(x, what)
+    # A memory map in this machine's byte order is copied like any value in memory.
+    mapped = isinstance(x, np.ndarray) and x.dtype.isnative
+    value = (None if mapped else file_source(x)) or as_host(x, what)
+    dtype = checked_dtype(value.dtype, what)
     try:
-        type_ = world.type_of(value.shape, value.dtype, sharding, True)
+        type_ = world.type_of(value.shape, dtype, sharding, True)
     except IndivisibleError as error:
         if not spans(world, sharding):
             raise
         raise IndivisibleError(f"{what}: {error} {GLOBAL}") from error
     agree(world, what, (), (type_,))
+    if isinstance(value, FileSource):
+        return Array(type_, _read_blocks(world, type_, value))
     blocks = _many_blocks(world, type_, value) or _blocks(world, type_, value)
     if donate and type(x) is Array:
         x._discard("donated to device_put")
@@ -326,6 +332,16 @@ def _blocks(world: RuntimeWorld, type_: ArrayType, value: Block) -> Blocks:
         copies.append((block, value[box.slices]))
         blocks[piece] = block
     _run_copies(world, copies)
+    return tuple(blocks)
+
+
+def _read_blocks(world: RuntimeWorld, type_: ArrayType, file: FileSource) -> Blocks:
+    """Return the pieces of an array in a file that this process holds; nothing else is read."""
+    blocks: list[Block | None] = [None] * type_.layout.piece_count
+    for piece in type_.local:
+        box = type_.layout.box(piece)
+        block = blocks[piece] = world.memory.allocate(box.shape, type_.dtype)
+        file.read(box, block)
     return tuple(blocks)
 
 

@@ -18,6 +18,7 @@ from meshard.errors import UnequalError
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.moving.place import as_host, check_devices_exist
 from meshard.runtime.trees import flatten_with_path
 from meshard.runtime.types import Block, dtype_name
@@ -79,8 +80,13 @@ def _together(
 
 
 def _told(leaf: Any, what: str) -> tuple[str, bytes]:
-    value = as_host(leaf, what)
-    return f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]", digest(value)
+    """Return what is compared: an array in a file is known by the file, and is not read."""
+    file = file_source(leaf)
+    value = as_host(leaf, what) if file is None else file
+    kind = f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, FileSource):
+        return f"{kind} of {value.place}", b""
+    return kind, digest(value)
 
 
 def digest(value: Block) -> bytes:

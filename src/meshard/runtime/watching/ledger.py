@@ -10,27 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import final
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, BudgetError
+from meshard.plan.captions import read_size
 from meshard.plan.file.json_values import fields
 from meshard.plan.move.wires import Wire
 from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.runtime.callers import user_line
 from meshard.runtime.world import RuntimeWorld, here
 
-_UNITS = {
-    unit + suffix: base**power
-    for base, suffix in ((1000, "b"), (1024, "ib"))
-    for power, unit in enumerate(("k", "m", "g", "t"), 1)
-} | {"b": 1, "": 1}
 _TOTALS = ("total_bytes", "bytes_per_device", "received")
 _FIELDS = ("what", "kind", "axes", "array", "line", *_TOTALS)
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 @final
@@ -221,10 +214,8 @@ def _size(given: object, name: str) -> int | None:
         return None
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
-    if isinstance(given, str):
-        found = _SIZE.fullmatch(given)
-        if found is not None and found[2].lower() in _UNITS:
-            return int(Fraction(found[1]) * _UNITS[found[2].lower()])
+    if isinstance(given, str) and (size := read_size(given)) is not None:
+        return size
     raise ArgumentError(
         f"budget: {name} must be a number of bytes, such as 1000, or a text such as '10 MB', "
         f"'1.5 GiB' or '64 KiB', but got {shown(given)} of type {type(given).__name__}."

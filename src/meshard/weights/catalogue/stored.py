@@ -6,6 +6,7 @@ In: what a format says about its files. Out: values that the transfers plan with
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -90,6 +91,7 @@ class Catalogue:
         tensors: by name, in the order of the files.
         tied: names that are other names of a tensor.
         values: leaves that are not arrays, and what else the format stores about all tensors.
+        unchecked: files in which a change would not be noticed: not all of it has a checksum.
         reader: reads elements.
     """
 
@@ -99,6 +101,12 @@ class Catalogue:
     reader: Reader
     tied: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """The folder that the pieces' files are relative to."""
+        return self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
 
 
 class Writer(Protocol):

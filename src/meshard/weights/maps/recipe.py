@@ -70,6 +70,11 @@ class Term:
         return math.prod([s.size for s in self.strides])
 
     @property
+    def unique(self) -> int:
+        """The number of elements of the source."""
+        return math.prod([s.size for s in self.strides if s.source is not None])
+
+    @property
     def source_box(self) -> Box:
         """The smallest box of the source that holds the region."""
         stops = list(self.source_start)
@@ -156,7 +161,11 @@ class Recipe:
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether it is a source tensor as it is, but for its name and dtype."""
+        """Whether every element is that of one source at the same index.
+
+        A recipe does not know its sources' shapes: the first rows of a longer source are an
+        identity too.
+        """
         if len(self.terms) != 1 or self.fills:
             return False
         (term,) = self.terms
@@ -188,11 +197,11 @@ def _within(term: Term, box: Box, *, of_source: bool) -> Iterator[Term]:
     """Yield the parts of a term in a box of one side, cut dim by dim."""
     parts = [term]
     for dim, (lo, hi) in enumerate(zip(box.starts, box.stops, strict=True)):
-        parts = [p for one in parts for p in _cut(one, dim, lo, hi, of_source)]
+        parts = [p for one in parts for p in cut(one, dim, lo, hi, of_source=of_source)]
     yield from parts
 
 
-def _cut(term: Term, dim: int, lo: int, hi: int, of_source: bool) -> Iterator[Term]:
+def cut(term: Term, dim: int, lo: int, hi: int, *, of_source: bool) -> Iterator[Term]:
     """Yield the parts of a term whose index along one dim, of one side, is in a range."""
     start = (term.source_start if of_source else term.target_start)[dim]
     steps = {
@@ -216,7 +225,7 @@ def _cut(term: Term, dim: int, lo: int, hi: int, of_source: bool) -> Iterator[Te
         yield _narrowed(term, top, first, last - first + 1)
     for at in some:
         if not first <= at <= last:
-            yield from _cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source)
+            yield from cut(_narrowed(term, top, at, 1), dim, lo, hi, of_source=of_source)
 
 
 def _ceil(a: int, b: int) -> int:

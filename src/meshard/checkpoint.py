@@ -1,0 +1,46 @@
+"""Arrays in files: checkpoints that load into any layout, and other formats."""
+
+import typing as _typing
+
+from meshard.algebra.attributes import door as _door
+from meshard.errors import (
+    CheckpointError as CheckpointError,
+    CorruptFileError as CorruptFileError,
+    FileInUseError as FileInUseError,
+    KeyMapError as KeyMapError,
+    MissingFileError as MissingFileError,
+    StorageError as StorageError,
+)
+from meshard.weights.catalogue.verify import Damage as Damage
+from meshard.weights.checkpoint.clean import clean as clean
+from meshard.weights.checkpoint.convert import (
+    Conversion as Conversion,
+    convert as convert,
+)
+from meshard.weights.checkpoint.load import (
+    load as load,
+    load_iter as load_iter,
+    plan_load as plan_load,
+)
+from meshard.weights.checkpoint.load_plan import LoadPlan as LoadPlan
+from meshard.weights.checkpoint.metadata import (
+    Metadata as Metadata,
+    metadata as metadata,
+)
+from meshard.weights.checkpoint.save import (
+    SaveHandle as SaveHandle,
+    save as save,
+)
+from meshard.weights.native.steps import (
+    latest as latest,
+    steps as steps,
+)
+from meshard.weights.checkpoint.save_plan import (
+    SavePlan as SavePlan,
+    plan_save as plan_save,
+)
+from meshard.weights.checkpoint.verify import verify as verify
+from meshard.weights.maps.keymap import KeyMap as KeyMap
+
+if not _typing.TYPE_CHECKING:  # editors see only listed names
+    __all__, __dir__, __getattr__ = _door(__name__)

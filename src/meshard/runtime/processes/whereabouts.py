@@ -1,0 +1,43 @@
+"""Where processes are: host, number, and when they began, which no two processes share.
+
+In: process numbers. Out: what the system says of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+Whereabouts = tuple[str, int, str]
+"""A process's host, its number there, and when it began."""
+
+
+def whereabouts() -> Whereabouts:
+    """Return where this process is."""
+    return socket.gethostname(), os.getpid(), state_of(os.getpid())[1]
+
+
+def state_of(pid: int) -> tuple[str, str]:
+    """Return the system's state and start time of a process; empty if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            told = file.read().rpartition(")")[2].split()
+        return told[0], told[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
+def job_name(place: Whereabouts) -> str:
+    """Return a name for the job whose first process is at a place, fit for file names."""
+    host, pid, begun = place
+    plain = "".join([c if c.isalnum() else "-" for c in host])
+    return f"{plain}.{pid}.{begun}"
+
+
+def has_ended(job: str) -> bool:
+    """Whether the first process of a job is known to have ended: it was on this host."""
+    host, _, rest = job.rpartition(".")
+    host, _, pid = host.rpartition(".")
+    here = job_name(whereabouts()).rpartition(".")[0].rpartition(".")[0]
+    begun = rest.partition("-")[0]  # a simulated job has a number too
+    return host == here and pid.isdecimal() and state_of(int(pid))[1] != begun

@@ -1,0 +1,318 @@
+"""Elements at byte ranges of files: reading boxes of them with explicit reads, no memory maps.
+
+In: pieces whose elements are at an offset, in C order. Out: arrays filled with any box of them, or
+an error that names the file and the tensor.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.box import Box
+from meshard.errors import CheckpointError, CorruptFileError, MissingFileError, StorageError
+from meshard.runtime.types import Block
+from meshard.tuning import MOST_OPEN_FILES, READ_BUFFER
+from meshard.weights.catalogue.stored import Piece, Stored
+
+_MOST_AT_ONCE = 1 << 30
+"""Bytes that one call reads or writes; Linux does at most 2 GiB in one."""
+
+
+def file_error(error: OSError, path: str, doing: str) -> CheckpointError:
+    """Return what a failed operation on a file is raised as.
+
+    Args:
+        error: what the system says.
+        path: the file or folder.
+        doing: what failed, such as "tensor 'w' cannot be read".
+    """
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        missing = MissingFileError(f"{path}: {doing}: there is no such file.")
+        missing.errno = error.errno
+        return missing
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = " The disk is full: nothing was left half-made; free some space and try again."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = " Ask for permission to it, or choose another place."
+    found = StorageError(f"{path}: {doing}: {reason}.{advice}")
+    found.errno = error.errno
+    return found
+
+
+@final
+class OpenFile:
+    """A regular file that is open for reading; it is closed when nothing refers to it any more.
+
+    Raises:
+        CheckpointError: if it does not exist, is not a regular file, or may not be read.
+    """
+
+    __slots__ = ("number", "path", "size")
+
+    def __init__(self, path: str, doing: str = "it cannot be read") -> None:
+        self.number, self.path = -1, path
+        try:
+            # A pipe without a writer would be waited for; it is refused below.
+            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            found = os.fstat(self.number)
+        except OSError as error:
+            raise file_error(error, path, doing) from error
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+            raise CheckpointError(f"{path}: {doing}: it is {kind}, not a regular file.")
+        self.size = found.st_size
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+    def fill(self, flat: memoryview, offset: int) -> None:
+        """Fill bytes with those at an offset.
+
+        Raises:
+            EOFError: if the file ends before; its argument is the byte at which it does.
+            OSError: if it cannot be read.
+        """
+        done, size = 0, len(flat)
+        while done < size:
+            part = flat[done : done + _MOST_AT_ONCE] if done or size > _MOST_AT_ONCE else flat
+            count = os.preadv(self.number, [part], offset + done)
+            if count == 0:
+                raise EOFError(offset + done)
+            done += count
+
+    def bytes_at(self, offset: int, size: int, doing: str) -> bytes:
+        """Return bytes of the file.
+
+        Raises:
+            CorruptFileError: if the file ends before.
+            StorageError: if it cannot be read.
+        """
+        found = bytearray(size)
+        try:
+            self.fill(memoryview(found), offset)
+        except EOFError as error:
+            raise CorruptFileError(
+                f"{self.path}: {doing}: expected {size:,} bytes from byte {offset:,} on, but the "
+                f"file ends at byte {error.args[0]:,}; it was cut off."
+            ) from error
+        except OSError as error:
+            raise file_error(error, self.path, doing) from error
+        return bytes(found)
+
+
+@final
+class OpenFiles:
+    """Files that are kept open for reading, at most some at a time; threads may share it."""
+
+    def __init__(self, most: int = MOST_OPEN_FILES) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+
+    def __getitem__(self, path: str) -> OpenFile:
+        with self._lock:
+            found = self._files.get(path)
+            if found is None:
+                while len(self._files) >= self._most:
+                    self._files.popitem(last=False)  # a thread that reads it keeps it open
+                found = self._files[path] = OpenFile(path)
+            else:
+                self._files.move_to_end(path)
+            return found
+
+    def close(self) -> None:
+        """Forget the files; each is closed as soon as no thread reads it."""
+        with self._lock:
+            self._files.clear()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """How a tensor's bytes differ from a piece in C order and in this machine's byte order.
+
+    Attributes:
+        swapped: whether the bytes of each number are in the other order.
+        fortran_offset: the byte at which the elements begin, the first dim running fastest; None
+            where they are in C order, from the piece's own offset on.
+    """
+
+    swapped: bool = False
+    fortran_offset: int | None = None
+
+
+@final
+class RawReader:
+    """Reads boxes of pieces at byte ranges: only the bytes asked for, in as few calls as possible.
+
+    Args:
+        folder: the folder that files of pieces are relative to.
+        foreign: the tensors whose bytes are not simply in C order, by name.
+    """
+
+    def __init__(self, folder: str, foreign: Mapping[str, Foreign] | None = None) -> None:
+        self.folder = folder
+        self._foreign = foreign or {}
+        self._files = OpenFiles()
+
+    def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
+        """Fill an array with some elements of a piece; see `Reader.read`."""
+        foreign = self._foreign.get(tensor.name, Foreign())
+        offset, shape, part = piece.offset, piece.box.shape, box.within(piece.box)
+        target = out
+        if foreign.fortran_offset is not None:
+            offset, shape, target = foreign.fortran_offset, shape[::-1], out.T
+            part = Box(part.starts[::-1], part.stops[::-1])
+        path = os.path.join(self.folder, piece.file)
+        try:
+            _fill_box(self._files[path], offset, shape, part, target)
+        except EOFError as error:
+            expected = offset + math.prod(shape) * out.itemsize
+            raise CorruptFileError(
+                f"{path}: tensor {tensor.name!r} is cut off: box {piece.box} takes bytes "
+                f"{offset:,} to {expected:,}, but the file ends at byte {error.args[0]:,}."
+            ) from error
+        except CheckpointError as error:  # from opening it, which knows no tensor
+            raise type(error)(f"tensor {tensor.name!r}: {error}") from error
+        except OSError as error:
+            doing = f"tensor {tensor.name!r}, box {box}, cannot be read"
+            raise file_error(error, path, doing) from error
+        if foreign.swapped:
+            out.byteswap(inplace=True)
+        if out.dtype == np.bool_ and out.size and out.view(np.uint8).max() > 1:
+            raise CorruptFileError(
+                f"{path}: tensor {tensor.name!r} holds bools, but box {box} has bytes other than "
+                "0 and 1; the file is corrupt."
+            )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+def _fill_box(file: OpenFile, offset: int, shape: tuple[int, ...], part: Box, out: Block) -> None:
+    """Fill an array with a box of an array of some shape that begins at an offset of a file."""
+    if not out.size:
+        return
+    steps = [out.itemsize * n for n in _volumes(shape)]
+    run = len(shape)  # from here on dims are read whole, so that elements follow each other
+    while run and part.stops[run - 1] - part.starts[run - 1] == shape[run - 1]:
+        run -= 1
+    run = max(run - 1, 0)
+    first = offset + sum([a * step for a, step in zip(part.starts, steps, strict=True)])
+    extents = out.shape[:run]
+    if math.prod(extents) == 1:
+        _fill_run(file, first, out)
+        return
+    places = itertools.product(*[range(0, n * s, s) for n, s in zip(extents, steps, strict=False)])
+    if out.flags.c_contiguous:
+        flat, at = _flat(out), 0
+        size = math.prod(out.shape[run:]) * out.itemsize
+        for place in places:
+            file.fill(flat[at : at + size], first + sum(place))
+            at += size
+        return
+    for index, place in zip(np.ndindex(*extents), places, strict=True):
+        _fill_run(file, first + sum(place), out[(*index, ...)])
+
+
+def _fill_run(file: OpenFile, offset: int, out: Block) -> None:
+    """Fill an array, strided or not, with consecutive elements of a file."""
+    if out.flags.c_contiguous:
+        file.fill(_flat(out), offset)
+    elif out.nbytes <= READ_BUFFER:
+        buffer = _buffer(out.nbytes)
+        file.fill(buffer.data, offset)
+        out[...] = buffer.view(out.dtype).reshape(out.shape)
+    else:
+        dim = next(d for d, n in enumerate(out.shape) if n > 1)
+        row = out.nbytes // out.shape[dim]
+        rows = max(1, READ_BUFFER // row)
+        for at in range(0, out.shape[dim], rows):
+            part = out[(slice(None),) * dim + (slice(at, at + rows),)]
+            # One long row has nothing to split here: it is split along its own dims.
+            _fill_run(file, offset + at * row, part if rows > 1 else part.squeeze(dim))
+
+
+_thread = threading.local()
+
+
+def _buffer(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return some bytes that this thread uses again and again."""
+    found: np.ndarray[Any, np.dtype[np.uint8]] | None = getattr(_thread, "buffer", None)
+    if found is None:
+        found = _thread.buffer = np.empty(READ_BUFFER, np.uint8)
+    return found[:size]
+
+
+def _flat(block: Block) -> memoryview:
+    """Return the bytes of a contiguous array."""
+    return block.reshape(-1).view(np.uint8).data
+
+
+def _volumes(shape: tuple[int, ...]) -> list[int]:
+    """Return how many elements one step along each dim passes over."""
+    return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+
+def contiguous_boxes(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Box]:
+    """Yield boxes of a tensor, in order, whose elements follow each other in C order.
+
+    They are as equal as rows allow.
+
+    Args:
+        shape: the tensor's shape.
+        itemsize: bytes of an element.
+        most: bytes of a box, at most; a box has one element at least.
+
+    >>> [str(box) for box in contiguous_boxes((2, 5, 3), 4, 40)]
+    ['[0:1, 0:2, 0:3]', '[0:1, 2:5, 0:3]', '[1:2, 0:2, 0:3]', '[1:2, 2:5, 0:3]']
+    """
+    dim, parts = _cut(shape, itemsize, most)
+    size, tail = shape[dim : dim + 1], shape[dim + 1 :]
+    for outer in itertools.product(*map(range, shape[:dim])):
+        ends = tuple([i + 1 for i in outer])
+        for i in range(parts):
+            starts = tuple([n * i // parts for n in size])
+            stops = tuple([n * (i + 1) // parts for n in size])
+            yield Box((*outer, *starts, *(0,) * len(tail)), (*ends, *stops, *tail))
+
+
+def box_count(shape: tuple[int, ...], itemsize: int, most: int) -> int:
+    """Return how many boxes `contiguous_boxes` yields."""
+    dim, parts = _cut(shape, itemsize, most)
+    return math.prod(shape[:dim]) * parts
+
+
+def box_shape(shape: tuple[int, ...], itemsize: int, most: int) -> tuple[int, ...]:
+    """Return the shape of the largest box that `contiguous_boxes` yields.
+
+    >>> box_shape((2, 5, 3), 4, 40)
+    (1, 3, 3)
+    """
+    dim, parts = _cut(shape, itemsize, most)
+    size = [-(-n // max(parts, 1)) for n in shape[dim : dim + 1]]
+    return (*(1,) * len(shape[:dim]), *size, *shape[dim + 1 :])
+
+
+def _cut(shape: tuple[int, ...], itemsize: int, most: int) -> tuple[int, int]:
+    """Return the dim that boxes of at most some bytes cut, and in how many parts."""
+    if math.prod(shape) * itemsize <= most or not shape:
+        return 0, int(0 not in shape)
+    steps = [n * itemsize for n in _volumes(shape)]
+    dim = next((d for d, step in enumerate(steps) if step <= most), len(shape) - 1)
+    return dim, -(-shape[dim] // max(1, most // steps[dim]))

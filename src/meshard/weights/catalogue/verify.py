@@ -1,0 +1,94 @@
+"""Checking files against the checksums that they have.
+
+In: a catalogue; opening it has checked headers and indexes. Out: what is damaged: which file,
+tensor and box.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import xxhash
+
+from meshard.algebra.box import Box
+from meshard.errors import CheckpointError
+from meshard.tuning import READ_BUFFER
+from meshard.weights.catalogue.raw import contiguous_boxes
+from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that a file should hold and does not, or that cannot be known.
+
+    Attributes:
+        file: the file's path.
+        reason: what is wrong, as a sentence.
+        tensor: the tensor's name; None where it concerns the file as a whole.
+        box: the elements of the tensor.
+    """
+
+    file: str
+    reason: str
+    tensor: str | None = None
+    box: Box | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.tensor is None else f"tensor {self.tensor!r}, box {self.box}: "
+        return f"{self.file}: {where}{self.reason}"
+
+
+def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[Damage]:
+    """Yield what does not have its checksum; nothing where all is as it was written.
+
+    A file that has no checksums for all of it is told as well: whether it changed is not known.
+
+    Args:
+        catalogue: what was opened.
+        process: which share of the pieces to read.
+        count: how many processes share the work.
+    """
+    home = catalogue.folder
+    if process == 0:
+        for file in catalogue.unchecked:
+            reason = "it has no checksums, so that a change would not be noticed."
+            yield Damage(os.path.join(home, file), reason)
+    number = 0
+    for tensor in catalogue.tensors.values():
+        for piece in tensor.pieces:
+            if piece.checksum is None and piece.offset >= 0:
+                continue  # what a library reads is checked by the library
+            number += 1
+            if number % count != process:
+                continue
+            file = os.path.join(home, piece.file)
+            try:
+                found = piece_sum(catalogue, tensor, piece)
+            except CheckpointError as error:
+                yield Damage(file, f"it cannot be read: {error}", tensor.name, piece.box)
+                continue
+            if piece.checksum not in (None, found):
+                reason = f"its checksum is {found:016x}, expected {piece.checksum:016x}."
+                yield Damage(file, reason, tensor.name, piece.box)
+
+
+def piece_sum(catalogue: Catalogue, tensor: Stored, piece: Piece) -> int:
+    """Return the checksum of a piece's bytes as they are in the file now.
+
+    Raises:
+        CheckpointError: if they cannot be read.
+    """
+    sum_ = xxhash.xxh3_64()
+    most = 4 * READ_BUFFER
+    for part in contiguous_boxes(piece.box.shape, tensor.dtype.itemsize, most):
+        starts = [a + o for a, o in zip(part.starts, piece.box.starts, strict=True)]
+        stops = [b + o for b, o in zip(part.stops, piece.box.starts, strict=True)]
+        block = np.empty(part.shape, tensor.dtype)
+        catalogue.reader.read(tensor, piece, Box(tuple(starts), tuple(stops)), block)
+        sum_.update(block.reshape(-1).view(np.uint8).data)
+    return sum_.intdigest()

@@ -1,0 +1,227 @@
+"""Converting files to files, slab by slab.
+
+In: files, and what is to become of them. Out: other files. No array is made: each process reads
+what it writes, so that memory does not grow with the tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import flag_of, instance_of, path_of
+from meshard.errors import ArgumentError
+from meshard.plan.captions import bytes_text
+from meshard.plan.figures.window import checked_window
+from meshard.plan.show.progress import progress_bar
+from meshard.runtime.agree import meet
+from meshard.runtime.moving.place import as_sharding
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
+from meshard.weights.catalogue.stored import Catalogue
+from meshard.weights.checkpoint.job import Request
+from meshard.weights.checkpoint.opening import in_order, opened
+from meshard.weights.checkpoint.sources import Source, cast_to, rows
+from meshard.weights.checkpoint.targets import Limits, format_of
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named, structure_of
+from meshard.weights.transfer.gather import Gatherer
+from meshard.weights.transfer.reading import SLAB
+
+_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
+
+
+@final
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion does; it prints.
+
+    Attributes:
+        source: what is read.
+        source_format: its format.
+        target: what is written.
+        target_format: its format.
+        tensors: how many tensors are written.
+        bytes_read: the bytes of elements that all processes together read.
+        bytes_written: the bytes of elements that they write.
+        peak_bytes: the most bytes that one process holds.
+    """
+
+    source: str
+    source_format: str
+    target: str
+    target_format: str
+    tensors: int
+    bytes_read: int
+    bytes_written: int
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"Convert {self.source} ({self.source_format}) to {self.target} "
+                f"({self.target_format})",
+                f"  tensors  {self.tensors:,}",
+                f"  read     {bytes_text(self.bytes_read)}",
+                f"  written  {bytes_text(self.bytes_written)}",
+                f"  held     at most {bytes_text(self.peak_bytes)} in one process",
+            ]
+        )
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    shardings: Any = None,
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    overwrite: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    max_bytes: int | None = None,
+    dry_run: bool = False,
+    progress: bool = False,
+) -> Conversion:
+    """Write what files hold to other files, without making arrays of it.
+
+    The processes of a job share the work: each reads what it writes.
+
+    Args:
+        source: a checkpoint, or a file or folder of another format; see `load`.
+        target: the file or folder to be written; see `save`.
+        shardings: how the tensors are cut into files, where the format says so: a sharding for all,
+            or a function of a name and a ShapeDtypeStruct. With ``"safetensors-ranks"`` there is a
+            file for each of its devices, which need not exist.
+        format: see `save`.
+        step: see `load`.
+        dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        map: which tensors are made of which.
+        overwrite: whether what is there is replaced.
+        shard_bytes: the most bytes of one of several safetensors files.
+        max_bytes: the most bytes that a process holds; None for 4 MiB a thread.
+        dry_run: whether to write nothing, but say what would be done.
+        progress: whether to show a bar, on process 0.
+
+    Returns:
+        What was done.
+
+    Raises:
+        MissingFileError, CorruptFileError: see `load`.
+        FileInUseError, StorageError, CheckpointError: see `save`.
+        KeyMapError: if the map does not fit the tensors.
+
+    >>> import tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder + "/a", {"w": np.zeros((4, 4), "f4")})
+    ...     convert(folder + "/a", folder + "/b.safetensors", dtype="bfloat16").bytes_written
+    32
+    """
+    what = "checkpoint.convert"
+    for name, given in (("overwrite", overwrite), ("dry_run", dry_run), ("progress", progress)):
+        flag_of(given, what, name)
+    window = checked_window(max_bytes, what)
+    root = Path(os.path.abspath(path_of(target, what)))
+    kind = format_of(root, format, what)
+    world, catalogue = here(), opened(source, step, what)
+    try:
+        wish = _Wish(world, shardings, dtype, map, what)
+        tree, sources = wish.of(catalogue)
+        slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
+        found = Conversion(
+            catalogue.path,
+            catalogue.format,
+            str(root),
+            kind,
+            len(sources),
+            _bytes_read(catalogue, [s.recipe for s in sources]),
+            sum([s.entry.nbytes for s in sources]),
+            2 * slab * world.workers.threads,
+        )
+        if dry_run:
+            return found
+        if world.process_count > 1:
+            meet(world, range(world.process_count), f"`{what}` of {catalogue.path} to {root}")
+        limits = Limits(overwrite, shard_bytes)
+        request = Request(world, root, tree, {}, sources, limits, files=Gatherer(catalogue))
+        total = found.bytes_written // world.process_count
+        bar = progress_bar(total, "converting") if progress and not world.process_index else _NO_BAR
+        with bar as show:
+            job = request.job(kind, slab, told=None if show is None else _counter(show, total))
+            job.start()
+            job.run()
+    finally:
+        catalogue.reader.close()
+    return found
+
+
+def _counter(show: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    done = 0
+
+    def told(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        show(min(done, total), total)
+
+    return told
+
+
+def _bytes_read(catalogue: Catalogue, recipes: list[Recipe]) -> int:
+    """Return the bytes of elements that recipes need."""
+    return sum(
+        [
+            term.unique * catalogue.tensors[term.source].dtype.itemsize
+            for recipe in recipes
+            for term in recipe.terms
+        ]
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Wish:
+    """What is to become of the tensors."""
+
+    world: RuntimeWorld
+    shardings: Any
+    dtype: Any
+    map: KeyMap | None
+    what: str
+
+    def of(self, catalogue: Catalogue) -> tuple[Named, list[Source]]:
+        """Return the tree that is written, and its tensors."""
+        stored = in_order(catalogue)
+        if self.map is None:
+            recipes = {n: identity(n, t.shape, t.dtype) for n, t in stored.items()}
+            tied, structure = dict(catalogue.tied), structure_of(catalogue)
+        else:
+            instance_of(self.map, KeyMap, self.what, "map")
+            mapped = self.map.apply(stored, tied=catalogue.tied)
+            recipes, tied, structure = dict(mapped.recipes), dict(mapped.tied), {"flat": True}
+        found = []
+        for name, recipe in recipes.items():
+            after = cast_to(self.dtype, recipe.dtype, self.what)
+            place = self._place(name, recipe)
+            found.append(
+                Source(Entry(name, recipe.shape, after, place), replace(recipe, dtype=after))
+            )
+        return Named(dict.fromkeys(recipes), tied, structure), found
+
+    def _place(self, name: str, recipe: Recipe) -> Sharding:
+        given = self.shardings
+        if callable(given) and not isinstance(given, Sharding):
+            given = given(name, ShapeDtypeStruct(recipe.shape, recipe.dtype))
+        found = as_sharding(given, self.what)
+        if found is None and self.shardings is not None:
+            raise ArgumentError(f"{self.what}: no sharding is given for {name!r}.")
+        return rows(self.world, recipe.shape) if found is None else found

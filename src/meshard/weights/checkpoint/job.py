@@ -1,0 +1,329 @@
+"""One save: from tensors and where they are to complete files.
+
+In: tensors with recipes, their sources, and a target. Out: files that all processes have written,
+complete or not there at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import final
+
+import xxhash
+
+from meshard.errors import (
+    ArgumentError,
+    CheckpointError,
+    FileInUseError,
+    MeshardError,
+    MissingFileError,
+    StorageError,
+)
+from meshard.runtime.world import RuntimeWorld
+from meshard.weights.catalogue.stored import Writer
+from meshard.weights.checkpoint.sources import Source
+from meshard.weights.checkpoint.targets import Limits, foreign_writer
+from meshard.weights.native.files import (
+    NativeWriter,
+    load_manifest,
+    remove_folder,
+    shards_of,
+    write_manifest,
+)
+from meshard.weights.native.manifest import NAME, DataFile, Manifest, grouped
+from meshard.weights.native.meeting import ByFiles, ByMessages, Meeting, Record
+from meshard.weights.native.structure import Named
+from meshard.weights.transfer.exchange import Held
+from meshard.weights.transfer.gather import Gatherer
+from meshard.weights.transfer.writing import Output, Writing, with_owners
+
+_numbers = count()
+Told = Callable[[int], None] | None
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What is to be written, and where.
+
+    Attributes:
+        world: this process's world.
+        root: the file or folder.
+        tree: the tree that the tensors are.
+        held: where the recipes' sources are in memory.
+        sources: the tensors.
+        limits: how files are written.
+        after: what the first process does once the files are complete.
+        files: what reads the recipes' sources, if they are in files.
+    """
+
+    world: RuntimeWorld
+    root: Path
+    tree: Named
+    held: Mapping[str, Held]
+    sources: Sequence[Source]
+    limits: Limits
+    after: Callable[[], None] = lambda: None
+    files: Gatherer | None = None
+
+    def job(
+        self,
+        format_: str,
+        slab: int,
+        *,
+        wait: bool = True,
+        told: Told = None,
+    ) -> Job:
+        """Return what writes the files.
+
+        Args:
+            format_: their format.
+            slab: the most bytes that are brought to a writer at a time.
+            wait: whether the program waits until they are complete.
+            told: called with the bytes that have been written here since the last call.
+
+        Raises:
+            ArgumentError: if several processes write together, and the program does not wait.
+            CheckpointError: if the format cannot hold the tensors.
+            FileInUseError: if the target must not be replaced.
+        """
+        if format_ == "meshard":
+            return self._native(slab, told, wait=wait)
+        if not wait and self.world.process_count > 1:
+            raise ArgumentError(
+                f"checkpoint.save: several processes write {format_} together; wait=False is for "
+                "meshard's own format, where each writes a file of its own."
+            )
+        entries = {s.entry.name: s.entry for s in self.sources}
+        writer = foreign_writer(self.root, format_, entries, self.tree, self.limits)
+        return self._foreign(writer, slab, told)
+
+    def _native(self, slab: int, told: Told, *, wait: bool) -> Job:
+        """Return the save of a checkpoint in meshard's own format."""
+        world, root = self.world, self.root
+        _check_target(root, overwrite=self.limits.overwrite)
+        recipes = {s.entry.name: s.recipe for s in self.sources}
+        entries = grouped([s.entry for s in self.sources])
+        number = next(_numbers) if world.process_count == 1 else _numbered(world)
+        folder = f"data-{world.job}-{number}"
+        manifest = Manifest(entries, self.tree.structure, self.tree.tied, folder)
+        index, count = world.process_index, world.process_count
+        writer = NativeWriter(root, folder, index, shards_of(entries), manifest.piece_bytes)
+        outputs = [
+            Output(stored, recipes[name], self.held, tuple(writer.pieces[name][1]), self.files)
+            for name, stored in writer.tensors.items()
+        ]
+        writing = Writing(world, writer, outputs, slab, told)
+        if not wait and writing.communicates:
+            raise ArgumentError(
+                "checkpoint.save: some boxes are held by no process that writes them, so that "
+                "elements must move: save with wait=True."
+            )
+        by_files = ByFiles(root / folder, index, count, lambda: _is_complete(root, folder))
+
+        def commit(records: Sequence[Record]) -> None:
+            _complete(root, manifest, records)
+            self.after()
+
+        return Job(
+            writing,
+            writer,
+            ByMessages(world) if wait else by_files,
+            manifest.to_text(),
+            commit,
+            owner=True,
+        )
+
+    def _foreign(self, writer: Writer, slab: int, told: Told) -> Job:
+        """Return the save of files in another format, which all processes write together."""
+        world, load = self.world, [0] * self.world.process_count
+        recipes = {s.entry.name: s.recipe for s in self.sources}
+        outputs = []
+        for name, stored in writer.tensors.items():
+            # A file of one array names it after itself.
+            recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
+            plain = Output(stored, recipe, self.held, (), self.files)
+            outputs.append(with_owners(plain, load))
+
+        def commit(records: Sequence[Record]) -> None:
+            writer.commit()
+            self.after()
+
+        return Job(
+            Writing(world, writer, outputs, slab, told),
+            writer,
+            ByMessages(world),
+            repr([(o.stored.name, o.stored.shape, o.stored.dtype, o.owners) for o in outputs]),
+            commit,
+            owner=world.process_index == 0,
+        )
+
+
+def _numbered(world: RuntimeWorld) -> int:
+    """Return the number of a save, the same on all processes, which all save in one order."""
+    world.saves += 1
+    return world.saves
+
+
+def _check_target(root: Path, *, overwrite: bool) -> None:
+    """Refuse a target that must not be overwritten.
+
+    Raises:
+        FileInUseError: if it must not be.
+        StorageError: if it cannot be looked at.
+    """
+    try:
+        names = [entry.name for entry in root.iterdir()]
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise FileInUseError(f"{root} is a file; a checkpoint is a folder.") from None
+    except OSError as error:
+        raise StorageError(f"{root} cannot be read: {error.strerror}.") from error
+    if NAME in names:
+        if not overwrite:
+            raise FileInUseError(
+                f"{root} holds a checkpoint. Give another path, or overwrite=True to replace it."
+            )
+        return
+    others = [n for n in names if not n.startswith(("data-", "."))]
+    if others:
+        raise FileInUseError(
+            f"{root} holds {sorted(others)[0]!r}, which does not belong to a checkpoint. Give a "
+            "new folder, or an empty one."
+        )
+
+
+def _is_complete(root: Path, folder: str) -> bool:
+    """Whether a checkpoint is the one whose data is in a folder."""
+    try:
+        return load_manifest(root).folder == folder
+    except MissingFileError:
+        return False
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """One save: all that its steps need.
+
+    Attributes:
+        writing: what this process writes.
+        writer: the files.
+        meeting: how it learns about the other processes.
+        plan: a text of what is written, the same on all processes.
+        commit: what the first process does once all have written.
+        owner: whether this process makes files.
+    """
+
+    writing: Writing
+    writer: Writer
+    meeting: Meeting
+    plan: str
+    commit: Callable[[Sequence[Record]], None]
+    owner: bool
+
+    def start(self) -> None:
+        """Make the files, and write what other processes hold, together with them."""
+        error: MeshardError | None = None
+        try:
+            if self.owner:
+                self.writer.begin()
+        except MeshardError as failed:
+            error = failed
+        try:
+            self._agreed(error, lambda _: None)
+            self.writing.write_far()
+        except BaseException:
+            self.writer.abandon()
+            raise
+
+    def run(self) -> None:
+        """Write what is here, agree with the others, and make the checkpoint complete."""
+        self._run(self.writing.write_near)
+
+    def run_alone(self) -> None:
+        """Do all in this thread: make the file too, since all that it will hold is here."""
+
+        def work() -> None:
+            self.writer.begin()
+            self.writing.write_alone()
+
+        self._run(work)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        error: MeshardError | None = None
+        try:
+            try:
+                work()
+                self.writer.sync(self.writing.sums)
+            except MeshardError as failed:
+                error = failed
+            self._agreed(error, self.commit)
+        except BaseException:
+            self.writer.abandon()
+            raise
+
+    def _agreed(self, error: MeshardError | None, act: Callable[[Sequence[Record]], None]) -> None:
+        """Let the first process act if nobody has failed.
+
+        Raises:
+            MeshardError: if somebody has: on all processes.
+        """
+        plan = xxhash.xxh3_64_hexdigest(self.plan.encode())
+        file = self.writer.record if isinstance(self.writer, NativeWriter) else None
+        outcome: str | None = None
+        try:
+            records = self.meeting.gather(_record(plan, error, file))
+            if records is not None:
+                _check(records, plan)
+                act(records)
+        except MeshardError as failed:
+            error, outcome = error or failed, str(failed)
+        told = self.meeting.announce(outcome)
+        if told is not None:
+            raise error or CheckpointError(told)
+
+
+def _complete(root: Path, manifest: Manifest, records: Sequence[Record]) -> None:
+    """Write the manifest, and remove the data of the checkpoint that it replaces."""
+    files = tuple(
+        [
+            DataFile(process, start, size, int(header, 16))
+            for process, (_, _, start, size, header) in enumerate(records)
+            if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
+        ]
+    )
+    before = None
+    with contextlib.suppress(MeshardError):
+        before = load_manifest(root)
+    write_manifest(root, replace(manifest, files=files))
+    if before is not None and before.folder != manifest.folder:
+        remove_folder(root / before.folder)
+
+
+def _record(plan: str, error: MeshardError | None, file: DataFile | None) -> Record:
+    told = None if error is None else f"{type(error).__name__}: {error}"
+    if file is None:
+        return [plan, told, None, None, None]
+    return [plan, told, file.start, file.size, f"{file.header:016x}"]
+
+
+def _check(records: Sequence[Record], plan: str) -> None:
+    """Refuse to complete a checkpoint of which a part is missing or another one's.
+
+    Raises:
+        CheckpointError: if a process has failed, or has derived another plan.
+    """
+    for process, (other, told, *_) in enumerate(records):
+        if told is not None:
+            raise CheckpointError(f"The checkpoint was not saved: process {process} reports {told}")
+        if other != plan:
+            raise CheckpointError(
+                f"The checkpoint was not saved: process {process} has another plan than process 0 "
+                f"({other} and {plan}). Do all processes save the same tree?"
+            )

@@ -1,0 +1,453 @@
+"""Loading trees.
+
+In: files, and how their tensors are to be laid out. Out: a tree of arrays. A file is one more place
+where arrays are laid out: the load is planned, printed, and then run, and each stored byte is read
+once by the whole job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of
+from meshard.errors import CheckpointError, ShardingError, TreeError
+from meshard.plan.figures.window import checked_window
+from meshard.plan.show.progress import progress_bar
+from meshard.runtime.agree import meet
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import as_sharding, check_devices_exist, home
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.types import dtype_name
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.checkpoint.load_plan import LoadPlan
+from meshard.weights.checkpoint.opening import in_order, opened
+from meshard.weights.checkpoint.sources import cast_to, spread
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
+from meshard.weights.transfer.loading import load as run_load
+from meshard.weights.transfer.reading import SLAB, Wanted, plan_reading, wanted_of
+
+
+def load(
+    path: str | Path,
+    shardings: Any = None,
+    *,
+    like: Any = None,
+    step: int | None = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    max_bytes: int | None = None,
+    progress: bool = False,
+) -> Any:
+    """Load a tree of arrays, each laid out as it is wanted, whatever layout it was saved in.
+
+    All processes of a job call this together. Each stored byte is read once, by one of them, about
+    equally much by each; `plan_load` says beforehand who reads and moves what.
+
+    Args:
+        path: the checkpoint's folder, that of a run's steps, or a file or folder of another format:
+            safetensors (one file, several with an index), Zarr, ``.npy``, HDF5.
+        shardings: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
+            the tree; or a function of a name and a ShapeDtypeStruct that returns one. None puts
+            arrays on the default device, or if there are several processes on all devices, whole.
+        like: a tree of arrays or ShapeDtypeStructs: only its leaves are loaded, into its structure,
+            and must have its shapes and dtypes. Its shardings are taken if ``shardings`` is None.
+        step: the step of a run; by default the newest that is complete.
+        dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        map: which tensors are made of which; the tree is then a dict of the map's names, unless
+            ``like`` says otherwise. Elements are read where they are needed, before any cut.
+        max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
+        progress: whether to show a bar, on process 0.
+
+    Returns:
+        The tree, with committed arrays where shardings were given. Names of one saved array, as of
+        tied weights, are one array if they are laid out alike.
+
+    Raises:
+        MissingFileError: if there is no complete checkpoint, or one of its files is missing.
+        CorruptFileError: if a file is cut off, was changed, or contradicts another one.
+        CheckpointError: if a tensor of ``like`` is missing, or has another shape or dtype.
+        KeyMapError: if the map does not fit the tensors.
+        ShardingError: if a tensor cannot be laid out as asked.
+        TreeError: if ``shardings`` is not a prefix of the tree.
+
+    >>> import tempfile, numpy as np, meshard
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"w": np.arange(6.0).reshape(2, 3), "epoch": 3})
+    ...     load(folder)
+    {'w': Array([[0., 1., 2.],
+           [3., 4., 5.]], dtype=float64), 'epoch': 3}
+    """
+    what = "checkpoint.load"
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    try:
+        plan = request.plan(checked_window(max_bytes, what))
+        world = here()
+        if world.process_count > 1:
+            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
+            meet(world, range(world.process_count), told_of)
+        total = plan.reading.bytes_read[world.process_index]
+        bar = progress_bar(total, "loading") if progress and not world.process_index else _NO_BAR
+        with bar as show:
+            told = None if show is None else _Counter(show, total).told
+            arrays = run_load(world, plan.reading, request.catalogue, told)
+    finally:
+        request.catalogue.reader.close()
+    return request.tree(arrays)
+
+
+def load_iter(
+    path: str | Path,
+    shardings: Any = None,
+    *,
+    like: Any = None,
+    step: int | None = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    max_bytes: int | None = None,
+) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a file or folder one after the other, in the order in which they lie.
+
+    So a tree larger than memory can be passed on: what the caller no longer refers to is freed. All
+    processes of a job take all arrays, in the same order.
+
+    Args:
+        path: see `load`.
+        shardings: see `load`.
+        like: see `load`.
+        step: see `load`.
+        dtype: see `load`.
+        map: see `load`.
+        max_bytes: the most bytes of arrays that are loaded before the first of them is yielded; a
+            larger array is loaded alone. None for 64 MiB.
+
+    Yields:
+        Name and array.
+
+    Raises:
+        MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
+
+    >>> import tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"a": np.zeros((2, 3)), "b": np.ones(4)})
+    ...     [(name, x.shape) for name, x in load_iter(folder)]
+    [('a', (2, 3)), ('b', (4,))]
+    """
+    what = "checkpoint.load_iter"
+    window = checked_window(max_bytes, what)
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    try:
+        plan = request.plan(window)
+        world = here()
+        if world.process_count > 1:
+            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
+            meet(world, range(world.process_count), told_of)
+    except BaseException:
+        request.catalogue.reader.close()
+        raise
+    return request.each(plan, window or _TOGETHER)
+
+
+_TOGETHER = 64 << 20
+_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
+
+
+@final
+class _Counter:
+    def __init__(self, show: Callable[[int, int], None], total: int) -> None:
+        self._show, self._total, self._done = show, total, 0
+
+    def told(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._show(self._done, self._total)
+
+
+def plan_load(
+    path: str | Path,
+    shardings: Any = None,
+    *,
+    like: Any = None,
+    step: int | None = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    max_bytes: int | None = None,
+) -> LoadPlan:
+    """Return what `load` would do, without reading any element.
+
+    Args:
+        path: see `load`.
+        shardings: see `load`; their devices need not exist (`meshard.testing.virtual_devices`).
+        like: see `load`.
+        step: see `load`.
+        dtype: see `load`.
+        map: see `load`.
+        max_bytes: see `load`.
+
+    Raises:
+        MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
+
+    >>> import tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"w": np.zeros((512, 512))})
+    ...     plan_load(folder).bytes_read
+    2097152
+    """
+    what = "checkpoint.plan_load"
+    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    request.catalogue.reader.close()
+    return request.plan(checked_window(max_bytes, what), virtual=True)
+
+
+@final
+@dataclass(frozen=True)
+class _Wish:
+    """What the caller asks for; see `load`."""
+
+    like: Any = None
+    shardings: Any = None
+    dtype: Any = None
+    map: KeyMap | None = None
+
+
+@final
+class _Request:
+    """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
+
+    def __init__(self, path: str | Path, step: int | None, wish: _Wish, what: str) -> None:
+        self.catalogue = opened(path, step, what)
+        self._what = what
+        self._dtype = wish.dtype
+        self._like = wish.like
+        self._shardings = wish.shardings
+        try:
+            self._recipes, self._tied, self._structure = self._made(wish.map)
+            self._names, self._build = self._wanted_names()
+        except BaseException:
+            self.catalogue.reader.close()
+            raise
+
+    def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
+        """Return how each tensor is made, other names of tensors, and the tree's structure."""
+        stored = self.catalogue
+        tensors = in_order(stored)
+        if map_ is None:
+            plain = {n: identity(n, t.shape, t.dtype) for n, t in tensors.items()}
+            found, tied, structure = plain, stored.tied, structure_of(stored)
+        else:
+            instance_of(map_, KeyMap, self._what, "map")
+            mapped = map_.apply(tensors, tied=stored.tied)
+            found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
+        cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
+        return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
+
+    def _wanted_names(self) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
+        """Return the names of the arrays wanted, and what makes a tree of them."""
+        stored = self.catalogue
+        names = [*self._recipes, *self._tied]
+        if self._like is not None:
+            return self._as_like(names)
+
+        def build(arrays: Mapping[str, Any]) -> Any:
+            def leaf(name: str) -> Any:
+                if name not in arrays:
+                    raise CheckpointError(f"{stored.path}: tensor {name!r} is missing.")
+                return arrays[name]
+
+            return rebuilt(self._structure, leaf, sorted(arrays), self._what)
+
+        return names, build
+
+    def _as_like(self, names: list[str]) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
+        accessors, leaves, structure = flatten_with_accessors(self._like, none_is_leaf=False)
+        paths = [".".join(map(str, a.path)) or "x" for a in accessors]
+        values = leaf_values(self._structure)
+        wanted = [
+            p
+            for p, leaf in zip(paths, leaves, strict=True)
+            if hasattr(leaf, "shape") and p not in values
+        ]
+        known = set(names)
+        missing = [p for p in paths if p not in known and p not in values]
+        if missing:
+            more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
+            raise CheckpointError(
+                f"{self._what}: {self.catalogue.path} does not hold {missing[0]!r}{more}, which "
+                f"like= asks for. It holds {len(known)} arrays, such as {min(known, default='')!r}."
+            )
+
+        def build(arrays: Mapping[str, Any]) -> Any:
+            found = [arrays[p] if p in arrays else values[p] for p in paths]
+            return unflatten(structure, found)
+
+        return wanted, build
+
+    def plan(self, window: int | None, *, virtual: bool = False) -> LoadPlan:
+        """Return what is to be done.
+
+        Args:
+            window: the most bytes held besides the arrays.
+            virtual: whether devices need not exist.
+        """
+        stored = self.catalogue
+        shardings = self._wanted_shardings()
+        self._check_like()
+        wanted: dict[tuple[str, Sharding], Wanted] = {}
+        self._keys: dict[str, tuple[str, Sharding]] = {}
+        for name in self._names:
+            source, sharding = self._tied.get(name, name), shardings[name]
+            if not virtual:
+                check_devices_exist(here(), sharding, self._what)
+            self._keys[name] = source, sharding
+            if (source, sharding) not in wanted:
+                try:
+                    made = wanted_of(source, self._recipes[source], sharding, stored)
+                except ShardingError as error:
+                    raise type(error)(f"{self._what}: tensor {name!r}: {error}") from error
+                wanted[source, sharding] = made
+        self._order = list(wanted)
+        processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
+        count = max(processes, default=0) + 1 if virtual else here().process_count
+        threads = 1 if virtual else here().workers.threads
+        slab = SLAB if window is None else max(1, window // (4 * threads))
+        reading = plan_reading(count, list(wanted.values()), stored, slab)
+        used = {n for w in reading.wanted for n in w.recipe.sources}
+        files = {p.file for n in used for p in stored.tensors[n].pieces}
+        return LoadPlan(stored.path, stored.format, reading, window, len(files))
+
+    def each(self, plan: LoadPlan, most: int) -> Iterator[tuple[str, Array]]:
+        """Yield the names and arrays of a plan, some of them loaded together."""
+        world, wanted = here(), plan.reading.wanted
+        names: dict[tuple[str, Sharding], list[str]] = {}
+        for name, key in self._keys.items():
+            names.setdefault(key, []).append(name)
+        try:
+            for batch in _batches(wanted, most):
+                part = plan_reading(
+                    world.process_count,
+                    [wanted[k] for k in batch],
+                    self.catalogue,
+                    plan.reading.slab_bytes,
+                )
+                arrays = run_load(world, part, self.catalogue)
+                for k in batch:
+                    array = arrays.pop(0)
+                    for name in names[self._order[k]]:
+                        yield name, array
+                    del array
+        finally:
+            self.catalogue.reader.close()
+
+    def _check_like(self) -> None:
+        """Refuse tensors that have another shape or dtype than they should have.
+
+        Raises:
+            CheckpointError: for the first of them.
+        """
+        if self._like is None:
+            return
+        accessors, leaves, _ = flatten_with_accessors(self._like, none_is_leaf=False)
+        for accessor, leaf in zip(accessors, leaves, strict=True):
+            name = ".".join(map(str, accessor.path)) or "x"
+            source = self._recipes.get(self._tied.get(name, name))
+            if source is None:
+                continue
+            after = source.dtype
+            if tuple(leaf.shape) != source.shape:
+                raise CheckpointError(
+                    f"{self._what}: {name!r} has shape {source.shape} in {self.catalogue.path}, "
+                    f"but like= expects {tuple(leaf.shape)}."
+                )
+            if np.dtype(leaf.dtype) != after:
+                raise CheckpointError(
+                    f"{self._what}: {name!r} has dtype {dtype_name(after)} in "
+                    f"{self.catalogue.path}, but like= expects {dtype_name(np.dtype(leaf.dtype))}. "
+                    "Pass dtype= to cast it."
+                )
+
+    def _wanted_shardings(self) -> dict[str, Sharding]:
+        """Return how each array is to be laid out."""
+        given, what = self._shardings, self._what
+        if callable(given) and not isinstance(given, Sharding):
+            found = {n: given(n, self._struct(n)) for n in self._names}
+        elif given is not None:
+            tree = self._build({n: _Name(n) for n in self._names})
+            found = self._from_prefix(given, tree)
+        elif self._like is not None:
+            accessors, leaves, _ = flatten_with_accessors(self._like, none_is_leaf=False)
+            paths = [".".join(map(str, a.path)) or "x" for a in accessors]
+            found = {p: _own(leaf) for p, leaf in zip(paths, leaves, strict=True)}
+        else:
+            found = {}
+        return {n: as_sharding(found.get(n), what) or _default(here()) for n in self._names}
+
+    def _from_prefix(self, given: Any, tree: Any) -> dict[str, Any]:
+        _, leaves, _ = flatten_with_accessors(tree)
+        try:
+            prefixes = prefix_leaves(given, tree, self._what, "shardings")
+        except TreeError as error:
+            if isinstance(given, Mapping) and self.catalogue.format != "meshard":
+                raise TreeError(
+                    f"{error} A file holds {len(self._names)} tensors by name; a function "
+                    "shardings(name, struct) can choose by name."
+                ) from error
+            raise
+        return {
+            leaf.text: sharding
+            for leaf, sharding in zip(leaves, prefixes, strict=True)
+            if isinstance(leaf, _Name)
+        }
+
+    def _struct(self, name: str) -> Any:
+        tensor = self._recipes[self._tied.get(name, name)]
+        return ShapeDtypeStruct(tensor.shape, tensor.dtype)
+
+    def tree(self, arrays: list[Array]) -> Any:
+        """Return the tree of the arrays that a plan has made."""
+        made = dict(zip(self._order, arrays, strict=True))
+        return self._build({name: made[key] for name, key in self._keys.items()})
+
+
+def _batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[int]]:
+    """Yield the numbers of tensors that are loaded together."""
+    batch: list[int] = []
+    size = 0
+    for number, one in enumerate(wanted):
+        if batch and size + one.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += one.nbytes
+    if batch:
+        yield batch
+
+
+@final
+class _Name:
+    """Stands for an array in a tree that is matched with one of shardings."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _own(leaf: Any) -> Any:
+    """Return the sharding of a leaf of `like`; None if it has none of its own."""
+    if type(leaf) is Array and not leaf.committed:
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def _default(world: RuntimeWorld) -> Sharding:
+    return home(world) if world.process_count == 1 else spread(world)

@@ -1,0 +1,147 @@
+"""What a file or folder holds, without its data.
+
+In: a path. Out: shapes, dtypes and saved layouts, as a value that prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from meshard.errors import CorruptFileError
+from meshard.plan.captions import bytes_text
+from meshard.plan.show.report import Table
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.types import dtype_name
+from meshard.weights.catalogue.stored import Catalogue
+from meshard.weights.checkpoint.opening import opened
+from meshard.weights.native.manifest import Manifest
+from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
+
+_ROWS = 24
+
+
+@final
+@dataclass(frozen=True)
+class Metadata:
+    """What a file or folder of arrays holds; it prints as a table.
+
+    Attributes:
+        path: the file or folder.
+        format: its format: ``"meshard"``, ``"safetensors"``, ``"zarr"``, ``"npy"`` or ``"hdf5"``.
+        tensors: the tensors by name; with the sharding that each was saved in, if it is known.
+        tied: further names of tensors.
+        values: numbers, strings and booleans of the tree, by the path to each.
+        files: the files that hold elements.
+        nbytes: the bytes of all elements.
+    """
+
+    path: str
+    format: str
+    tensors: Mapping[str, ShapeDtypeStruct]
+    tied: Mapping[str, str]
+    values: Mapping[str, Any]
+    files: tuple[str, ...]
+    nbytes: int
+    structure: Any
+
+    @cached_property
+    def tree(self) -> Any:
+        """The tree that `load` returns, with a ShapeDtypeStruct for each array."""
+
+        def leaf(name: str) -> ShapeDtypeStruct:
+            found = self.tensors.get(self.tied.get(name, name))
+            if found is None:
+                raise CorruptFileError(f"{self.path}: tensor {name!r} is missing.")
+            return found
+
+        names = sorted([*self.tensors, *self.tied])
+        return rebuilt(self.structure, leaf, names, "checkpoint.metadata")
+
+    def __str__(self) -> str:
+        return self.table().text()
+
+    def table(self, rows: int | None = _ROWS) -> Table:
+        """Return the tensors as a table, the first so many of them; None for all."""
+        names = list(self.tensors)
+        shown = names if rows is None else names[:rows]
+        lines = [
+            (name, self._type(name), bytes_text(self.tensors[name].nbytes), self._layout(name))
+            for name in shown
+        ]
+        count, files = len(names), len(self.files)
+        notes = [f"and {count - len(shown):,} more"] if count > len(shown) else []
+        notes += [f"{alias} is {name}" for alias, name in list(self.tied.items())[:8]]
+        if self.values:
+            told = ", ".join(f"{k} = {v!r}" for k, v in list(self.values.items())[:8])
+            notes.append(told)
+        notes.append(
+            f"{count:,} tensors, {bytes_text(self.nbytes)}, in {files:,} "
+            f"file{'s' if files != 1 else ''} ({self.format})"
+        )
+        return Table(("tensor", "type", "bytes", "saved as"), lines, "<<><", notes)
+
+    def _type(self, name: str) -> str:
+        struct = self.tensors[name]
+        return f"{dtype_name(struct.dtype)}[{','.join(map(str, struct.shape))}]"
+
+    def _layout(self, name: str) -> str:
+        sharding = self.tensors[name].sharding
+        if sharding is None:
+            return "whole"
+        spec = getattr(sharding, "spec", None)
+        if spec is None:
+            return f"{sharding.num_devices} device{'s' if sharding.num_devices > 1 else ''}"
+        sizes = ", ".join(f"{k}: {n}" for k, n in sharding.mesh.shape.items())
+        return f"{spec} on {sizes}"
+
+
+def metadata(path: str | Path, *, step: int | None = None) -> Metadata:
+    """Return what a file or folder holds, without reading an element or using a device.
+
+    Args:
+        path: see `load`.
+        step: see `load`.
+
+    Raises:
+        MissingFileError: if there is no complete checkpoint, or one of its files is missing.
+        CorruptFileError: if a file is cut off, was changed, or contradicts another one.
+
+    >>> import tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"w": np.zeros((2, 3), "f4"), "epoch": 3})
+    ...     found = metadata(folder)
+    >>> found.tensors["w"].shape, found.nbytes, found.values
+    ((2, 3), 24, {'epoch': 3})
+    """
+    catalogue = opened(path, step, "checkpoint.metadata")
+    catalogue.reader.close()
+    return metadata_of(catalogue)
+
+
+def metadata_of(catalogue: Catalogue) -> Metadata:
+    """Return what is known about the tensors of a catalogue."""
+    manifest = catalogue.values.get("manifest")
+    saved = {}
+    if isinstance(manifest, Manifest):
+        saved = {e.name: e.sharding for e in manifest.entries}
+    structs = {
+        name: ShapeDtypeStruct(t.shape, t.dtype, sharding=saved.get(name))
+        for name, t in catalogue.tensors.items()
+    }
+    files = dict.fromkeys([p.file for t in catalogue.tensors.values() for p in t.pieces])
+    structure = structure_of(catalogue)
+    return Metadata(
+        catalogue.path,
+        catalogue.format,
+        structs,
+        catalogue.tied,
+        leaf_values(structure),
+        tuple(files),
+        sum([t.nbytes for t in catalogue.tensors.values()]),
+        structure,
+    )

@@ -1,0 +1,215 @@
+"""Saving trees.
+
+In: a tree, and where it is to be saved. Out: a complete checkpoint, or what was there before.
+Every process writes the boxes that it holds, all at the same time; nothing is negotiated, since
+the layouts say who writes what. One agreement follows, and then the manifest is written: from that
+moment there is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from meshard.algebra.arguments import count_of, flag_of, path_of
+from meshard.errors import (
+    ArgumentError,
+)
+from meshard.plan.figures.window import checked_window
+from meshard.runtime.agree import meet
+from meshard.runtime.world import here
+from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
+from meshard.weights.checkpoint.job import Request
+from meshard.weights.checkpoint.sources import held_arrays, sources_of
+from meshard.weights.checkpoint.targets import Limits, format_of
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.native.steps import keep_newest, point_to, step_folder
+from meshard.weights.native.structure import named
+from meshard.weights.transfer.reading import SLAB
+
+
+def save(
+    path: str | Path,
+    tree: Any,
+    *,
+    format: str | None = None,
+    step: int | None = None,
+    keep: int | None = None,
+    overwrite: bool = False,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    max_bytes: int | None = None,
+    wait: bool = True,
+) -> SaveHandle:
+    """Save a tree of arrays.
+
+    All processes of a job call this together, with the same tree. Each writes the boxes that it
+    holds; of replicas one writes. A save that fails, or is killed, at any moment leaves what was
+    there before.
+
+    Args:
+        path: the folder of the checkpoint, with ``step`` that of all steps; or a file or folder of
+            another format.
+        tree: a tree of arrays; numbers, strings, booleans and None are kept too. An array in two
+            places, as tied weights are, is saved once, and stays one array when it is loaded.
+        format: ``"meshard"``; ``"safetensors"``, one file or a folder with an index, as Hugging
+            Face's libraries read it; ``"safetensors-ranks"``, a folder with a file for each device;
+            ``"npy"``. None: by the path's suffix, and meshard's own without one.
+        step: the number of the step, which is saved in a folder of its own.
+        keep: how many of the newest steps are kept; None for all.
+        overwrite: whether what is there is replaced.
+        dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
+        map: which tensors are made of which arrays of the tree; their names are the map's.
+        shard_bytes: the most bytes of one of several safetensors files.
+        max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
+        wait: whether to return only when the checkpoint is complete. Otherwise it is written behind
+            the program, which may go on, delete and donate the arrays.
+
+    Returns:
+        The handle of the save: `SaveHandle.wait` raises its error.
+
+    Raises:
+        FileInUseError: if there is a checkpoint and ``overwrite`` is False, or something else.
+        StorageError: if the disk is full or the folder may not be written.
+        CheckpointError: if another process has failed, or a leaf cannot be saved in the format.
+        KeyMapError: if the map does not fit the tree.
+        UnequalError: if the processes give different values for a leaf that is not spread.
+        DeletedArrayError: if an array was deleted.
+
+    >>> import tempfile, numpy as np, meshard
+    >>> tree = {"w": meshard.numpy.arange(6.0), "epoch": 3}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     handle = save(folder + "/run", tree)
+    ...     sorted(p.name.split("-")[0] for p in handle.path.iterdir())
+    ['data', 'manifest.json']
+    """
+    what = "checkpoint.save"
+    for name, given in (("overwrite", overwrite), ("wait", wait)):
+        flag_of(given, what, name)
+    window = checked_window(max_bytes, what)
+    root, after = _place(path, step, keep, what)
+    kind = format_of(root, format, what)
+    world, found = here(), named(tree, what)
+    _wait_for(root)
+    if world.process_count > 1:
+        meet(world, range(world.process_count), f"`{what}` to {root}")
+    held, shardings = held_arrays(world, found, what, copied=not wait)
+    sources, found = sources_of(world, found, shardings, dtype, map, what)
+    limits = Limits(overwrite, shard_bytes)
+    request = Request(world, root, found, held, sources, limits, after)
+    slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
+    job = request.job(kind, slab, wait=wait)
+    handle = SaveHandle(root)
+    if wait:
+        job.start()
+        job.run()
+    else:
+        handle._start(job.run_alone)
+    return handle
+
+
+def _place(
+    path: str | Path, step: int | None, keep: int | None, what: str
+) -> tuple[Path, Callable[[], None]]:
+    """Return the folder of a checkpoint, and what is done once it is complete."""
+    root = Path(os.path.abspath(path_of(path, what)))
+    if step is None:
+        if keep is not None:
+            raise ArgumentError(f"{what}: keep={keep} counts steps, but no step= is given.")
+        return root, lambda: None
+    number = count_of(step, what, "step", least=0)
+    newest = None if keep is None else count_of(keep, what, "keep", least=1)
+
+    def after() -> None:
+        point_to(root, number)
+        if newest is not None:
+            keep_newest(root, newest)
+
+    return step_folder(root, number), after
+
+
+def _wait_for(root: Path) -> None:
+    """Wait for saves to the same folder, or of other steps of the same run, that still go on."""
+    for handle in list(_pending):
+        if handle.path == root or handle.path.parent == root.parent:
+            handle._thread.join()
+
+
+@final
+class SaveHandle:
+    """A save that goes on behind the program.
+
+    Its error is raised by `wait`; one that nobody has asked for is written to the standard error
+    when the program ends, which waits for all saves.
+
+    Attributes:
+        path: the checkpoint's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._error: BaseException | None = None
+        self._asked = False
+        self._thread = threading.Thread(name="meshard save")
+
+    @property
+    def done(self) -> bool:
+        """Whether the checkpoint is complete, or the save has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the checkpoint is complete.
+
+        Args:
+            timeout: the most seconds to wait; None for no limit.
+
+        Raises:
+            TimeoutError: if it takes longer; the save goes on.
+            CheckpointError: if the save has failed.
+        """
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the save to {self.path} takes longer than {timeout:g} s.")
+        self._asked = True
+        if self in _pending:
+            _pending.remove(self)
+        if self._error is not None:
+            raise self._error
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error is not None else "done" if self.done else "running"
+        return f"SaveHandle({str(self.path)!r}, {state})"
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            with contextlib.suppress(OSError, AttributeError):  # the program's own threads first
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            try:
+                work()
+            except BaseException as error:  # raised by `wait`
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="meshard save")
+        _pending.append(self)
+        self._thread.start()
+
+
+_pending: list[SaveHandle] = []
+
+
+@atexit.register
+def _finish() -> None:
+    """Wait for all saves, and report the errors that nobody has asked for."""
+    while _pending:
+        handle = _pending.pop(0)
+        handle._thread.join()
+        if handle._error is not None and not handle._asked:
+            print(f"meshard: the save to {handle.path} failed: {handle._error}", file=sys.stderr)

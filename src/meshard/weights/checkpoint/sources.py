@@ -1,0 +1,160 @@
+"""What a save writes: the tree's arrays, where they are, and how the tensors are made of them.
+
+In: a tree, and a map or dtypes. Out: tensors with recipes and layouts, and their sources in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of
+from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.place import as_host, dtype_of, home, placed
+from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.world import RuntimeWorld
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named
+from meshard.weights.transfer.exchange import Held, held
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """A tensor to be written: how it is made, and the layout in which it is written."""
+
+    entry: Entry
+    recipe: Recipe
+
+
+def held_arrays(
+    world: RuntimeWorld, tree: Named, what: str, *, copied: bool = False
+) -> tuple[dict[str, Held], dict[str, Sharding]]:
+    """Return where the arrays of a tree are, and their shardings; see `placed_arrays`."""
+    arrays = placed_arrays(world, tree, what, copied=copied)
+    return {n: held(a) for n, a in arrays.items()}, {n: a.sharding for n, a in arrays.items()}
+
+
+def placed_arrays(
+    world: RuntimeWorld, tree: Named, what: str, *, copied: bool = False
+) -> dict[str, Array]:
+    """Return the arrays of a tree, those too that no device held.
+
+    Values that no device holds, and arrays that are on each process's own device, must be the same
+    on all processes.
+
+    Args:
+        world: this process's world.
+        tree: the tree.
+        what: the function that was called, for messages.
+        copied: whether NumPy's arrays, which may change later, are copied.
+
+    Raises:
+        UnequalError: if the processes give different values.
+        DeletedArrayError: if an array was deleted.
+    """
+    loose = [x for x in tree.arrays.values() if not _is_committed(x)]
+    if world.process_count == 1:
+        return {n: _wrapped(world, x, what, copied=copied) for n, x in tree.arrays.items()}
+    everywhere = spread(world)
+    check_same_values(loose, loose, [everywhere] * len(loose), what)
+    return {
+        n: x if _is_committed(x) else placed(x, everywhere, what=what)
+        for n, x in tree.arrays.items()
+    }
+
+
+def _wrapped(world: RuntimeWorld, x: Any, what: str, *, copied: bool) -> Array:
+    """Return a value as an array of this process, without copying it unless asked to."""
+    if type(x) is Array:
+        return x
+    value = as_host(x, what)
+    type_ = world.type_of(value.shape, value.dtype, home(world), True)
+    return Array(type_, (value.copy() if copied else value,))
+
+
+def _is_committed(x: Any) -> bool:
+    return type(x) is Array and x.committed
+
+
+def spread(world: RuntimeWorld) -> NamedSharding:
+    """Return the sharding in which every device holds the whole of an array."""
+    return NamedSharding(_mesh(world), PartitionSpec())
+
+
+def _mesh(world: RuntimeWorld) -> Mesh:
+    grid = np.empty(len(world.devices), object)
+    grid[:] = world.devices
+    return Mesh(grid, ("all",))
+
+
+def rows(world: RuntimeWorld, shape: tuple[int, ...]) -> Sharding:
+    """Return the sharding in which the devices hold about equally many rows of an array."""
+    if world.process_count == 1 or not shape:
+        return home(world) if world.process_count == 1 else spread(world)
+    dim = 0 if shape[0] >= len(world.devices) else max(range(len(shape)), key=shape.__getitem__)
+    spec = PartitionSpec(*[None] * dim, "all")
+    return NamedSharding(_mesh(world), spec, uneven="balanced")
+
+
+def cast_to(dtype: Any, before: np.dtype[Any], what: str) -> np.dtype[Any]:
+    """Return what a leaf of a dtype becomes: another dtype of its own kind of numbers.
+
+    Integers and booleans stay as they are if a dtype for floats is given, and the other way round.
+    """
+    if dtype is None:
+        return before
+    wanted = dtype_of(dtype, what)
+    return wanted if _kind(wanted) == _kind(before) else before
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "V" and dtype.fields is None:  # ml_dtypes
+        return "i" if "int" in dtype.name else "f"
+    return {"u": "i"}.get(dtype.kind, dtype.kind)
+
+
+def sources_of(
+    world: RuntimeWorld,
+    tree: Named,
+    shardings: Mapping[str, Sharding],
+    dtype: Any,
+    map_: KeyMap | None,
+    what: str,
+) -> tuple[list[Source], Named]:
+    """Return the tensors that are written, and the tree that they are.
+
+    Args:
+        world: this process's world.
+        tree: the tree of the arrays.
+        shardings: how each array is laid out.
+        dtype: see `save`.
+        map_: which tensors are made of which; None to write the arrays as they are.
+        what: the function that was called, for messages.
+
+    Raises:
+        KeyMapError: if the map does not fit the arrays.
+    """
+    if map_ is None:
+        recipes = {n: identity(n, tuple(x.shape), x.dtype) for n, x in tree.arrays.items()}
+    else:
+        instance_of(map_, KeyMap, what, "map")
+        mapped = map_.apply(tree.arrays, tied=tree.tied)
+        recipes = dict(mapped.recipes)
+        tree = Named(dict.fromkeys(recipes), dict(mapped.tied), {"flat": True})
+    found = []
+    for name, recipe in recipes.items():
+        after = cast_to(dtype, recipe.dtype, what)
+        like = shardings[recipe.sources[0]] if recipe.is_identity else rows(world, recipe.shape)
+        entry = Entry(name, recipe.shape, after, like)
+        found.append(Source(entry, replace(recipe, dtype=after)))
+    return found, tree

@@ -1,0 +1,137 @@
+"""Targets: the writer of the files that a save is to make, by format.
+
+In: a path, a format, and the tensors to be written. Out: a writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from meshard.algebra.arguments import choice_of
+from meshard.algebra.box import Box
+from meshard.errors import ArgumentError, CheckpointError, FileInUseError
+from meshard.weights.catalogue.npy import npy_file
+from meshard.weights.catalogue.safetensors_writer import (
+    WriteOptions,
+    one_file,
+    rank_files,
+    several_files,
+)
+from meshard.weights.catalogue.stored import Writer
+from meshard.weights.catalogue.zarr_store import zarr_store
+from meshard.weights.native.manifest import Entry
+from meshard.weights.native.structure import Named, leaf_values
+
+FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
+_BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".zarr": "zarr"}
+
+
+def format_of(path: Path, given: str | None, what: str) -> str:
+    """Return the format that is meant: the one given, or that of the path's suffix.
+
+    Raises:
+        ArgumentError: if there is no such format.
+    """
+    if given is None:
+        return _BY_SUFFIX.get(path.suffix, "meshard")
+    return choice_of(given, FORMATS, what, "format")
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """How files are written.
+
+    Attributes:
+        overwrite: whether files that exist are replaced.
+        shard_bytes: the most bytes of one of several files.
+    """
+
+    overwrite: bool
+    shard_bytes: int
+
+
+def foreign_writer(
+    path: Path,
+    format_: str,
+    entries: Mapping[str, Entry],
+    tree: Named,
+    limits: Limits,
+) -> Writer:
+    """Return the writer of another format than meshard's own.
+
+    Args:
+        path: the file or folder.
+        format_: the format.
+        entries: the tensors, and how they are laid out.
+        tree: the tree that they are of.
+        limits: how they are written.
+
+    Raises:
+        CheckpointError: if the format cannot hold the tree.
+        FileInUseError: if the target exists and must not be replaced.
+    """
+    values = leaf_values(tree.structure)
+    if values:
+        name, value = next(iter(values.items()))
+        raise CheckpointError(
+            f"{path}: {format_} holds arrays only, but {name!r} of the tree is {value!r}. Save a "
+            "meshard checkpoint, or leave it out."
+        )
+    options = WriteOptions(tied=tree.tied, overwrite=limits.overwrite)
+    if format_ == "npy":
+        if len(entries) != 1 or tree.tied:
+            raise CheckpointError(
+                f"{path}: a .npy file holds one array, and the tree has {len(entries)}."
+            )
+        (entry,) = entries.values()
+        return npy_file(str(path), entry, WriteOptions(metadata={}, overwrite=limits.overwrite))
+    if format_ == "zarr":
+        return zarr_store(str(path), entries, options)
+    if format_ == "safetensors-ranks":
+        _check_folder(path, overwrite=limits.overwrite)
+        return rank_files(str(path), entries, _ranks(entries.values()), options)
+    if path.suffix == ".safetensors":
+        return one_file(str(path), entries, options)
+    _check_folder(path, overwrite=limits.overwrite)
+    return several_files(str(path), entries, options, shard_bytes=limits.shard_bytes)
+
+
+def _check_folder(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something that would not be replaced.
+
+    Raises:
+        FileInUseError: if it does.
+    """
+    if path.is_dir():
+        names = sorted([p.name for p in path.iterdir() if not p.name.startswith(".")])
+        if names and not overwrite:
+            raise FileInUseError(
+                f"{path} holds {names[0]!r}. Give a new folder, or overwrite=True to replace it."
+            )
+    elif path.exists():
+        raise FileInUseError(f"{path} is a file; several files need a folder.")
+
+
+def _ranks(entries: Iterable[Entry]) -> dict[str, list[Box]]:
+    """Return the box of each device for each tensor: device by device in the shardings' order.
+
+    Raises:
+        ArgumentError: if the tensors are on different numbers of devices.
+    """
+    found: dict[str, list[Box]] = {}
+    for entry in entries:
+        layout = entry.sharding.layout(entry.shape)
+        ids = [d.id for d in entry.sharding.device_order]
+        found[entry.name] = [layout.box(layout.piece_of[i]) for i in ids]
+    counts = {len(boxes): name for name, boxes in found.items()}
+    if len(counts) > 1:
+        (a, first), (b, second), *_ = counts.items()
+        raise ArgumentError(
+            f"safetensors-ranks writes a file for each device, but {first!r} is on {a} and "
+            f"{second!r} on {b} devices. Reshard them to one mesh first."
+        )
+    return found

@@ -1,0 +1,62 @@
+"""Checking files against the checksums that were written with them.
+
+In: a path. Out: what is damaged: which file, tensor and box.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshard.errors import CorruptFileError, MissingFileError
+from meshard.runtime.agree import meet
+from meshard.runtime.world import here
+from meshard.weights.catalogue.verify import Damage
+from meshard.weights.catalogue.verify import verify as damages
+from meshard.weights.checkpoint.opening import is_checkpoint, opened
+
+
+def verify(path: str | Path, *, step: int | None = None) -> list[Damage]:
+    """Return what is damaged in a file or folder: nothing, if all is as it was written.
+
+    The processes of a job share the work; all get the whole list. A file of another program that
+    has no checksums is told too, since a change could not be noticed.
+
+    Args:
+        path: see `load`.
+        step: see `load`.
+
+    Raises:
+        MissingFileError: if there is no complete checkpoint at all.
+        StorageError: if a file may not be read.
+
+    >>> import pathlib, tempfile, numpy as np
+    >>> from meshard.weights.checkpoint.save import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(folder, {"w": np.arange(100.0)})
+    ...     (file,) = pathlib.Path(folder).glob("data-*/*")
+    ...     data = bytearray(file.read_bytes())
+    ...     data[-1] ^= 1
+    ...     _ = file.write_bytes(data)
+    ...     [(d.tensor, str(d.box)) for d in verify(folder)]
+    [('w', '[0:100]')]
+    """
+    what = "checkpoint.verify"
+    world = here()
+    everybody = range(world.process_count)
+    if world.process_count > 1:
+        meet(world, everybody, f"`{what}` of {path}")
+    found: list[Damage] = []
+    try:
+        catalogue = opened(path, step, what, checked=True)
+    except (CorruptFileError, MissingFileError) as error:
+        if isinstance(error, MissingFileError) and not is_checkpoint(path, step, what):
+            raise
+        found.append(Damage(str(path), str(error)))
+    else:
+        try:
+            found += damages(catalogue, world.process_index, world.process_count)
+        finally:
+            catalogue.reader.close()
+    told: list[Any] = world.transport.all_gather(found, everybody)
+    return list(dict.fromkeys([damage for some in told for damage in some]))

@@ -1,0 +1,1 @@
+"""Where key maps come from: loaders that are recorded, and templates for well-known models."""

@@ -1,0 +1,306 @@
+"""`reshard` with casts and key maps.
+
+In: a tree, shardings, and what is to become of the elements on the way. Out: the tree, moved. A
+cast happens on the side of the wire where elements are smaller; a map acts on whole arrays, before
+any cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, final, overload
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import flag_of, function_of, instance_of
+from meshard.errors import ArgumentError
+from meshard.plan.figures.window import checked_window
+from meshard.plan.move.wires import Wire
+from meshard.plan.show.progress import progress_bar
+from meshard.runtime.agree import agree
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.moved import Progress
+from meshard.runtime.moving.place import as_sharding, check_devices_exist
+from meshard.runtime.moving.reshard import Options, resharded
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.types import ArrayLike
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.checkpoint.sources import cast_to, placed_arrays
+from meshard.weights.maps.keymap import KeyMap, Mapped
+from meshard.weights.native.structure import named
+from meshard.weights.transfer.exchange import held
+from meshard.weights.transfer.mapped import Result, move, received
+
+T = TypeVar("T")
+
+
+@overload
+def reshard(
+    x: ArrayLike,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+    dtype: Any = None,
+    map: None = None,
+) -> Array: ...
+@overload
+def reshard(
+    x: Any,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+    dtype: Any = None,
+    map: KeyMap,
+) -> dict[str, Array]: ...
+@overload
+def reshard(
+    x: T,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+    dtype: Any = None,
+    map: None = None,
+) -> T: ...
+def reshard(
+    x: Any,
+    sharding: Any,
+    *,
+    donate: bool = False,
+    may_alias: bool | None = None,
+    cache_resharding_plans: bool = False,
+    max_bytes: int | None = None,
+    progress: Progress = None,
+    dtype: Any = None,
+    map: KeyMap | None = None,
+) -> Any:
+    """Move a tree of arrays to other layouts, all of them together.
+
+    Any layout can become any other: on the same, overlapping or other devices, other meshes, uneven
+    cuts, other processes. Elements that a device already holds are not moved.
+
+    Args:
+        x: a tree of arrays; other leaves are placed.
+        sharding: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
+            ``x``; None leaves a leaf where it is. With ``map`` it is a prefix of the result, a dict
+            of the map's names, or a function of a name and a ShapeDtypeStruct.
+        donate: delete the source arrays. Each is freed as soon as it has arrived, and a large one
+            while it moves, so that source and destination together take little more than the
+            larger; `plan_reshard` says how much. Memory that is referred to elsewhere stays. With
+            ``map`` all are deleted at the end.
+        may_alias: accepted as in the reference; blocks are immutable and shared where they can be.
+        cache_resharding_plans: accepted as in the reference; plans are always kept and reused.
+        max_bytes: the most bytes in flight from and to one process at once, besides source and
+            destination; None for no limit. Within one process nothing is in flight.
+        progress: called with the bytes that have arrived in this process, and the bytes that will;
+            True shows a bar. An exception that it raises is raised when nothing is half moved; in
+            a program of several processes when all has arrived, since the others take part.
+        dtype: what floats are cast to, or integers if it is an integer dtype; on the side where
+            elements are smaller, so that a cast to half the size halves the bytes that move.
+        map: which tensors are made of which arrays; each element moves once, to where it is needed.
+
+    Returns:
+        The tree of moved arrays, committed; with ``map`` a dict of arrays by name. An array that is
+        in two places of ``x``, as tied weights are, is moved once, and the result is in both.
+
+    Raises:
+        ShardingError: if a leaf's shape cannot be laid out as asked.
+        UnequalError: if a leaf that is not an array is to be laid out on devices of several
+            processes, and these give different values.
+        ArgumentError: if ``max_bytes`` is not a positive integer, or does not hold one element to
+            and from each other process.
+        KeyMapError: if the map does not fit the tree.
+        TreeError: if ``sharding`` is not a prefix of ``x``.
+        DeletedArrayError: if an array was deleted.
+        AllocationError: if the system has no memory for a result.
+
+    A refusal comes before anything has moved. After any later failure, or an interrupt, the sources
+    are intact; if they were donated, the exception's attribute ``partial`` is the tree as it is
+    then, with each array moved or where it was, and a note says which.
+    Only a large donated array that was on its way when another process failed is lost.
+
+    >>> import numpy as np, meshard
+    >>> x = reshard(np.arange(4), meshard.devices()[0])
+    >>> x.committed
+    True
+    >>> y = reshard({"w": x + 0.5}, meshard.devices()[0], dtype="bfloat16")
+    >>> y["w"].dtype
+    dtype(bfloat16)
+    """
+    options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress)
+    if map is not None:
+        instance_of(map, KeyMap, "reshard", "map")
+        return _Mapping(x, map, dtype).run(sharding, options)
+    return reshard_tree(x, sharding, options, dtype)
+
+
+def reshard_tree(x: Any, sharding: Any, options: Options, dtype: Any) -> Any:
+    """Return a tree in other layouts, its leaves cast; see `reshard`."""
+    if dtype is None:
+        return resharded(x, sharding, options)
+    return _Casting(dtype).run(x, sharding, options)
+
+
+@final
+class _Casting:
+    """A move of a tree whose leaves are cast before or after, where they are smaller."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+        self._before: dict[int, tuple[Any, Any]] = {}
+        self._after: dict[int, tuple[Any, Any]] = {}
+
+    def run(self, x: Any, sharding: Any, options: Options) -> Any:
+        """Return the tree, moved and cast."""
+        leaves, structure = flatten_with_none(x)
+        wanted = [None if leaf is None else self._wanted(leaf) for leaf in leaves]
+        sent = [self._sent(leaf, new) for leaf, new in zip(leaves, wanted, strict=True)]
+        arrived = resharded(unflatten(structure, sent), sharding, options)
+        found, _ = flatten_with_none(arrived)
+        results = [_once(self._after, one, new) for one, new in zip(found, wanted, strict=True)]
+        if options.donate:  # what was cast has not been moved itself
+            for leaf, _ in self._before.values():
+                if type(leaf) is Array and not leaf.is_deleted():
+                    leaf.delete()
+        return unflatten(structure, results)
+
+    def _wanted(self, leaf: Any) -> Any:
+        return cast_to(self._dtype, _dtype(leaf), "reshard")
+
+    def _sent(self, leaf: Any, new: Any) -> Any:
+        """Return what is moved for a leaf: it, or its cast if that is smaller."""
+        if leaf is None or new.itemsize >= _dtype(leaf).itemsize:
+            return leaf
+        return _once(self._before, leaf, new)
+
+
+def _once(made: dict[int, tuple[Any, Any]], leaf: Any, new: Any) -> Any:
+    """Return a leaf in a dtype: one result for each leaf, so that tied ones stay tied."""
+    if leaf is None or leaf.dtype == new:
+        return leaf
+    if id(leaf) not in made:
+        made[id(leaf)] = leaf, leaf.astype(new)
+    return made[id(leaf)][1]
+
+
+def _dtype(leaf: Any) -> Any:
+    found = getattr(leaf, "dtype", None)
+    if found is None:
+        raise ArgumentError(
+            f"reshard: dtype= casts arrays, but a leaf is a {type(leaf).__name__}; make an array "
+            "of it first."
+        )
+    return found
+
+
+@final
+class _Mapping:
+    """A move by a map: the sources, and what they become."""
+
+    def __init__(self, x: Any, map_: KeyMap, dtype: Any) -> None:
+        self._what = "reshard"
+        self._world = here()
+        tree = named(x, self._what)
+        mapped = map_.apply(tree.arrays, tied=tree.tied)
+        self._tied: Mapping[str, str] = mapped.tied
+        self._recipes = {
+            n: replace(r, dtype=cast_to(dtype, r.dtype, self._what))
+            for n, r in mapped.recipes.items()
+        }
+        self._tree = tree
+        self._mapped: Mapped = mapped
+
+    def run(self, sharding: Any, options: Options) -> dict[str, Array]:
+        """Return the arrays by name."""
+        what, world = self._what, self._world
+        donate = flag_of(options.donate, what, "donate")
+        window = checked_window(options.max_bytes, what)
+        places = self._places(sharding)
+        arrays = placed_arrays(world, self._tree, what)
+        sources = {n: held(a) for n, a in arrays.items()}
+        results = [
+            Result(n, r, world.type_of(r.shape, r.dtype, places[n], True))
+            for n, r in self._recipes.items()
+        ]
+        types = [a._type for a in arrays.values()]
+        agree(world, what, (("map", str(self._mapped)),), (*types, *[r.type_ for r in results]))
+        if world.ledgers:
+            self._note(world, results, arrays)
+        total = sum([b.volume * r.recipe.dtype.itemsize for r in results for b in _mine(world, r)])
+        with _shown(options.progress, total) as told:
+            made = move(world, results, sources, window, told)
+        found = {r.name: a for r, a in zip(results, made, strict=True)}
+        if donate:
+            for leaf in self._tree.arrays.values():
+                if type(leaf) is Array:
+                    leaf.delete()
+        return found | {alias: found[name] for alias, name in self._tied.items()}
+
+    def _places(self, sharding: Any) -> dict[str, Sharding]:
+        """Return how each result is to be laid out."""
+        what, names = self._what, [*self._recipes, *self._tied]
+        if callable(sharding) and not isinstance(sharding, Sharding):
+            structs = {n: self._recipes[self._tied.get(n, n)] for n in names}
+            given = {n: sharding(n, ShapeDtypeStruct(r.shape, r.dtype)) for n, r in structs.items()}
+        else:
+            tree = dict.fromkeys(sorted(names), 0)
+            leaves = prefix_leaves(sharding, tree, what, "shardings")
+            given = dict(zip(sorted(names), leaves, strict=True))
+        found = {n: as_sharding(g, what) for n, g in given.items()}
+        for name, place in found.items():
+            if place is None:
+                raise ArgumentError(
+                    f"{what}: with a map each array needs a sharding; {name!r} has none."
+                )
+            check_devices_exist(self._world, place, what)
+        return {n: s for n, s in found.items() if s is not None}
+
+    def _note(
+        self, world: RuntimeWorld, results: list[Result], arrays: Mapping[str, Array]
+    ) -> None:
+        """Record in the ledgers what each device takes from others."""
+        counts = received(results, arrays)
+        wires = [
+            Wire(r.type_.str_short(), "map", (), lambda got=got: got)  # type: ignore[misc]
+            for r, got in zip(results, counts, strict=True)
+        ]
+        wired(world, self._what, wires)
+
+
+def _mine(world: RuntimeWorld, result: Result) -> list[Any]:
+    return [box for _, box, holders in result.pieces if world.process_index in holders]
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress, total: int) -> Any:
+    """Yield what is called with the bytes that have arrived."""
+    if not progress:
+        yield None
+        return
+    bar = progress_bar(total) if progress is True else contextlib.nullcontext(progress)
+    if progress is not True:
+        function_of(progress, "reshard", "progress", "True shows a bar.")
+    with bar as show:
+        done = 0
+
+        def told(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, total)
+
+        yield told

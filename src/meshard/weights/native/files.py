@@ -1,0 +1,359 @@
+"""The files of a checkpoint: one file of data for each process that writes, and the manifest.
+
+In: tensors with their layouts. Out: a writer, and for reading a catalogue. A data file is a
+safetensors file whose tensors are the boxes that its process has written, so that other tools can
+read it; its header holds the checksums of their pieces.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import xxhash
+
+from meshard.algebra.box import Box
+from meshard.errors import CorruptFileError, MissingFileError, StorageError
+from meshard.runtime.processes.whereabouts import job_name, whereabouts
+from meshard.weights.catalogue.raw import OpenFile, RawReader, contiguous_boxes
+from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
+from meshard.weights.catalogue.safetensors_header import (
+    DTYPES,
+    format_header,
+    read_header,
+)
+from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.native.manifest import (
+    NAME,
+    DataFile,
+    Entry,
+    Manifest,
+    native_pieces,
+    read_manifest,
+)
+
+
+def data_name(process: int) -> str:
+    """Return the name of the data file that a process writes."""
+    return f"{process:05d}.safetensors"
+
+
+Shards = dict[int, list[tuple[Entry, Box]]]
+"""For each process the boxes that it writes, in the order of its file."""
+
+
+def shards_of(entries: Sequence[Entry]) -> Shards:
+    """Return which boxes each process writes, and in which order.
+
+    Args:
+        entries: the tensors, in the order of the manifest.
+    """
+    found: Shards = {}
+    for number, entry in enumerate(entries):
+        for box, process in native_pieces(entry, number):
+            found.setdefault(process, []).append((entry, box))
+    return {
+        process: sorted(boxes, key=lambda one: -_file_form(one[0].dtype)[0].itemsize)
+        for process, boxes in found.items()
+    }
+
+
+def stored_pieces(
+    shards: Shards, folder: str, starts: Mapping[int, int], piece_bytes: int
+) -> dict[str, tuple[list[Piece], list[int]]]:
+    """Return the pieces of all tensors, and who writes each.
+
+    Args:
+        shards: which boxes each process writes.
+        folder: the folder of the data files.
+        starts: for each process the byte at which the data in its file begins.
+        piece_bytes: the most bytes of a piece.
+    """
+    found: dict[str, tuple[list[Piece], list[int]]] = {}
+    for process, boxes in shards.items():
+        at, file = starts.get(process, 0), f"{folder}/{data_name(process)}"
+        for entry, home in boxes:
+            pieces, owners = found.setdefault(entry.name, ([], []))
+            for box in _cut(home, entry.dtype.itemsize, piece_bytes):
+                pieces.append(Piece(box, file, at))
+                owners.append(process)
+                at += box.volume * entry.dtype.itemsize
+    return found
+
+
+def _cut(home: Box, itemsize: int, most: int) -> Iterator[Box]:
+    """Yield the pieces of a box, in the coordinates of the whole tensor."""
+    for box in contiguous_boxes(home.shape, itemsize, most):
+        yield Box(
+            tuple([a + o for a, o in zip(box.starts, home.starts, strict=True)]),
+            tuple([b + o for b, o in zip(box.stops, home.starts, strict=True)]),
+        )
+
+
+def _file_form(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype that a data file names, and a further dim: the format has not all dtypes."""
+    if dtype in DTYPES.values():
+        return dtype, ()
+    if dtype.itemsize in (1, 2, 4, 8):
+        return np.dtype(f"u{dtype.itemsize}"), ()
+    return np.dtype(np.uint64), (dtype.itemsize // 8,)
+
+
+@final
+class NativeWriter:
+    """The data file of this process, while it is written.
+
+    Args:
+        root: the checkpoint's folder.
+        folder: the folder of the data files in it.
+        process: this process.
+        shards: which boxes each process writes.
+        piece_bytes: the most bytes of a piece.
+
+    Attributes:
+        pieces: the pieces of all tensors, and who writes each.
+        tensors: the same for readers.
+        record: what the manifest is to say about the file, once it is written.
+    """
+
+    def __init__(
+        self, root: Path, folder: str, process: int, shards: Shards, piece_bytes: int
+    ) -> None:
+        self._process = process
+        self._path = root / folder / data_name(process)
+        mine = shards.get(process, [])
+        head, entries, sums = format_header(
+            [_named(entry, box) for entry, box in mine],
+            {"format": "meshard checkpoint"},
+            piece_bytes,
+        )
+        self._head = len(head)
+        self._size = len(head) + (entries[-1].end if entries else 0)
+        self.pieces = stored_pieces(shards, folder, {process: len(head)}, piece_bytes)
+        dtypes = {e.name: (e.shape, e.dtype) for boxes in shards.values() for e, _ in boxes}
+        self.tensors = {
+            name: Stored(name, *dtypes[name], tuple(pieces))
+            for name, (pieces, _) in self.pieces.items()
+        }
+        places = {}
+        for entry, home in mine:
+            for number, piece in enumerate(self.tensors[entry.name].pieces):
+                if self.pieces[entry.name][1][number] == process and _holds(home, piece.box):
+                    places[entry.name, number] = [(f"{folder}/{data_name(process)}", sums)]
+                    sums += 16
+        file = NewFile(f"{folder}/{data_name(process)}", self._size, head)
+        contents = Contents([file] if mine else [], self.tensors, {}, places)
+        self._writer = RawWriter(str(root), contents)
+        self.write = self._writer.write
+        self.record: DataFile | None = None
+
+    def begin(self) -> None:
+        """Make the folder, unless another process has, and the file in its full size.
+
+        Raises:
+            StorageError: if there is no space or no permission.
+        """
+        folder = self._path.parent
+        with Storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for parent in (folder.parent, folder.parent.parent):
+                sync_folder(str(parent))
+        self._writer.begin()
+
+    def sync(self, sums: Mapping[tuple[str, int], int]) -> None:
+        """Write the checksums, bring all to the disk, and give the file its name."""
+        self._writer.sync(sums)
+        self._writer.commit()
+        if self._size > self._head:
+            file = OpenFile(str(self._path))
+            head = file.bytes_at(0, self._head, "its header cannot be read")
+            digest = xxhash.xxh3_64_intdigest(head)
+            self.record = DataFile(self._process, self._head, self._size, digest)
+
+    def commit(self) -> None:
+        """Do nothing: the manifest, which one process writes, makes the file part of it."""
+
+    def abandon(self) -> None:
+        """Remove what this process has made."""
+        self._writer.abandon()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        for folder in (self._path.parent, self._path.parent.parent):
+            with suppress(OSError):
+                folder.rmdir()  # only if it is empty
+
+
+def _named(entry: Entry, box: Box) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    """Return how a data file calls a box, with the dtype and shape there."""
+    dtype, more = _file_form(entry.dtype)
+    name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
+    return name, dtype, (*box.shape, *more)
+
+
+def _holds(home: Box, box: Box) -> bool:
+    return home.intersect(box) == box
+
+
+@final
+class Storing:
+    """Turns the system's errors about a file into errors that name it.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raise the error that names the file."""
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            told = os.strerror(error.errno) if error.errno else str(error)
+            raise StorageError(f"{self._path} cannot be written: {told}.") from error
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Make a checkpoint complete: from now on readers see it.
+
+    Raises:
+        StorageError: if the file cannot be written; there is then the checkpoint that was before.
+    """
+    replace_file(root / NAME, manifest.to_text().encode("utf-8"))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file beside its place, bring it to the disk, and rename it.
+
+    Raises:
+        StorageError: if it cannot be written; the file is then as it was.
+    """
+    mine = f"by-{job_name(whereabouts())}.{secrets.token_hex(4)}"
+    beside = path.with_name(f".{path.name}.{mine}.partial")
+    with Storing(path):
+        try:
+            file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                _write_all(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(beside, path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+        sync_folder(str(path.parent))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and what is in it, as far as that is allowed."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_manifest(root: Path) -> Manifest:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        MissingFileError: if there is none.
+        CorruptFileError: if it is cut off, was changed, or is malformed.
+    """
+    path = root / NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise MissingFileError(
+            f"{root}: there is no complete checkpoint: it has no {NAME}."
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(f"{path}: the manifest is not text: {error}.") from error
+    return read_manifest(text, str(path))
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
+    """Return the catalogue of a checkpoint.
+
+    Args:
+        root: its folder.
+        checked: whether to read the headers of the data files too, which hold the checksums.
+
+    Raises:
+        MissingFileError: if there is no manifest, or a data file is missing.
+        CorruptFileError: if a file has another size, or another header, than the manifest says.
+    """
+    manifest = load_manifest(root)
+    for file in manifest.files:
+        path = root / manifest.folder / data_name(file.process)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise MissingFileError(
+                f"{path} is missing; the checkpoint {root} has {len(manifest.files)} data files."
+            ) from None
+        if size != file.size:
+            raise CorruptFileError(
+                f"{path} has {size:,} bytes, but the manifest says {file.size:,}: it is cut off, "
+                "or belongs to another checkpoint."
+            )
+    shards = shards_of(manifest.entries)
+    starts = {file.process: file.start for file in manifest.files}
+    lacking = shards.keys() - starts.keys()
+    if lacking:
+        raise CorruptFileError(f"{root}: the manifest names no file of process {min(lacking)}.")
+    pieces = stored_pieces(shards, manifest.folder, starts, manifest.piece_bytes)
+    sums = _sums(root, manifest) if checked else {}
+    tensors = {}
+    for entry in manifest.entries:
+        found = [
+            replace(p, checksum=sums.get((p.file, p.offset))) if checked else p
+            for p in pieces.get(entry.name, ([], []))[0]
+        ]
+        tensors[entry.name] = Stored(entry.name, entry.shape, entry.dtype, tuple(found))
+    values = {"tree": manifest.structure, "manifest": manifest}
+    reader = RawReader(str(root))
+    return Catalogue(str(root), "meshard", tensors, reader, manifest.tied, values)
+
+
+def _sums(root: Path, manifest: Manifest) -> dict[tuple[str, int], int]:
+    """Return the checksums of all pieces, by file and offset.
+
+    Raises:
+        CorruptFileError: if a header is not the one that was written.
+    """
+    found = {}
+    for record in manifest.files:
+        name = f"{manifest.folder}/{data_name(record.process)}"
+        file = OpenFile(str(root / name))
+        head = file.bytes_at(0, record.start, "its header cannot be read")
+        if xxhash.xxh3_64_intdigest(head) != record.header:
+            raise CorruptFileError(
+                f"{root / name}: its header was changed: its checksum is "
+                f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
+            )
+        header = read_header(file)
+        at = 0
+        for entry in header.entries:
+            offset = header.start + entry.begin
+            for box in contiguous_boxes(entry.shape, entry.dtype.itemsize, header.piece_bytes):
+                found[name, offset] = header.sums[at]
+                offset, at = offset + box.volume * entry.dtype.itemsize, at + 1
+    return found

@@ -1,0 +1,150 @@
+"""Meetings: each process of a save tells the others whether its part is written.
+
+In: a small record of each process. Out: those of all. A save that is waited for meets by messages,
+one round of them; one that goes on behind the program meets by files beside the data, because only
+the program's own thread may send messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, final
+
+from meshard.errors import CheckpointError, CorruptFileError
+from meshard.runtime.settings import TIMEOUT
+from meshard.runtime.world import RuntimeWorld
+from meshard.weights.native.files import replace_file
+
+T = TypeVar("T")
+Record = list[str | int | None]
+_OFTEN, _SELDOM = 2e-3, 0.1
+
+
+class Meeting(Protocol):
+    """How the processes of one save learn about each other."""
+
+    def gather(self, record: Record) -> list[Record] | None:
+        """Return the records of all processes, in order, to the first; None to the others."""
+
+    def announce(self, outcome: str | None) -> str | None:
+        """Return what the first process says about the save: None if it is complete."""
+
+
+@final
+class ByMessages:
+    """A meeting by messages.
+
+    Args:
+        world: this process's world.
+    """
+
+    def __init__(self, world: RuntimeWorld) -> None:
+        self._world = world
+
+    def gather(self, record: Record) -> list[Record] | None:
+        """Return the records of all processes, in order, to the first; None to the others."""
+        found: list[Record] = self._all(record)
+        return None if self._world.process_index else found
+
+    def announce(self, outcome: str | None) -> str | None:
+        """Return what the first process says about the save: None if it is complete."""
+        told: str | None = self._all(outcome)[0]
+        return told
+
+    def _all(self, value: object) -> Any:
+        return self._world.transport.all_gather(value, range(self._world.process_count))
+
+
+@final
+class ByFiles:
+    """A meeting by files in the folder of the data, which all processes see.
+
+    Args:
+        folder: the folder.
+        process: this process.
+        count: how many there are.
+        is_complete: whether the checkpoint that is saved can be seen.
+    """
+
+    def __init__(
+        self, folder: Path, process: int, count: int, is_complete: Callable[[], bool]
+    ) -> None:
+        self._folder = folder
+        self._process = process
+        self._count = count
+        self._is_complete = is_complete
+
+    def gather(self, record: Record) -> list[Record] | None:
+        """Return the records of all processes, in order, to the first; None to the others.
+
+        Raises:
+            CheckpointError: if one is not there in time.
+        """
+        if self._process:
+            replace_file(self._path(self._process), json.dumps(record).encode("utf-8"))
+            return None
+        found = {0: record}
+
+        def arrived() -> bool:
+            for process in range(self._count):
+                if process not in found:
+                    with suppress(FileNotFoundError):
+                        found[process] = _read(self._path(process), list)
+            return len(found) == self._count
+
+        if not _waited(arrived):
+            missing = next(p for p in range(self._count) if p not in found)
+            raise CheckpointError(
+                f"process {missing} has not written its part within {TIMEOUT.value:g} s: "
+                f"{self._path(missing)} is missing. All processes must see one folder."
+            )
+        return [found[p] for p in range(self._count)]
+
+    def announce(self, outcome: str | None) -> str | None:
+        """Return what the first process says about the save: None if it is complete.
+
+        Raises:
+            CheckpointError: if it says nothing in time.
+        """
+        failed = self._folder / "failed.json"
+        if self._process == 0:
+            if outcome is not None and self._count > 1:
+                replace_file(failed, json.dumps(outcome).encode("utf-8"))
+            for process in range(1, self._count):
+                with suppress(OSError):
+                    os.unlink(self._path(process))
+            return outcome
+        if not _waited(lambda: self._is_complete() or failed.exists()):
+            raise CheckpointError(
+                f"the first process has not completed the checkpoint within {TIMEOUT.value:g} s."
+            )
+        return None if self._is_complete() else _read(failed, str)
+
+    def _path(self, process: int) -> Path:
+        return self._folder / f"{process:05d}.json"
+
+
+def _waited(arrived: Callable[[], bool]) -> bool:
+    """Wait until something has happened, or the deadline has passed; return whether it has."""
+    until, pause = time.monotonic() + TIMEOUT.value, _OFTEN
+    while not arrived():
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _SELDOM)
+    return True
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is malformed: {error}.") from error
+    if not isinstance(found, kind):
+        raise CorruptFileError(f"{path} is malformed: it is not a {kind.__name__}.")
+    return found

@@ -1,0 +1,260 @@
+"""Reading plans: which process reads what of some files, so that no byte is read twice.
+
+In: tensors to be made, how they are to be laid out, and their recipes. Out: for each tensor either
+*direct* reads, every process its own pieces, or *slabs* that one process each reads and passes on.
+All processes derive the same plan, so that nothing is negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.box import Box
+from meshard.weights.catalogue.stored import Catalogue, Stored
+from meshard.weights.maps.recipe import Recipe
+from meshard.weights.transfer.exchange import pieces_of
+from meshard.weights.transfer.slabs import dim_order, slabs_of
+
+SLAB = 4 << 20
+"""Bytes that are read at a time where they are passed on, if memory is not limited further."""
+_RUN = 1 << 15
+"""Bytes that lie side by side in a file from which it pays to read them to their places at once."""
+_UNBALANCED = 1.1
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor to be made.
+
+    Attributes:
+        name: its name.
+        recipe: how it is made.
+        sharding: how it is to be laid out.
+        pieces: the pieces with elements: number, box, and the processes that hold each.
+        itemsize: bytes of a stored element.
+    """
+
+    name: str
+    recipe: Recipe
+    sharding: Sharding
+    pieces: tuple[tuple[int, Box, tuple[int, ...]], ...]
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements as they are stored."""
+        return math.prod(self.recipe.shape) * self.itemsize
+
+
+def wanted_of(name: str, recipe: Recipe, sharding: Sharding, catalogue: Catalogue) -> Wanted:
+    """Return a tensor to be made of what files hold."""
+    pieces = tuple(pieces_of(sharding.layout(recipe.shape), sharding))
+    sizes = [catalogue.tensors[n].dtype.itemsize for n in recipe.sources]
+    return Wanted(name, recipe, sharding, pieces, max(sizes, default=recipe.dtype.itemsize))
+
+
+@final
+@dataclass(frozen=True)
+class Direct:
+    """A piece that one process reads to its place.
+
+    Attributes:
+        tensor: the number of the tensor.
+        piece: the number of the piece.
+        box: the elements.
+        process: who reads and keeps them.
+    """
+
+    tensor: int
+    piece: int
+    box: Box
+    process: int
+
+
+@final
+@dataclass(frozen=True)
+class Slab:
+    """A box that one process reads and passes on.
+
+    Attributes:
+        tensor: the number of the tensor.
+        box: the elements.
+        reader: who reads them.
+    """
+
+    tensor: int
+    box: Box
+    reader: int
+
+
+@final
+@dataclass(frozen=True)
+class ReadingPlan:
+    """Who reads what.
+
+    Attributes:
+        wanted: the tensors.
+        processes: how many processes take part.
+        direct: pieces that are read to their places, in order.
+        slabs: boxes that are passed on, in order.
+        slab_bytes: the most bytes of a slab.
+        at_once: how many slabs a process reads before it passes them on.
+    """
+
+    wanted: tuple[Wanted, ...]
+    processes: int
+    direct: tuple[Direct, ...]
+    slabs: tuple[Slab, ...]
+    slab_bytes: int
+    at_once: int = 1
+
+    @cached_property
+    def bytes_read(self) -> tuple[int, ...]:
+        """The bytes of elements that each process reads."""
+        found = [0] * self.processes
+        for d in self.direct:
+            found[d.process] += d.box.volume * self.wanted[d.tensor].itemsize
+        for s in self.slabs:
+            found[s.reader] += s.box.volume * self.wanted[s.tensor].itemsize
+        return tuple(found)
+
+    @cached_property
+    def bytes_needed(self) -> tuple[int, ...]:
+        """The bytes of elements, in the dtype wanted, that each process is to have."""
+        found = [0] * self.processes
+        for wanted in self.wanted:
+            for _, box, holders in wanted.pieces:
+                for process in holders:
+                    found[process] += box.volume * wanted.recipe.dtype.itemsize
+        return tuple(found)
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """The least bytes that pass between processes if each byte is read once."""
+        total = sum([math.prod(w.recipe.shape) * w.recipe.dtype.itemsize for w in self.wanted])
+        return max(0, sum(self.bytes_needed) - total)
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """The bytes that pass between processes."""
+        return sum(
+            [
+                part.volume * wanted.recipe.dtype.itemsize * sum(p != slab.reader for p in holders)
+                for wanted, slabs in self.by_tensor()
+                for _, box, holders in wanted.pieces
+                for slab in slabs
+                if (part := box.intersect(slab.box)).volume
+            ]
+        )
+
+    def by_tensor(self) -> list[tuple[Wanted, list[Slab]]]:
+        """Return the tensors that are read in slabs, and their slabs."""
+        found: dict[int, list[Slab]] = {}
+        for slab in self.slabs:
+            found.setdefault(slab.tensor, []).append(slab)
+        return [(self.wanted[k], slabs) for k, slabs in found.items()]
+
+
+def plan_reading(
+    processes: int, wanted: Sequence[Wanted], catalogue: Catalogue, slab_bytes: int = SLAB
+) -> ReadingPlan:
+    """Return who reads what: each element of the files once, all processes about equally much.
+
+    Args:
+        wanted: the tensors.
+        processes: how many processes take part.
+        catalogue: the files.
+        slab_bytes: the most bytes of a slab.
+    """
+    shapes = {n: t.shape for n, t in catalogue.tensors.items()}
+    ways = [_is_direct(w, catalogue) for w in wanted]
+    plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+    load = plan.bytes_read
+    if len(load) > 1 and max(load) * len(load) > _UNBALANCED * sum(load):
+        ways = [False] * len(ways)
+        plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+    return plan
+
+
+def _is_direct(wanted: Wanted, catalogue: Catalogue) -> bool:
+    """Whether each process had best read its own pieces: no byte twice, and in long runs."""
+    layout = wanted.sharding.layout(wanted.recipe.shape)
+    if not layout.regular or any(len(holders) > 1 for *_, holders in wanted.pieces):
+        return False
+    if _repeats(wanted.recipe):
+        return len({p for *_, holders in wanted.pieces for p in holders}) == 1
+    return all(_run(wanted.recipe, box, catalogue) >= _RUN for _, box, _ in wanted.pieces)
+
+
+def _repeats(recipe: Recipe) -> bool:
+    """Whether elements of a source are in several places of the result."""
+    return any(s.source is None for t in recipe.terms for s in t.strides)
+
+
+def _run(recipe: Recipe, box: Box, catalogue: Catalogue) -> int:
+    """Return the least bytes that lie side by side in a file, of those that make up a box."""
+    least = 1 << 62
+    for term in recipe.terms:
+        tensor = catalogue.tensors[term.source]
+        for part in term.within_target(box):
+            least = min(least, _run_of(part.source_box, tensor))
+            if least < _RUN:
+                return least
+    return least
+
+
+def _run_of(box: Box, tensor: Stored) -> int:
+    """Return the bytes that lie side by side of a box; a box that is all of a tensor is one run."""
+    run = tensor.dtype.itemsize
+    for size, length in zip(reversed(tensor.shape), reversed(box.shape), strict=True):
+        run *= length
+        if length != size:
+            return run
+    return 1 << 62
+
+
+def _planned(
+    processes: int,
+    wanted: Sequence[Wanted],
+    ways: Sequence[bool],
+    shapes: Mapping[str, tuple[int, ...]],
+    slab_bytes: int,
+) -> ReadingPlan:
+    direct: list[Direct] = []
+    load = [0] * processes
+    for number, w in enumerate(wanted):
+        if ways[number]:
+            for piece, box, (process, *_) in w.pieces:
+                direct.append(Direct(number, piece, box, process))
+                load[process] += box.volume * w.itemsize
+    slabs: list[Slab] = []
+    for number, w in enumerate(wanted):
+        if ways[number] or not w.nbytes:
+            continue
+        most = min(slab_bytes, max(_RUN, -(-w.nbytes // processes))) // w.itemsize
+        order = dim_order(w.recipe, shapes)
+        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most)):
+            process = _reader(w, box, load)
+            slabs.append(Slab(number, box, process))
+            load[process] += box.volume * w.itemsize
+    return ReadingPlan(tuple(wanted), processes, tuple(direct), tuple(slabs), slab_bytes)
+
+
+def _reader(wanted: Wanted, box: Box, load: Sequence[int]) -> int:
+    """Return who reads a slab: of those that have read least, the one that needs most of it."""
+    if len(load) == 1:
+        return 0
+    most = min(load) + box.volume * wanted.itemsize // 2
+    needs = [0] * len(load)
+    for _, piece, holders in wanted.pieces:
+        common = piece.intersect(box).volume
+        if common:
+            for process in holders:
+                needs[process] += common
+    return min(range(len(load)), key=lambda p: (load[p] > most, -needs[p], load[p], p))
