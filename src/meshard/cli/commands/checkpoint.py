@@ -42,7 +42,7 @@ def list_(path: Path, as_json: bool) -> int:
     from meshard.plan.captions import amount_text
     from meshard.plan.show.report import Table
     from meshard.weights.checkpoint.clean import clean
-    from meshard.weights.checkpoint.steps import steps
+    from meshard.weights.native.steps import steps
 
     found = [_step(path, step) for step in steps(path)]
     damaged = [x for x in found if x["error"] is not None]
