@@ -244,23 +244,7 @@ def simulate_many(
     listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
     where = as_topology(topology, "simulate")
     places = DevicePlaces(where, [hop for hops, _, _ in listed for hop in hops])
-    rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
-    loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
-    for own, (_, itemsize, count) in zip(loads, listed, strict=True):
-        for number, load in enumerate(own):
-            once = load if together is None else load.silent()
-            rounds[number] += once.times(itemsize, count)
-    for batch, count in (together or {}).items():
-        for number in range(max([len(loads[i]) for i in batch], default=0)):
-            ways = [i for i in batch if number < len(loads[i])]
-            sent, received = messages_together(
-                [listed[i][0][number] for i in ways],
-                [loads[i][number] for i in ways],
-                places,
-                most_jobs=most_jobs,
-            )
-            joined = replace(Load.none(places), messages_sent=sent, messages_received=received)
-            rounds[number] += joined.times(1, count)
+    rounds = _rounds(listed, places, together, most_jobs)
     timed = [_Timed(load, places) for load in rounds]
     levels = tuple(
         LevelTraffic(
@@ -279,6 +263,33 @@ def simulate_many(
         _hottest(timed, places, 1),
         all(load.exact for load in rounds),
     )
+
+
+def _rounds(
+    listed: Sequence[tuple[tuple[Hop, ...], int, int]],
+    places: DevicePlaces,
+    together: Mapping[frozenset[int], int] | None,
+    most_jobs: int,
+) -> list[Load]:
+    """Return the traffic of all first hops, all second hops, and so on; see `simulate_many`."""
+    rounds = [Load.none(places)] * max([len(hops) for hops, _, _ in listed], default=0)
+    loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
+    for own, (_, itemsize, count) in zip(loads, listed, strict=True):
+        for number, load in enumerate(own):
+            once = load if together is None else load.silent()
+            rounds[number] += once.times(itemsize, count)
+    for batch, count in (together or {}).items():
+        for number in range(max([len(loads[i]) for i in batch], default=0)):
+            ways = [i for i in batch if number < len(loads[i])]
+            sent, received = messages_together(
+                [listed[i][0][number] for i in ways],
+                [loads[i][number] for i in ways],
+                places,
+                most_jobs=most_jobs,
+            )
+            joined = replace(Load.none(places), messages_sent=sent, messages_received=received)
+            rounds[number] += joined.times(1, count)
+    return rounds
 
 
 def busy(load: Load, places: DevicePlaces) -> HopTime:

@@ -344,7 +344,9 @@ class _Request:
         threads = 1 if virtual else here().workers.threads
         slab = SLAB if window is None else max(1, window // (4 * threads))
         reading = plan_reading(count, list(wanted.values()), stored, slab)
-        return LoadPlan(stored.path, stored.format, reading, window)
+        used = {n for w in reading.wanted for n in w.recipe.sources}
+        files = {p.file for n in used for p in stored.tensors[n].pieces}
+        return LoadPlan(stored.path, stored.format, reading, window, len(files))
 
     def each(self, plan: LoadPlan, most: int) -> Iterator[tuple[str, Array]]:
         """Yield the names and arrays of a plan, some of them loaded together."""

@@ -27,12 +27,14 @@ class LoadPlan:
         format: their format.
         reading: who reads what.
         max_bytes: the most bytes that a process holds besides the arrays; None for no limit.
+        files: how many files hold elements that are read.
     """
 
     path: str
     format: str
     reading: ReadingPlan
     max_bytes: int | None
+    files: int
 
     @property
     def bytes_read(self) -> int:
