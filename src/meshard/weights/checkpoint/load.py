@@ -445,7 +445,7 @@ class _Name:
 def _leaves(like: Any) -> tuple[list[tuple[str, Any]], Any]:
     """Return the names and leaves of a tree, and its structure."""
     accessors, leaves, structure = flatten_with_accessors(like, none_is_leaf=False)
-    names = [".".join(map(str, a.path)) or "x" for a in accessors]
+    names = [".".join(map(str, a.path)) if a.path else "x" for a in accessors]
     return list(zip(names, leaves, strict=True)), structure
 
 

@@ -52,7 +52,7 @@ def named(tree: Any, what: str) -> Named:
     """Return the arrays of a tree by name.
 
     Raises:
-        CheckpointError: if two leaves have one name, or a leaf cannot be kept.
+        CheckpointError: if two leaves have one name, or a leaf or its name cannot be kept.
         TreeError: if the tree contains itself.
     """
     naming = _Naming(what)
@@ -85,7 +85,7 @@ class _Naming:
             return {"value": node}
         children = _children(node)
         if children is None:
-            return self._named(node, ".".join(path) or "x")
+            return self._named(node, ".".join(path) if path else "x")
         kind, parts = children
         return _form(kind, [(key, self.visit(child, (*path, str(key)))) for key, child in parts])
 
@@ -106,7 +106,9 @@ class _Naming:
         return name
 
     def _take(self, name: str) -> None:
-        """Refuse a second leaf of one name."""
+        """Refuse a second leaf of one name, and a name that is not text."""
+        if not name.isascii() and name.encode("utf-8", "ignore").decode("utf-8") != name:
+            raise CheckpointError(f"{self._what}: the name {name!r} cannot be written in UTF-8.")
         if name in self._taken:
             raise CheckpointError(
                 f"{self._what}: two leaves of the tree have the name {name!r}: a name is the path "
