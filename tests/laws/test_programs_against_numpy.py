@@ -115,6 +115,16 @@ def altered(row: Row, change: Callable[[Any], Any]) -> Row:
     return replace(row, kernel=wrapped(row.kernel), partial=partial)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def across_devices() -> Iterator[None]:
+    """Sort all but the smallest arrays across devices, and select there, as in large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshard.ops.reductions.sort.GATHERED_SORT", 32)
+        patch.setattr("meshard.ops.array.samplesort.GATHERED_SORT", 32)
+        patch.setattr("meshard.ops.reductions.select._COUNTED", 0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def exercised() -> dict[str, list[tuple[Program, str]]]:
     """Return for each row, and each sampler, programs that run it, and in which way they do."""
