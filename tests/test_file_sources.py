@@ -8,7 +8,7 @@ import pytest
 
 import meshard
 from meshard.algebra.box import Box
-from meshard.errors import DtypeError, UnequalError
+from meshard.errors import DtypeError, StorageError, UnequalError
 from meshard.runtime.moving import same_values
 from meshard.runtime.moving.file_sources import file_source
 from meshard.runtime.simulated import simulate
@@ -112,6 +112,19 @@ def test_rows_end_where_chunks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (out == VALUE[5:155]).all()
     ends = [index[0].stop for index in source.read]
     assert ends == [32, 64, 96, 128, 155]
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("w", data=VALUE, chunks=(64, 128), compression="gzip")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 500] = bytes(500)
+    path.write_bytes(data)
+    source = h5py.File(path, "r")["w"]
+    with pytest.raises(StorageError, match=r"x\.h5:/w: box \[512:1024, 0:128\] of an"):
+        meshard.device_put(source, NamedSharding(mesh(), P("i")))
 
 
 def test_files_are_compared_by_their_path(tmp_path: Path) -> None:

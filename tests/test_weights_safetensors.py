@@ -133,6 +133,20 @@ def load_file_numpy(path: str) -> dict[str, np.ndarray]:
         return {n: file.get_tensor(n) for n in file.keys() if n != "b.w"}  # noqa: SIM118
 
 
+def test_processes_share_the_verification(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write(one_file(str(path), SOME, WriteOptions(piece_bytes=8)), SOME)
+    start = read_header(OpenFile(str(path))).start
+    data = path.read_bytes()
+    path.write_bytes(data[:start] + bytes([b ^ 1 for b in data[start:]]))
+    catalogue = open_safetensors(str(path))
+    whole = list(verify(catalogue))
+    assert len(whole) == sum(len(t.pieces) for t in catalogue.tensors.values())
+    shares = [list(verify(catalogue, process, 3)) for process in range(3)]
+    assert sorted([str(d) for share in shares for d in share]) == sorted(map(str, whole))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def damage(path: Path) -> list[str]:
     """Return what is found wrong, when the file is opened or when it is verified."""
     try:
@@ -381,11 +395,11 @@ LIES = {
     "metadata": ({"metadata": [1]}, 'must have "weight_map"'),
     "other file": (
         {"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}},
-        "tensor 'a' is in two.safetensors, but it is in one.safetensors",
+        "tensor 'a' is in 'two.safetensors', but it is in one.safetensors",
     ),
     "no tensor": (
         {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}},
-        "tensor 'c' is in two.safetensors, but none of its files has it",
+        "tensor 'c' is in 'two.safetensors', but none of its files has it",
     ),
     "absolute": ({"weight_map": {"a": "/etc/passwd"}}, "not in the index's own folder"),
     "climbing": ({"weight_map": {"a": "../x.safetensors"}}, "not in the index's own folder"),
@@ -411,6 +425,22 @@ def test_an_index_that_lies_is_refused(
         open_safetensors(str(tmp_path))
     assert text in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_of_two_models_is_refused(tmp_path: Path) -> None:
+    """Transformers would take the file, and others the index: one of them is of an earlier save."""
+    index = folder_with_index(tmp_path)
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="two models, of which one may be old"):
+        open_safetensors(str(tmp_path))
+    assert sorted(open_safetensors(str(index)).tensors) == ["a", "b"]
+    assert list(open_safetensors(str(tmp_path / "model.safetensors")).tensors) == ["a"]
+    for kind in ("model", "vae"):
+        index.rename(tmp_path / f"{kind}.fp16.safetensors.index.json")
+        index.write_text((tmp_path / f"{kind}.fp16.safetensors.index.json").read_text())
+    index.unlink()
+    with pytest.raises(CheckpointError, match=r"it has 2 indexes: model\.fp16\.safetensors"):
+        open_safetensors(str(tmp_path))
 
 
 def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
+    from meshard.weights.checkpoint.one_array import load as load, save as save
     from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
@@ -120,6 +121,8 @@ else:
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
+            "meshard.weights.checkpoint.one_array:load",
+            "meshard.weights.checkpoint.one_array:save",
             "meshard.weights.moving.reshard:reshard",
             "meshard.testing",
             "meshard.transforms.jit.explain:explain",

@@ -35,6 +35,10 @@ from meshard.weights.native.steps import (
     latest as latest,
     steps as steps,
 )
+from meshard.weights.checkpoint.save_plan import (
+    SavePlan as SavePlan,
+    plan_save as plan_save,
+)
 from meshard.weights.checkpoint.verify import verify as verify
 from meshard.weights.maps.keymap import KeyMap as KeyMap
 

@@ -230,10 +230,11 @@ It fits a core's own cache; a call of the system costs a thousandth of the copy.
 """
 MOST_OPEN_FILES = 128
 """Files of one catalogue that are kept open; opening one takes ten times as long as a read."""
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 4 << 20
 """Bytes of a tensor that are one piece of a file that is written: one process writes it.
 
-Small enough to spread a model of a gigabyte evenly over a few processes; each has a checksum.
+Each piece has a checksum, which a reader that reads all of it looks at while it is in the cache:
+small enough to be read at once, large enough to cost nothing beside its bytes.
 """
 MOST_CHUNK_BOXES = 1 << 16
 """Boxes of chunks that are listed for one tensor; where there are more, several are one box."""

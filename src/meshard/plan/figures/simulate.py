@@ -272,7 +272,7 @@ def _rounds(
     most_jobs: int,
 ) -> list[Load]:
     """Return the traffic of all first hops, all second hops, and so on; see `simulate_many`."""
-    rounds = [Load.none(places) for _ in range(max((len(x) for x, _, _ in listed), default=0))]
+    rounds = [Load.none(places)] * max([len(hops) for hops, _, _ in listed], default=0)
     loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
     for own, (_, itemsize, count) in zip(loads, listed, strict=True):
         for number, load in enumerate(own):

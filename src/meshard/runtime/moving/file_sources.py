@@ -14,6 +14,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import numpy as np
 
 from meshard.algebra.box import Box
+from meshard.errors import StorageError
 from meshard.runtime.types import Block
 from meshard.tuning import COPY_CHUNK
 
@@ -36,10 +37,21 @@ class FileSource:
     data: Any
 
     def read(self, box: Box, out: Block) -> None:
-        """Fill an array with the elements of a box, some rows at a time.
+        """Fill an array with the elements of a box.
 
-        Rows end where chunks of the file do, so that no chunk is read twice for one box.
+        Raises:
+            StorageError: if they cannot be read.
         """
+        try:
+            self._read(box, out)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise StorageError(
+                f"{self.place}: box {box} of an array of shape {self.shape} cannot be read: "
+                f"{error}. The file is damaged, or it was closed."
+            ) from error
+
+    def _read(self, box: Box, out: Block) -> None:
+        """Read some rows at a time; they end where chunks do, so that none is read twice."""
         if not out.size:
             return
         if not box.starts:

@@ -47,7 +47,7 @@ def open_hdf5(path: str, name: str = "/") -> Catalogue:
     with _named(path):
         file = h5py.File(path, "r")
         if name not in file:
-            raise MissingFileError(f"{path}: it has no group or data set {name!r}.")
+            raise MissingFileError(f"{path}: it has no group or data set {name!r:.200}.")
         found = file[name]
         if isinstance(found, h5py.Dataset):
             sets[name.strip("/")] = found
@@ -76,10 +76,10 @@ def _named(path: str, doing: str = "it cannot be read as HDF5") -> Iterator[None
 def _stored(h5py: Any, path: str, base: str, key: str, one: Any) -> Stored:
     """Return what is known of a data set; its pieces are at a byte range, or chunks."""
     try:
-        dtype = checked_dtype(np.dtype(one.dtype.str), f"{path}: data set {key!r}")
+        dtype = checked_dtype(np.dtype(one.dtype.str), f"{path}: data set {key!r:.200}")
     except (DtypeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: data set {key!r} has dtype {one.dtype}, which is not numeric. Open the "
+            f"{path}: data set {key!r:.200} has dtype {one.dtype}, which is not numeric. Open the "
             "others by their names."
         ) from error
     shape = one.shape
@@ -89,7 +89,7 @@ def _stored(h5py: Any, path: str, base: str, key: str, one: Any) -> Stored:
         dtype = np.dtype(np.bool_)
     if shape is None or kind == h5py.h5d.VIRTUAL or properties.get_external_count():
         where = "it is empty" if shape is None else "its elements are in other files"
-        raise CheckpointError(f"{path}: data set {key!r} cannot be read: {where}.")
+        raise CheckpointError(f"{path}: data set {key!r:.200} cannot be read: {where}.")
     if 0 in shape:
         return Stored(key, shape, dtype, ())
     whole = Box.whole(shape)
@@ -115,7 +115,7 @@ class _Reader:
         if piece.offset >= 0:
             self._raw.read(tensor, piece, box, out)
             return
-        with _named(self._path, f"tensor {tensor.name!r}, box {box}, cannot be read"):
+        with _named(self._path, f"tensor {tensor.name!r:.200}, box {box}, cannot be read"):
             out[...] = self._sets[tensor.name][box.slices]
 
     def close(self) -> None:

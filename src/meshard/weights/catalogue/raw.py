@@ -13,11 +13,13 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import numpy as np
+import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, MissingFileError, StorageError
@@ -162,11 +164,19 @@ class RawReader:
     Args:
         folder: the folder that files of pieces are relative to.
         foreign: the tensors whose bytes are not simply in C order, by name.
+        sums: returns the checksums of the pieces in a file, by offset, where the pieces themselves
+            do not say them; it is asked once for a file of which a piece is read.
     """
 
-    def __init__(self, folder: str, foreign: Mapping[str, Foreign] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        foreign: Mapping[str, Foreign] | None = None,
+        sums: Callable[[str], Mapping[int, int]] | None = None,
+    ) -> None:
         self.folder = folder
         self._foreign = foreign or {}
+        self._sums_of = cache(sums) if sums is not None else None
         self._files = OpenFiles()
 
     def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
@@ -183,20 +193,37 @@ class RawReader:
         except EOFError as error:
             expected = offset + math.prod(shape) * out.itemsize
             raise CorruptFileError(
-                f"{path}: tensor {tensor.name!r} is cut off: box {piece.box} takes bytes "
+                f"{path}: tensor {tensor.name!r:.200} is cut off: box {piece.box} takes bytes "
                 f"{offset:,} to {expected:,}, but the file ends at byte {error.args[0]:,}."
             ) from error
         except CheckpointError as error:  # from opening it, which knows no tensor
-            raise type(error)(f"tensor {tensor.name!r}: {error}") from error
+            raise type(error)(f"tensor {tensor.name!r:.200}: {error}") from error
         except OSError as error:
-            doing = f"tensor {tensor.name!r}, box {box}, cannot be read"
+            doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
             raise file_error(error, path, doing) from error
+        if box == piece.box and out.flags.c_contiguous:
+            self._check(tensor, piece, out)
         if foreign.swapped:
             out.byteswap(inplace=True)
         if out.dtype == np.bool_ and out.size and out.view(np.uint8).max() > 1:
             raise CorruptFileError(
-                f"{path}: tensor {tensor.name!r} holds bools, but box {box} has bytes other than "
-                "0 and 1; the file is corrupt."
+                f"{path}: tensor {tensor.name!r:.200} holds bools, but box {box} has bytes other "
+                "than 0 and 1; the file is corrupt."
+            )
+
+    def _check(self, tensor: Stored, piece: Piece, out: Block) -> None:
+        """Refuse a piece, all of which was read just now, that is not what was written."""
+        expected = piece.checksum
+        if expected is None and self._sums_of is not None:
+            expected = self._sums_of(piece.file).get(piece.offset)
+        if expected is None:
+            return
+        found = xxhash.xxh3_64_intdigest(_flat(out))
+        if found != expected:
+            raise CorruptFileError(
+                f"{os.path.join(self.folder, piece.file)}: tensor {tensor.name!r}, box "
+                f"{piece.box}: its checksum is {found:016x}, expected {expected:016x}. The file "
+                "was damaged or changed."
             )
 
     def close(self) -> None:

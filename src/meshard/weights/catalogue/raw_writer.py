@@ -179,7 +179,7 @@ class RawWriter:
             try:
                 _write_block(self._number(name), offset + first, block)
             except OSError as error:
-                doing = f"tensor {tensor.name!r}, box {box}, cannot be written"
+                doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be written"
                 raise file_error(error, os.path.join(self.folder, name), doing) from error
 
     def sync(self, sums: Mapping[tuple[str, int], int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn, final
 
@@ -30,6 +31,8 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MOST_INDEX = 400_000_000
 """Bytes of an index at most: a header's bytes for each of four names that a tensor may need."""
+_MOST_NAME = 1024
+"""Characters of a file's name in an index."""
 INDEX_SUM = re.compile(b'"%b": "([0-9a-f]{16})"' % SUMS_KEY.encode())
 _COUNTED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -113,8 +116,8 @@ def _joined(
         other = one.entry
         if other.dtype != entry.dtype or _beside(other, dim) != _beside(entry, dim):
             raise CorruptFileError(
-                f"open_ranks: the shards of tensor {name!r} do not fit together along dim {dim}: "
-                f"{first} has {entry.dtype}{list(entry.shape)}, {file} has "
+                f"open_ranks: the shards of tensor {name!r:.200} do not fit together along dim "
+                f"{dim}: {first} has {entry.dtype}{list(entry.shape)}, {file} has "
                 f"{other.dtype}{list(other.shape)}."
             )
     if dim is None:
@@ -143,16 +146,16 @@ def _cut_dim(
     if len(told) != 1:
         how = "no pattern of dims says" if not told else f"the patterns {patterns} differ about"
         raise ArgumentError(
-            f"open_ranks: tensor {entry.name!r} is in {count} files, and {how} how it is cut. Give "
-            "the dim, or None where every file has all of it."
+            f"open_ranks: tensor {entry.name!r:.200} is in {count} files, and {how} how it is "
+            "cut. Give the dim, or None where every file has all of it."
         )
     (dim,) = told
     if dim is None:
         return None
     if not -len(entry.shape) <= dim < len(entry.shape):
         raise ArgumentError(
-            f"open_ranks: tensor {entry.name!r} cannot be cut along dim {dim}: its shards have "
-            f"shape {entry.shape}."
+            f"open_ranks: tensor {entry.name!r:.200} cannot be cut along dim {dim}: its shards "
+            f"have shape {entry.shape}."
         )
     return dim % len(entry.shape)
 
@@ -213,7 +216,8 @@ def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
             if entry.name in tensors:
                 other = tensors[entry.name].pieces
                 raise CorruptFileError(
-                    f"{path}: tensor {entry.name!r} is in {other[0].file if other else 'another'} "
+                    f"{path}: tensor {entry.name!r:.200} is in "
+                    f"{other[0].file if other else 'another'} "
                     f"and in {name}. If each file has the shards of one rank, open them with "
                     "open_ranks, which is told how they are cut."
                 )
@@ -274,31 +278,40 @@ def _open_index(path: str, folder: str, name: str) -> Catalogue:
     place = os.path.join(folder, name)
     index = _Index(place)
     names = list(dict.fromkeys(index.files.values()))
+    alone = name.removesuffix(INDEX_SUFFIX) + SUFFIX
+    if path == folder and alone not in names and os.path.lexists(os.path.join(folder, alone)):
+        raise CheckpointError(
+            f"{path}: it has {alone}, and {name}, which does not name that file: two models, of "
+            "which one may be old. Open the file or the index by its own path."
+        )
     for one in names:
         _check_inside(place, folder, one)
     found = _join(path, folder, names)
+    _check_index(place, index, found)
+    unchecked = found.unchecked if index.checked else (name, *found.unchecked)
+    return replace(found, unchecked=unchecked)
+
+
+def _check_index(place: str, index: _Index, found: Catalogue) -> None:
+    """Refuse an index that does not say what its files hold."""
     for tensor, file in index.files.items():
         stored = found.tensors.get(tensor)
         there = {p.file for p in stored.pieces} if stored is not None else set()
         if stored is None or there - {file}:
             where = f"it is in {there.pop()}" if there else "none of its files has it"
             raise CorruptFileError(
-                f"{place}: it says that tensor {tensor!r} is in {file}, but {where}."
+                f"{place}: it says that tensor {tensor!r:.200} is in {file!r:.200}, but {where}."
             )
     for tensor, stored in found.tensors.items():
         if tensor not in index.files:
             file = stored.pieces[0].file if stored.pieces else "one of its files"
-            raise CorruptFileError(f"{place}: it lacks tensor {tensor!r}, which {file} has.")
+            raise CorruptFileError(f"{place}: it lacks tensor {tensor!r:.200}, which {file} has.")
     size = sum([t.nbytes for t in found.tensors.values()])
     if index.size is not None and index.size != size:
         raise CorruptFileError(
             f"{place}: it says that the tensors have {index.size:,} bytes (metadata.total_size), "
             f"but they have {size:,}. Correct or remove that number if the files are right."
         )
-    unchecked = found.unchecked if index.checked else (name, *found.unchecked)
-    return Catalogue(
-        path, found.format, found.tensors, found.reader, found.tied, found.values, unchecked
-    )
 
 
 @final
@@ -316,7 +329,7 @@ class _Index:
         scan.begin()
         while scan.more:
             key = scan.name()
-            given[key] = scan.texts(key) if key == "weight_map" else scan.value(key)
+            given[key] = scan.texts(key) if key == "weight_map" else scan.value(f"{key:.200}")
             scan.after()
         scan.end()
         self.files: dict[str, str] = given.get("weight_map", {})
@@ -360,10 +373,11 @@ def _check_inside(index: str, folder: str, name: str) -> None:
     belongs to the same model.
     """
     parts = name.split("/")
-    if os.path.isabs(name) or ".." in parts or not name or "\0" in name:
+    outside = os.path.isabs(name) or ".." in parts
+    if outside or not name or "\0" in name or len(name) > _MOST_NAME:
         raise CheckpointError(
-            f"{index}: it names the file {name!r}, which is not in the index's own folder. Only "
-            "files in it are read."
+            f"{index}: it names the file {name!r:.200}, which is not in the index's own folder. "
+            "Only files in it are read."
         )
     home = os.path.realpath(folder)
     real = os.path.realpath(os.path.join(folder, name))
@@ -372,6 +386,6 @@ def _check_inside(index: str, folder: str, name: str) -> None:
         allowed.append(os.path.join(os.path.dirname(os.path.dirname(home)), "blobs"))
     if not any(os.path.commonpath([real, one]) == one for one in allowed):
         raise CheckpointError(
-            f"{index}: it names the file {name!r}, which is a link to {real}, outside of the "
+            f"{index}: it names the file {name!r:.200}, which is a link to {real}, outside of the "
             "index's folder. Only files in it are read."
         )

@@ -207,10 +207,10 @@ def _in_order(file: OpenFile, entries: list[Entry], size: int) -> list[Entry]:
         if entry.begin != end:
             how = "overlaps" if entry.begin < end else "leaves a gap after"
             raise CorruptFileError(
-                f"{file.path}: tensor {entry.name!r} {how} {before}: it begins at byte "
+                f"{file.path}: tensor {entry.name!r:.200} {how} {before}: it begins at byte "
                 f"{entry.begin:,} of the data, expected {end:,}."
             )
-        end, before = entry.end, f"tensor {entry.name!r}"
+        end, before = entry.end, f"tensor {entry.name!r:.200}"
         if end > size:
             raise CorruptFileError(
                 f"{file.path}: it was cut off: {before} takes bytes {entry.begin:,} to {end:,} of "
@@ -334,8 +334,8 @@ def format_name(dtype: np.dtype[Any], name: str) -> str:
     found = _NAMES.get(dtype)
     if found is None:
         raise CheckpointError(
-            f"safetensors: tensor {name!r} has dtype {dtype_name(dtype)}, which the format cannot "
-            f"hold; it holds {', '.join([d.name for d in _NAMES])}. Convert it with dtype=, "
+            f"safetensors: tensor {name!r:.200} has dtype {dtype_name(dtype)}, which the format "
+            f"cannot hold; it holds {', '.join([d.name for d in _NAMES])}. Convert it with dtype=, "
             "or save it as a meshard checkpoint."
         )
     return found

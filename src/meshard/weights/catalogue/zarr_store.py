@@ -63,7 +63,7 @@ def open_zarr(path: str) -> Catalogue:
         arrays = {name: one for name, one in sorted(members.items()) if isinstance(one, zarr.Array)}
     tensors = {}
     for name, one in arrays.items():
-        with _named(path, f"array {name!r} cannot be read"):
+        with _named(path, f"array {name!r:.200} cannot be read"):
             tensors[name] = _stored(path, name, one)
     tied = root.pop(_TIED, {})
     if not isinstance(tied, dict) or not set(tied.values()) <= set(tensors):
@@ -120,25 +120,25 @@ def _sum(text: bytes) -> str:
 
 def _stored(path: str, name: str, one: Any) -> Stored:
     if any(part in ("", ".", "..") for part in name.split("/")) and name:
-        raise CheckpointError(f"{path}: the name {name!r} leads out of the store.")
+        raise CheckpointError(f"{path}: the name {name!r:.200} leads out of the store.")
     told = one.attrs.get(_DTYPE)
     try:
-        dtype = checked_dtype(np.dtype(one.dtype), f"{path}: array {name!r}")
+        dtype = checked_dtype(np.dtype(one.dtype), f"{path}: array {name!r:.200}")
     except (DtypeError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: array {name!r} has dtype {one.dtype}, which is not numeric."
+            f"{path}: array {name!r:.200} has dtype {one.dtype}, which is not numeric."
         ) from error
     if told is not None:
         real = _SMALL.get(told) if isinstance(told, str) else None
         if real is None or f"uint{8 * real.itemsize}" != dtype.name:
             raise CorruptFileError(
-                f"{path}: array {name!r} holds {dtype.name}, and its attribute {_DTYPE} says "
+                f"{path}: array {name!r:.200} holds {dtype.name}, and its attribute {_DTYPE} says "
                 f"{told!r:.40}."
             )
         dtype = real
     if math.prod(one.chunks) * dtype.itemsize > _MOST_CHUNK:
         raise CheckpointError(
-            f"{path}: array {name!r} has chunks of shape {one.chunks}, which are "
+            f"{path}: array {name!r:.200} has chunks of shape {one.chunks}, which are "
             f"{math.prod(one.chunks) * dtype.itemsize:,} bytes; at most {_MOST_CHUNK:,} are read."
         )
     shape = tuple(one.shape)
@@ -172,7 +172,7 @@ class _Reader:
     def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
         """Fill an array with some elements of a piece; see `Reader.read`."""
         file = os.path.join(self._path, piece.file)
-        doing = f"tensor {tensor.name!r}, box {box}, cannot be read"
+        doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
         if self._complete or (os.path.lexists(file) and not os.path.isfile(file)):
             OpenFile(file, doing)  # a chunk that is missing would be read as zeros
         with _named(file, doing):
@@ -222,8 +222,8 @@ class ZarrWriter:
         shape = tuple(x.shape)
         if x.dtype.name not in _SMALL and (x.dtype.kind not in "biufc" or x.dtype.char in "gG"):
             raise CheckpointError(
-                f"{path}: tensor {name!r} has dtype {dtype_name(x.dtype)}, which Zarr cannot hold. "
-                "Convert it with dtype=, or save it as a meshard checkpoint."
+                f"{path}: tensor {name!r:.200} has dtype {dtype_name(x.dtype)}, which Zarr cannot "
+                "hold. Convert it with dtype=, or save it as a meshard checkpoint."
             )
         pieces = []
         for box in grid_boxes(shape, shard) if 0 not in shape else ():
@@ -309,7 +309,7 @@ class ZarrWriter:
 
     def write(self, tensor: Stored, piece: Piece, box: Box, block: Block) -> None:
         """Write a shard: all elements of a piece."""
-        doing = f"tensor {tensor.name!r}, box {box}, cannot be written"
+        doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be written"
         with _written_by(os.path.join(self.path, piece.file), doing):
             array = self._arrays.get(tensor.name)
             if array is None:
@@ -415,10 +415,10 @@ def _check_names(path: str, tensors: Mapping[str, ShapeDtype], options: WriteOpt
         if "\0" in name or any(p in _NOT_NAMES or p.startswith("__") for p in parts):
             why = "it is not a path in a store"
         if why:
-            raise CheckpointError(f"{path}: Zarr cannot hold a tensor named {name!r}: {why}.")
+            raise CheckpointError(f"{path}: Zarr cannot hold a tensor named {name!r:.200}: {why}.")
     for alias, name in options.tied.items():
         if name not in tensors or alias in tensors:
             raise CheckpointError(
-                f"{path}: {alias!r} is tied to {name!r}: the second must be a tensor that is "
-                "stored, and the first a name that is not used."
+                f"{path}: {alias!r:.200} is tied to {name!r:.200}: the second must be a tensor "
+                "that is stored, and the first a name that is not used."
             )

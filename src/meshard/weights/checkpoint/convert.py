@@ -34,7 +34,7 @@ from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.native.manifest import Entry
 from meshard.weights.native.structure import Named, structure_of
 from meshard.weights.transfer.gather import Gatherer
-from meshard.weights.transfer.reading import SLAB
+from meshard.weights.transfer.reading import slab_bytes_of
 
 _NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
 
@@ -137,7 +137,7 @@ def convert(
     try:
         wish = _Wish(world, shardings, dtype, map, what)
         tree, sources = wish.of(catalogue)
-        slab = SLAB if window is None else max(1, window // (4 * world.workers.threads))
+        slab = slab_bytes_of(window, world.process_count, world.workers.threads)
         found = Conversion(
             catalogue.path,
             catalogue.format,

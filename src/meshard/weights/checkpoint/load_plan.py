@@ -27,12 +27,14 @@ class LoadPlan:
         format: their format.
         reading: who reads what.
         max_bytes: the most bytes that a process holds besides the arrays; None for no limit.
+        files: how many files hold elements that are read.
     """
 
     path: str
     format: str
     reading: ReadingPlan
     max_bytes: int | None
+    files: int
 
     @property
     def bytes_read(self) -> int:
@@ -65,7 +67,7 @@ class LoadPlan:
     def peak_bytes(self) -> int:
         """The most bytes that a process holds: its arrays, and what is on its way."""
         most = max(self.reading.bytes_needed, default=0)
-        return most + self.reading.slab_bytes * self.reading.at_once
+        return most + self.reading.round_bytes
 
     def __str__(self) -> str:
         plan, count = self.reading, self.reading.processes

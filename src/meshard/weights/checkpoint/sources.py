@@ -62,22 +62,23 @@ def placed_arrays(
         UnequalError: if the processes give different values.
         DeletedArrayError: if an array was deleted.
     """
-    loose = [x for x in tree.arrays.values() if not _is_committed(x)]
+    given: dict[str, Any] = {
+        n: x if type(x) is Array else as_host(x, what) for n, x in tree.arrays.items()
+    }
     if world.process_count == 1:
-        return {n: _wrapped(world, x, what, copied=copied) for n, x in tree.arrays.items()}
+        return {n: _wrapped(world, x, copied=copied) for n, x in given.items()}
+    loose = [x for x in given.values() if not _is_committed(x)]
     everywhere = spread(world)
     check_same_values(loose, loose, [everywhere] * len(loose), what)
     return {
-        n: x if _is_committed(x) else placed(x, everywhere, what=what)
-        for n, x in tree.arrays.items()
+        n: x if _is_committed(x) else placed(x, everywhere, what=what) for n, x in given.items()
     }
 
 
-def _wrapped(world: RuntimeWorld, x: Any, what: str, *, copied: bool) -> Array:
+def _wrapped(world: RuntimeWorld, value: Any, *, copied: bool) -> Array:
     """Return a value as an array of this process, without copying it unless asked to."""
-    if type(x) is Array:
-        return x
-    value = as_host(x, what)
+    if type(value) is Array:
+        return value
     type_ = world.type_of(value.shape, value.dtype, home(world), True)
     return Array(type_, (value.copy() if copied else value,))
 

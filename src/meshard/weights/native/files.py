@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -130,7 +131,7 @@ class NativeWriter:
         self._path = root / folder / data_name(process)
         mine = shards.get(process, [])
         head, entries, sums = format_header(
-            [_named(entry, box) for entry, box in mine],
+            _named(mine),
             {"format": "meshard checkpoint"},
             piece_bytes,
         )
@@ -190,11 +191,19 @@ class NativeWriter:
                 folder.rmdir()  # only if it is empty
 
 
-def _named(entry: Entry, box: Box) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
-    """Return how a data file calls a box, with the dtype and shape there."""
-    dtype, more = _file_form(entry.dtype)
-    name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
-    return name, dtype, (*box.shape, *more)
+def _named(boxes: Sequence[tuple[Entry, Box]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Return how a data file calls boxes, for other tools, with the dtype and shape of each there.
+
+    A name that the file has already, or that has a meaning of its own there, gets further marks.
+    """
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for entry, box in boxes:
+        dtype, more = _file_form(entry.dtype)
+        name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
+        while name in found or name == "__metadata__":
+            name += "'"
+        found[name] = dtype, (*box.shape, *more)
+    return [(name, *form) for name, form in found.items()]
 
 
 def _holds(home: Box, box: Box) -> bool:
@@ -320,40 +329,42 @@ def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
     if lacking:
         raise CorruptFileError(f"{root}: the manifest names no file of process {min(lacking)}.")
     pieces = stored_pieces(shards, manifest.folder, starts, manifest.piece_bytes)
-    sums = _sums(root, manifest) if checked else {}
+    files = {f"{manifest.folder}/{data_name(r.process)}": r for r in manifest.files}
+    sums = {name: _sums(root, name, record) for name, record in files.items()} if checked else {}
     tensors = {}
     for entry in manifest.entries:
         found = [
-            replace(p, checksum=sums.get((p.file, p.offset))) if checked else p
+            replace(p, checksum=sums[p.file].get(p.offset)) if checked else p
             for p in pieces.get(entry.name, ([], []))[0]
         ]
         tensors[entry.name] = Stored(entry.name, entry.shape, entry.dtype, tuple(found))
     values = {"tree": manifest.structure, "manifest": manifest}
-    reader = RawReader(str(root))
+    late = None if checked else partial(_named_sums, root, files)
+    reader = RawReader(str(root), sums=late)
     return Catalogue(str(root), "meshard", tensors, reader, manifest.tied, values)
 
 
-def _sums(root: Path, manifest: Manifest) -> dict[tuple[str, int], int]:
-    """Return the checksums of all pieces, by file and offset.
+def _named_sums(root: Path, files: Mapping[str, DataFile], name: str) -> dict[int, int]:
+    return _sums(root, name, files[name])
+
+
+def _sums(root: Path, name: str, record: DataFile) -> dict[int, int]:
+    """Return the checksums of the pieces in a data file, by offset.
 
     Raises:
-        CorruptFileError: if a header is not the one that was written.
+        CorruptFileError: if its header is not the one that was written.
     """
-    found = {}
-    for record in manifest.files:
-        name = f"{manifest.folder}/{data_name(record.process)}"
-        file = OpenFile(str(root / name))
-        head = file.bytes_at(0, record.start, "its header cannot be read")
-        if xxhash.xxh3_64_intdigest(head) != record.header:
-            raise CorruptFileError(
-                f"{root / name}: its header was changed: its checksum is "
-                f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
-            )
-        header = read_header(file)
-        at = 0
-        for entry in header.entries:
-            offset = header.start + entry.begin
-            for box in contiguous_boxes(entry.shape, entry.dtype.itemsize, header.piece_bytes):
-                found[name, offset] = header.sums[at]
-                offset, at = offset + box.volume * entry.dtype.itemsize, at + 1
+    file = OpenFile(str(root / name))
+    head = file.bytes_at(0, record.start, "its header cannot be read")
+    if xxhash.xxh3_64_intdigest(head) != record.header:
+        raise CorruptFileError(
+            f"{root / name}: its header was changed: its checksum is "
+            f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
+        )
+    header, found, at = read_header(file), {}, 0
+    for entry in header.entries:
+        offset = header.start + entry.begin
+        for box in contiguous_boxes(entry.shape, entry.dtype.itemsize, header.piece_bytes):
+            found[offset] = header.sums[at]
+            offset, at = offset + box.volume * entry.dtype.itemsize, at + 1
     return found

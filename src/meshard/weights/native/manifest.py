@@ -274,29 +274,65 @@ def native_pieces(entry: Entry, number: int) -> Iterator[tuple[Box, int]]:
         entry: the tensor.
         number: its number.
     """
+    for k, (box, holders) in enumerate(_held_boxes(entry)):
+        for part, owners in _parts(box, holders, entry.dtype.itemsize):
+            if part.volume:
+                yield part, owners[(number + k) % len(owners)]
+
+
+def _held_boxes(entry: Entry) -> Iterator[tuple[Box, tuple[int, ...]]]:
+    """Yield disjoint boxes that are all of a tensor, and the processes that hold each."""
     layout = entry.sharding.layout(entry.shape)
     processes = {d.id: d.process_index for d in entry.sharding.device_order}
-    rows = layout.regular or _are_disjoint(layout.boxes)
-    whole = [(Box.whole(entry.shape), tuple(layout.device_ids))]
-    pieces = (
-        [(layout.box(k), layout.holders(k)) for k in range(layout.piece_count)] if rows else whole
-    )
-    for k, (box, ids) in enumerate(pieces):
-        if not box.volume:
-            continue
-        holders = sorted({processes[i] for i in ids})
-        if len(holders) == 1 or box.volume * entry.dtype.itemsize < _SHARED:
-            yield box, holders[(number + k) % len(holders)]
-            continue
-        dim = next(d for d, n in enumerate(box.shape) if n > 1)
-        cuts = balanced_cuts(box.shape[dim], len(holders))
-        for process, (a, b) in zip(holders, pairwise(cuts), strict=True):
-            if a < b:
-                starts, stops = list(box.starts), list(box.stops)
-                starts[dim], stops[dim] = box.starts[dim] + a, box.starts[dim] + b
-                yield Box(tuple(starts), tuple(stops)), process
+    if layout.regular or _are_disjoint(layout.boxes):
+        for k in range(layout.piece_count):
+            yield layout.box(k), tuple(sorted({processes[i] for i in layout.holders(k)}))
+    else:
+        yield Box.whole(entry.shape), tuple(sorted({processes[i] for i in layout.device_ids}))
+
+
+def _parts(
+    box: Box, holders: tuple[int, ...], itemsize: int
+) -> Iterator[tuple[Box, tuple[int, ...]]]:
+    """Yield the parts of a box that are written by one process each, and which may write it."""
+    if len(holders) == 1 or box.volume * itemsize < _SHARED:
+        yield box, holders
+        return
+    dim = next(d for d, n in enumerate(box.shape) if n > 1)
+    cuts = balanced_cuts(box.shape[dim], len(holders))
+    for process, (a, b) in zip(holders, pairwise(cuts), strict=True):
+        starts, stops = list(box.starts), list(box.stops)
+        starts[dim], stops[dim] = box.starts[dim] + a, box.starts[dim] + b
+        yield Box(tuple(starts), tuple(stops)), (process,)
 
 
 def _are_disjoint(boxes: Sequence[Box]) -> bool:
     full = [b for b in boxes if b.volume]
     return not any(a.intersect(b).volume for k, a in enumerate(full) for b in full[k + 1 :])
+
+
+def written_by(entries: Sequence[Entry]) -> dict[int, int]:
+    """Return the bytes that each process writes.
+
+    Tensors of one shape, dtype and layout are counted once: their numbers only decide who writes
+    small replicas.
+
+    Args:
+        entries: the tensors, in the order of the manifest.
+    """
+    alike: dict[object, list[int]] = {}
+    for number, entry in enumerate(entries):
+        alike.setdefault((entry.shape, entry.dtype, entry.sharding), []).append(number)
+    found: dict[int, int] = {}
+    for numbers in alike.values():
+        entry = entries[numbers[0]]
+        for k, (box, holders) in enumerate(_held_boxes(entry)):
+            for part, owners in _parts(box, holders, entry.dtype.itemsize):
+                nbytes = part.volume * entry.dtype.itemsize
+                if len(owners) == 1:
+                    found[owners[0]] = found.get(owners[0], 0) + nbytes * len(numbers)
+                    continue
+                for number in numbers:
+                    owner = owners[(number + k) % len(owners)]
+                    found[owner] = found.get(owner, 0) + nbytes
+    return found

@@ -13,12 +13,12 @@ from itertools import product
 from typing import final
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from meshard.algebra.box import Box
+from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.maps.recipe import Recipe, Stride, Term
+from meshard.weights.maps.recipe import Recipe, Stride, Term, strided
 
 _DENSE = 0.98
 """Share of a box's elements that must be needed for it to be read as one."""
@@ -50,6 +50,9 @@ class Gatherer:
         Raises:
             CheckpointError: if a file cannot be read.
         """
+        if recipe.is_identity and out.dtype == self._catalogue.tensors[recipe.sources[0]].dtype:
+            self._copy(self._catalogue.tensors[recipe.sources[0]], box, out)
+            return
         for fill in recipe.fills:
             around = fill.box.intersect(box)
             if around.volume:
@@ -61,6 +64,14 @@ class Gatherer:
                     terms = list(part.within_source(piece.box))
                     if terms:
                         _read(self._catalogue, tensor, piece, terms, box, out)
+
+    def _copy(self, tensor: Stored, box: Box, out: Block) -> None:
+        """Fill an array with a box of a tensor as it is in the files."""
+        for piece in self.pieces_at(tensor, box):
+            part = box.intersect(piece.box)
+            if part.volume:
+                place = out if part == box else view_of(out, part.within(box).slices)
+                self._catalogue.reader.read(tensor, piece, part, place)
 
     def pieces_at(self, tensor: Stored, box: Box) -> Iterator[Piece]:
         """Yield the pieces of a tensor that hold elements of a box."""
@@ -183,5 +194,4 @@ def _in_source_order(term: Term, out: Block, box: Box) -> Block | None:
         for d in range(len(term.source_start))
     ]
     start = [a - o for a, o in zip(term.target_start, box.starts, strict=True)]
-    corner = out[tuple([slice(a, None) for a in start])]
-    return as_strided(corner, term.source_box.shape, steps)
+    return strided(out, start, term.source_box.shape, steps)

@@ -22,10 +22,11 @@ from meshard.weights.maps.recipe import identity
 from meshard.weights.transfer.exchange import Exchange, Held, Part
 from meshard.weights.transfer.gather import Gatherer
 from meshard.weights.transfer.reading import ReadingPlan, Slab, Wanted
-from meshard.weights.transfer.slabs import slabs_of
+from meshard.weights.transfer.scratch import Scratch
+from meshard.weights.transfer.slabs import marks_of, slabs_of
 
 _TASK = 8 << 20
-"""Bytes that one thread reads to their places at a time."""
+"""Bytes that one thread reads to their places at a time, if memory is not limited further."""
 
 Told = Callable[[int], None] | None
 
@@ -60,8 +61,9 @@ class _Loading:
     ) -> None:
         self._world = world
         self._plan = plan
-        self._gatherer = Gatherer(catalogue)
+        self._gatherer, self._tensors = Gatherer(catalogue), catalogue.tensors
         self._told = told
+        self._scratch = Scratch()
         self._types = [
             world.type_of(w.recipe.shape, w.recipe.dtype, w.sharding, True) for w in plan.wanted
         ]
@@ -100,13 +102,15 @@ class _Loading:
     def read_direct(self) -> None:
         """Read the pieces that stay where they are read."""
         me, plan = self._world.process_index, self._plan
+        task = min(_TASK, max(1, 2 * plan.round_bytes // self._world.workers.threads))
         tasks: list[Callable[[], None]] = []
         for read in plan.direct:
             if read.process == me:
                 block = self._blocks[read.tensor][read.piece]
                 assert block is not None
-                most = max(1, _TASK // block.itemsize)
-                for part in slabs_of(read.box, range(len(read.box.starts)), most):
+                most = max(1, task // block.itemsize)
+                marks = marks_of(plan.wanted[read.tensor].recipe, self._tensors)
+                for part in slabs_of(read.box, range(len(read.box.starts)), most, marks):
                     place = view_of(block, part.within(read.box).slices)
                     tasks.append(partial(self._fill, plan.wanted[read.tensor], part, place))
         self._world.workers.run(tasks)
@@ -121,23 +125,19 @@ class _Loading:
         if self._world.process_count == 1:
             self._world.workers.run([partial(self._scatter, slab) for slab in self._plan.slabs])
             return
-        queues: list[list[Slab]] = [[] for _ in range(self._world.process_count)]
-        for slab in self._plan.slabs:
-            queues[slab.reader].append(slab)
-        at_once = self._plan.at_once
-        for k in range(0, max(map(len, queues)), at_once):
-            self._round([slab for queue in queues for slab in queue[k : k + at_once]])
+        for slabs in self._plan.rounds():
+            self._round(slabs)
 
     def _scatter(self, slab: Slab) -> None:
         """Read a slab and copy it to its places; all of them are here."""
         wanted = self._plan.wanted[slab.tensor]
-        read = np.empty(slab.box.shape, wanted.recipe.dtype)
-        self._fill(wanted, slab.box, read)
-        for number, box, _ in wanted.pieces:
-            part = slab.box.intersect(box)
-            block = self._blocks[slab.tensor][number]
-            if part.volume and block is not None:
-                block[part.within(box).slices] = read[part.within(slab.box).slices]
+        with self._scratch.block(slab.box.shape, wanted.recipe.dtype) as read:
+            self._fill(wanted, slab.box, read)
+            for number, box, _ in wanted.pieces:
+                part = slab.box.intersect(box)
+                block = self._blocks[slab.tensor][number]
+                if part.volume and block is not None:
+                    block[part.within(box).slices] = read[part.within(slab.box).slices]
 
     def _round(self, slabs: Sequence[Slab]) -> None:
         """Read this process's slabs of a round, and exchange those of all processes."""

@@ -18,13 +18,28 @@ from meshard.algebra.box import Box
 from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.transfer.exchange import pieces_of
-from meshard.weights.transfer.slabs import dim_order, slabs_of
+from meshard.weights.transfer.slabs import dim_order, marks_of, slabs_of
 
 SLAB = 4 << 20
 """Bytes that are read at a time where they are passed on, if memory is not limited further."""
 _RUN = 1 << 15
 """Bytes that lie side by side in a file from which it pays to read them to their places at once."""
 _UNBALANCED = 1.1
+_SHARES = 16
+"""Slabs of each of several processes at least, so that they read about equally much."""
+
+
+def slab_bytes_of(window: int | None, processes: int, threads: int) -> int:
+    """Return the bytes of a slab where memory is limited, the same in all processes.
+
+    Args:
+        window: the most bytes that a process holds besides the arrays; None for no limit.
+        processes: how many take part.
+        threads: how many threads this one has; others may have more or fewer.
+    """
+    if window is None:
+        return SLAB
+    return max(1, window // (4 * threads if processes == 1 else 8))
 
 
 @final
@@ -104,7 +119,6 @@ class ReadingPlan:
         direct: pieces that are read to their places, in order.
         slabs: boxes that are passed on, in order.
         slab_bytes: the most bytes of a slab.
-        at_once: how many slabs a process reads before it passes them on.
     """
 
     wanted: tuple[Wanted, ...]
@@ -112,7 +126,29 @@ class ReadingPlan:
     direct: tuple[Direct, ...]
     slabs: tuple[Slab, ...]
     slab_bytes: int
-    at_once: int = 1
+
+    @property
+    def round_bytes(self) -> int:
+        """The most bytes that a process reads before it passes them on, but for one slab."""
+        return 2 * self.slab_bytes
+
+    def rounds(self) -> list[list[Slab]]:
+        """Return the slabs that all processes read, and then pass on together, in order.
+
+        Small tensors share a round, so that they do not cost an exchange each.
+        """
+        found: list[list[Slab]] = []
+        places = [(-1, self.round_bytes)] * self.processes
+        for slab in self.slabs:
+            number, filled = places[slab.reader]
+            size = slab.box.volume * self.wanted[slab.tensor].itemsize
+            if filled + size > self.round_bytes:
+                number, filled = number + 1, 0
+            if number == len(found):
+                found.append([])
+            found[number].append(slab)
+            places[slab.reader] = number, filled + size
+        return found
 
     @cached_property
     def bytes_read(self) -> tuple[int, ...]:
@@ -172,13 +208,12 @@ def plan_reading(
         catalogue: the files.
         slab_bytes: the most bytes of a slab.
     """
-    shapes = {n: t.shape for n, t in catalogue.tensors.items()}
     ways = [_is_direct(w, catalogue) for w in wanted]
-    plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+    plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
     load = plan.bytes_read
     if len(load) > 1 and max(load) * len(load) > _UNBALANCED * sum(load):
         ways = [False] * len(ways)
-        plan = _planned(processes, wanted, ways, shapes, slab_bytes)
+        plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
     return plan
 
 
@@ -223,7 +258,7 @@ def _planned(
     processes: int,
     wanted: Sequence[Wanted],
     ways: Sequence[bool],
-    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Stored],
     slab_bytes: int,
 ) -> ReadingPlan:
     direct: list[Direct] = []
@@ -234,12 +269,15 @@ def _planned(
                 direct.append(Direct(number, piece, box, process))
                 load[process] += box.volume * w.itemsize
     slabs: list[Slab] = []
+    shared = sum([w.nbytes for w, direct_ in zip(wanted, ways, strict=True) if not direct_])
+    fair = slab_bytes if processes == 1 else max(_RUN, shared // (_SHARES * processes))
     for number, w in enumerate(wanted):
         if ways[number] or not w.nbytes:
             continue
-        most = min(slab_bytes, max(_RUN, -(-w.nbytes // processes))) // w.itemsize
-        order = dim_order(w.recipe, shapes)
-        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most)):
+        most = min(slab_bytes, fair) // w.itemsize
+        shapes = {n: tensors[n].shape for n in w.recipe.sources}
+        order, marks = dim_order(w.recipe, shapes), marks_of(w.recipe, tensors)
+        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most), marks):
             process = _reader(w, box, load)
             slabs.append(Slab(number, box, process))
             load[process] += box.volume * w.itemsize

@@ -6,9 +6,11 @@ In: a recipe, a box of its result, and how many bytes a slab may have. Out: boxe
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshard.algebra.box import Box
+from meshard.weights.catalogue.stored import Stored
 from meshard.weights.maps.recipe import Recipe
 
 
@@ -34,9 +36,31 @@ def dim_order(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> tuple[in
     return tuple(sorted(range(len(steps)), key=lambda d: (-steps[d], d)))
 
 
-def slabs_of(box: Box, order: Sequence[int], most: int) -> Iterator[Box]:
+def marks_of(recipe: Recipe, tensors: Mapping[str, Stored]) -> tuple[list[int], ...]:
+    """Return where the pieces of a recipe's source begin along each dim; nothing unless it is one.
+
+    Slabs that end there hold whole pieces, whose checksums are then looked at.
+    """
+    if not recipe.is_identity:
+        return ()
+    boxes = [p.box for p in tensors[recipe.sources[0]].pieces]
+    return tuple([sorted({0, *column}) for column in zip(*[b.starts for b in boxes], strict=True)])
+
+
+def slabs_of(
+    box: Box, order: Sequence[int], most: int, marks: Sequence[Sequence[int]] = ()
+) -> Iterator[Box]:
     """Yield boxes of at most that many elements, cut along the dims in the order given.
 
+    Args:
+        box: what is cut.
+        order: the dims.
+        most: elements of a box; it has one at least.
+        marks: for each dim, in ascending order, where it had best be cut: where what has one
+            checksum begins.
+
+    >>> [str(b) for b in slabs_of(Box((0,), (9,)), (0,), 4, [[0, 3, 6]])]
+    ['[0:3]', '[3:6]', '[6:9]']
     >>> [str(b) for b in slabs_of(Box((0, 0), (4, 3)), (0, 1), 6)]
     ['[0:2, 0:3]', '[2:4, 0:3]']
     """
@@ -46,14 +70,18 @@ def slabs_of(box: Box, order: Sequence[int], most: int) -> Iterator[Box]:
     dim, rest = order[0], order[1:]
     start, stop = box.starts[dim], box.stops[dim]
     row = box.volume // (stop - start)
-    step = max(1, most // row)
-    for a in range(start, stop, step):
+    step, a = max(1, most // row), start
+    while a < stop:
         b = min(a + step, stop)
+        if marks and b < stop:
+            mark = marks[dim][max(bisect_right(marks[dim], b) - 1, 0)]
+            b = mark if mark > a else b
         part = Box(_at(box.starts, dim, a), _at(box.stops, dim, b))
         if row > most:
-            yield from slabs_of(part, rest, most)
+            yield from slabs_of(part, rest, most, marks)
         else:
             yield part
+        a = b
 
 
 def _at(index: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
