@@ -57,13 +57,17 @@ register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
 
 def _partition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
     """Put the elements at some positions where sorting puts them, and the lesser ones before."""
-    found: Block = np.partition(sort_keys(x), kth, dim).astype(x.dtype, copy=False)
+    found: Block = np.partition(sort_keys(x), _positions(kth), dim).astype(x.dtype, copy=False)
     return found
 
 
 def _argpartition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
-    found: Block = np.argpartition(sort_keys(x), kth, dim)
+    found: Block = np.argpartition(sort_keys(x), _positions(kth), dim)
     return found
+
+
+def _positions(kth: tuple[int, ...]) -> Block:
+    return np.array(kth, np.intp)  # integers even if there are none
 
 
 register(Op("partition", _sort_rule, _partition, dtypes=same_dtype))
