@@ -27,6 +27,7 @@ from meshard.weights.checkpoint.metadata import (
     Metadata as Metadata,
     metadata as metadata,
 )
+from meshard.weights.checkpoint.opening import RankFiles as RankFiles
 from meshard.weights.checkpoint.save import (
     SaveHandle as SaveHandle,
     save as save,

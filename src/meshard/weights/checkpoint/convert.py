@@ -26,7 +26,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.catalogue.stored import Catalogue
 from meshard.weights.checkpoint.job import Request
-from meshard.weights.checkpoint.opening import in_order, opened
+from meshard.weights.checkpoint.opening import Files, in_order, opened
 from meshard.weights.checkpoint.sources import Source, made_of, rows
 from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
@@ -78,7 +78,7 @@ class Conversion:
 
 
 def convert(
-    source: str | Path,
+    source: Files,
     target: str | Path,
     shardings: Any = None,
     *,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -28,7 +27,7 @@ from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
-from meshard.weights.checkpoint.opening import in_order, opened
+from meshard.weights.checkpoint.opening import Files, in_order, opened
 from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
@@ -37,7 +36,7 @@ from meshard.weights.transfer.reading import Wanted, plan_reading, slab_bytes_of
 
 
 def load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -108,7 +107,7 @@ def load(
 
 
 def load_iter(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -175,7 +174,7 @@ class _Counter:
 
 
 def plan_load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -227,7 +226,7 @@ class _Wish:
 class _Request:
     """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
 
-    def __init__(self, path: str | Path, step: int | None, wish: _Wish, what: str) -> None:
+    def __init__(self, path: Files, step: int | None, wish: _Wish, what: str) -> None:
         self.catalogue = opened(path, step, what)
         self._what = what
         self._like = wish.like
