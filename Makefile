@@ -6,6 +6,7 @@
 #   make ranks     every law in real processes of every kind (an hour; RANKS="-k 'reduce or sort'")
 #   make check     lint, format check, types, floors and public surface
 #   make bench     the benchmarks (BENCH_ARGS="..."); bench-quick takes less than two minutes
+#   make scan      every public function beside NumPy (SCAN_ARGS="--form '16 MB'")
 #   make house     the source in figures: size, limits, calls (TREES="../before ." compares two)
 #   make coverage  the tests with branch coverage
 #   make format    format and fix what can be fixed
@@ -20,6 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 # The files that take long start first: tests/conftest.py orders them.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
+SCAN_ARGS ?=
 TREES ?=
 DEMO_ARGS ?=
 
@@ -56,10 +58,10 @@ MODEL := $(VENV)/.stamp-$(WEIGHTS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks lint check demo docs bench bench-quick house coverage format clean distclean
+.PHONY: help setup test ranks lint check demo docs bench bench-quick scan house coverage format clean distclean
 
 help:
-	@sed -n '3,12s/^# *//p' Makefile
+	@sed -n '3,13s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
@@ -92,6 +94,9 @@ bench: $(DEV) $(ORACLE) $(BENCH)
 
 bench-quick: $(DEV) $(ORACLE) $(BENCH)
 	$(BIN)/python -m bench --quick $(BENCH_ARGS)
+
+scan: $(DEV) $(BENCH)
+	$(BIN)/python -m bench.scan $(SCAN_ARGS)
 
 house: $(DEV)
 	$(BIN)/python -m bench.house $(TREES)

@@ -27,83 +27,71 @@ MOST_SECONDS = 100e-6
 LARGE = 1 << 20
 DOORS = ("numpy", "linalg", "fft", "lax", "nn", "random")
 
-_VIEW = "NumPy gives a view; here elements pass between devices, or pieces are copied"
-_SORTED = "the dim is sorted, across devices if it is split: there is no selection across them"
-_DIGITS = "more passes, in a form that keeps all digits and does not overflow"
-_MASKED = "elements are counted on all devices first, so that each process knows the shape"
-_BORDERS = "what is cut off moves all borders between devices"
-_ZEROS = "what is not written to is zero, so that no run differs from another"
-_PASSES = "a pass for each operation when run at once; jit makes them one"
-_CELLS = "a product for each cell, on the workers; of this size that costs as much as the work"
+_REASONS: dict[str, str] = {
+    "NumPy gives a view; here elements pass between devices, or pieces are copied": """
+        numpy.array_split numpy.dsplit numpy.flip numpy.fliplr numpy.flipud numpy.from_dlpack
+        numpy.hsplit numpy.ravel numpy.reshape numpy.rot90 numpy.split numpy.vsplit
+        numpy.diag numpy.diagonal linalg.diagonal lax.collapse lax.reshape""",
+    "a split dim of one-dim arrays is sorted across devices": """
+        numpy.partition numpy.argpartition lax.top_k""",
+    "sorted, and equal elements keep their order; NumPy hashes, or promises less": """
+        numpy.argsort numpy.unique numpy.unique_all numpy.unique_inverse numpy.setxor1d
+        numpy.union1d numpy.intersect1d lax.sort_key_val""",
+    "more passes, in a form that keeps all digits and does not overflow": """
+        nn.log1mexp nn.squareplus""",
+    "computed in float64, step by step as compiled code does, so that both have the same bits; "
+    "SciPy's time depends on the values": "lax.erf lax.erfc",
+    "elements are counted on all devices first, so that each process knows the shape": """
+        numpy.compress numpy.extract numpy.nonzero numpy.flatnonzero""",
+    "what is cut off moves all borders between devices": "numpy.diff numpy.ediff1d",
+    "what is not written to is zero, so that no run differs from another": """
+        numpy.empty numpy.empty_like""",
+    "eight or more blocks, each of which is asked for by itself; NumPy asks for one, and does not "
+    "touch it": "numpy.zeros numpy.imag lax.imag numpy.eye numpy.identity numpy.diagflat",
+    "a pass for each operation when run at once; jit makes them one": """
+        nn.celu numpy.nanmean numpy.nanstd numpy.nansum numpy.nanvar numpy.polyval lax.round
+        linalg.norm linalg.matrix_norm linalg.vector_norm linalg.vecdot numpy.array_equal
+        numpy.array_equiv nn.one_hot lax.associative_scan numpy.tri""",
+    "a product for each cell, on the workers; of this size that costs as much as the work": """
+        numpy.dot numpy.inner numpy.matmul numpy.tensordot linalg.matmul linalg.tensordot
+        linalg.multi_dot linalg.matrix_power lax.dot lax.dot_general numpy.vecdot""",
+    "each cell's product by one thread of BLAS, so that bits do not depend on the threads": """
+        numpy.cov numpy.corrcoef linalg.lstsq""",
+    "the dim that is multiplied is split: operands are cut and copied to where they meet": """
+        numpy.vdot lax.batch_matmul linalg.eigh""",
+    "rows of an eighth of the length in each cell, and a step that joins what cells have": """
+        lax.reduce_sum lax.reduce_prod lax.reduce_max lax.reduce_or lax.reduce_xor lax.argmax
+        lax.argmin numpy.argmax numpy.argmin numpy.nanmax""",
+    "replicas are computed once, as one cell by one worker": """
+        numpy.repeat numpy.pad lax.pad numpy.take_along_axis numpy.tile""",
+    "from a generator with a counter, tile by tile: no number depends on the layout. Functions of "
+    "uniform numbers where NumPy rejects": """
+        random.beta random.binomial random.chisquare random.choice random.f random.gamma
+        random.randint random.t random.rayleigh random.bernoulli random.wald""",
+    "random numbers are sorted, so that no element's place depends on the layout": """
+        random.permutation""",
+    "the shape depends on the positions, which are made for the whole matrix": """
+        numpy.tril_indices numpy.triu_indices""",
+    "the task of looking in every cell costs more than looking up three elements": """
+        lax.index_take linalg.trace""",
+}
 SLOWER: dict[str, str] = {
+    **{key: reason for reason, keys in _REASONS.items() for key in keys.split()},
+    **dict.fromkeys(("expr.x.reshape(-1)",), "pieces are copied to where their rows are one line"),
+    **dict.fromkeys(("expr.x[b]",), "elements are counted on all devices first"),
+    **dict.fromkeys(("expr.x[q]",), "looking in every cell costs more than three elements"),
+    **dict.fromkeys(("expr.x[::2] + 0",), "what is cut off moves all borders between devices"),
     **dict.fromkeys(
-        [
-            "numpy.array_split",
-            "numpy.broadcast_arrays",
-            "numpy.dsplit",
-            "numpy.flip",
-            "numpy.fliplr",
-            "numpy.flipud",
-            "numpy.from_dlpack",
-            "numpy.hsplit",
-            "numpy.ravel",
-            "numpy.reshape",
-            "numpy.rot90",
-            "numpy.split",
-            "numpy.vsplit",
-            "numpy.diag",
-            "numpy.diagonal",
-            "linalg.diagonal",
-            "lax.collapse",
-            "lax.reshape",
-            "expr.x.reshape(-1)",
-        ],
-        _VIEW,
-    ),
-    **dict.fromkeys(
-        [
-            "numpy.partition",
-            "numpy.argpartition",
-            "numpy.median",
-            "numpy.quantile",
-            "numpy.percentile",
-            "lax.top_k",
-        ],
-        _SORTED,
-    ),
-    **dict.fromkeys(("nn.log1mexp", "nn.squareplus", "nn.logsumexp", "nn.softplus"), _DIGITS),
-    **dict.fromkeys(("numpy.compress", "numpy.extract", "expr.x[b]", "numpy.nonzero"), _MASKED),
-    **dict.fromkeys(("numpy.diff", "numpy.ediff1d", "expr.x[::2] + 0"), _BORDERS),
-    **dict.fromkeys(("numpy.empty", "numpy.empty_like"), _ZEROS),
-    **dict.fromkeys(
-        [
-            "nn.celu",
-            "nn.hard_sigmoid",
-            "nn.hard_silu",
-            "nn.hard_swish",
-            "nn.sparse_sigmoid",
-            "numpy.nanmean",
-            "numpy.nanstd",
-            "numpy.nansum",
-            "numpy.nanvar",
-            "numpy.polyval",
-        ],
-        _PASSES,
-    ),
-    **dict.fromkeys(
-        [
+        (
             "expr.m @ s",
             "expr.m @ v",
             "expr.m.T @ m[:, :16]",
             "expr.m.T @ s",
             "expr.m.T @ v",
             "expr.v @ m.T",
-            "numpy.dot",
-            "numpy.inner",
-        ],
-        _CELLS,
+        ),
+        "a product for each cell, on the workers; of this size that costs as much as the work",
     ),
-    "numpy.argsort": "equal elements keep their order, which NumPy does not promise by default",
 }
 """Calls that may be slower, by ``door.name``, and why."""
 

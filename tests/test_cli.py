@@ -198,6 +198,30 @@ class TestCompletion:
         assert completed(line, monkeypatch, capsys) == expected
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    command = tmp_path / "meshard"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshard "$@"\n')
+    command.chmod(0o755)
+    lines = [
+        "source <(meshard completion bash)",
+        "complete -p meshard > /dev/null || exit 9",
+        'COMP_WORDS=(meshard do) COMP_CWORD=1; _meshard_completion meshard; echo "${COMPREPLY[@]}"',
+        "COMPREPLY=() COMP_WORDS=(meshard show --u) COMP_CWORD=2; _meshard_completion meshard",
+        'echo "${COMPREPLY[@]}"',
+    ]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["doctor", "--uneven"]
+
+
 def completed(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:

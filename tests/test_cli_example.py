@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,12 @@ def test_one_runs() -> None:
     assert "as in plain NumPy: True" in done.stdout
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-def test_one_runs_in_processes() -> None:
-    done = piped("example", "life", "--run", "-n", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("as in plain NumPy: True") == 2
+def test_one_runs_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    run = importlib.import_module("meshard.cli.run")
+    monkeypatch.setattr(run, "run", lambda *given, **more: asked.append((given, more)) or 7)
+    assert main(["example", "life", "--run", "-n", "2"]) == 7
+    assert asked == [(([str(ROOT / "examples" / "life.py")],), {"processes": 2})]
 
 
 def test_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

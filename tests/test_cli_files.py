@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from meshard.weights.catalogue.safetensors_writer import (
     several_files,
 )
 from meshard.weights.catalogue.stored import Writer
+from meshard.weights.checkpoint import opening
 from meshard.weights.checkpoint.save import save
 from tests.commands import documented, on_terminal, piped, status
 
@@ -114,7 +116,7 @@ class TestInspect:
         for name, x in TENSORS.items():
             told = by_name[name]
             assert (told["shape"], told["dtype"]) == ([*x.shape], x.dtype.name)
-            assert told["layout"] == "P('x',) over Mesh('x': 1, 'y': 1)"
+            assert told["layout"] == "whole on CPU 0"
             assert told.keys() == {
                 *("shape", "dtype", "nbytes", "files", "pieces", "layout", "also")
             }
@@ -157,11 +159,17 @@ class TestInspect:
         assert message in printed.err
         assert printed.out == ""
 
-    def test_on_a_terminal(self, one: Path) -> None:
-        printed, code = on_terminal("inspect", str(one))
+    def test_on_a_terminal_names_are_folded_and_never_cut(self, tmp_path: Path) -> None:
+        name = "a.very.long.name." * 5
+        tree = {name: TENSORS["embed.weight"]}
+        save(tmp_path / "ck", tree)
+        printed, code = on_terminal("inspect", str(tmp_path / "ck"), columns=60)
         assert code == 0
         assert printed.startswith("\x1b[1m")
-        assert "embed.weight = head.weight" in printed
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()[2:]
+        assert max(map(len, lines)) <= 60
+        folded = "".join(line.split()[0] for line in lines if line.strip())
+        assert name.rstrip(".") in folded
 
 
 class TestVerify:
@@ -213,6 +221,17 @@ class TestVerify:
             f"meshard verify: {tmp_path / 'x.npy'} has no checksums; a change would not be "
             "noticed\n"
         )
+
+    def test_pieces_without_checksums_are_told_too(
+        self, one: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        whole = opening.opened(one, None, "test", checked=True)
+        name, tensor = next(iter(whole.tensors.items()))
+        bare = replace(tensor, pieces=tuple(replace(p, checksum=None) for p in tensor.pieces))
+        partly = replace(whole, tensors={**whole.tensors, name: bare})
+        monkeypatch.setattr(opening, "opened", lambda *given, **more: partly)
+        assert main(["verify", str(one)]) == 1
+        assert f"{one} has no checksums" in capsys.readouterr().err
 
     def test_nothing_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["verify", str(tmp_path / "none")]) == 1
@@ -277,7 +296,8 @@ class TestCheckpoint:
         assert main(["checkpoint", "list", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"{tmp_path} has no complete step\n"
         assert status(["checkpoint", "cleen", str(tmp_path)]) == 2
-        assert "clean" in capsys.readouterr().err
+        message = "meshard checkpoint: invalid choice: 'cleen'; did you mean 'clean'?\n"
+        assert capsys.readouterr().err.startswith(message)
         assert status(["checkpoint"]) == 2
         assert capsys.readouterr().err.startswith("meshard checkpoint: Missing command.\n")
 

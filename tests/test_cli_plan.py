@@ -116,8 +116,8 @@ def test_on_a_terminal_the_title_is_bold() -> None:
             "--to: 2 names match '*.q_proj.weight', but all match a pattern before it, which "
             "counts; layers.0.q_proj.weight is one of them\n",
         ),
-        (["--to", "P(None, 'fsdp')"], 1, "--to: norm.weight: NamedSharding("),
-        (["--to", "P('fsdp')", "--to-mesh", "fsdp=7"], 1, "In this command: --uneven.\n"),
+        (["--to", "P(None, 'fsdp')"], 1, "--to: norm.weight: P(None, 'fsdp') is for 2 or more"),
+        (["--to", "P('fsdp')", "--to-mesh", "fsdp=7"], 1, "which fsdp=7 does not divide; --uneven"),
         (
             ["--to", "P()", "--to", "P('fsdp')"],
             2,

@@ -59,11 +59,19 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["7", "P('data')", *MESH],
             1,
-            "should be divisible by 2, but it is equal to 7 (full shape: (7,)). Pad the dim to 8, "
-            "or allow uneven shards with NamedSharding(mesh, spec, uneven='balanced'). In this "
-            "command: --uneven.\n",
+            "meshard show: dim 0 of 7 has size 7, which data=2 does not divide; --uneven allows "
+            "blocks that differ by one\n",
         ),
-        (["8", "P('data', 'model')", *MESH], 1, "rank at least 2, but the shape is (8,)"),
+        (
+            ["8x6", "P(('data', 'model'), None)", "--mesh", "data=2,model=3"],
+            1,
+            "dim 0 of 8x6 has size 8, which data=2 and model=3 do not divide; --uneven allows ",
+        ),
+        (
+            ["8", "P('data', 'model')", *MESH],
+            1,
+            "P('data', 'model') is for 2 or more dims, but the shape 8 has 1",
+        ),
         (
             ["8", "P('dta')", *MESH],
             2,

@@ -114,15 +114,17 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
-def test_an_example_and_its_colours() -> None:
+def test_an_example_and_colours(script: Path) -> None:
     example = str(ROOT / "examples" / "heat.py")
     done = piped("simulate", "-n", "2", "--devices-per-process", "4", example)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert re.findall(r"^(\d): differs from plain NumPy by: 0\.0$", done.stdout, re.MULTILINE)
     assert {line[:3] for line in done.stdout.splitlines()} == {"0: ", "1: "}
-    printed, code = on_terminal("simulate", "-n", "1", str(ROOT / "tests" / "caught.py"))
-    assert (printed, code) == ("", 0)
+    printed, code = on_terminal("simulate", "-n", "2", str(script))
+    assert code == 0
+    assert "\x1b[36m0: \x1b[0m66.0 found\n" in printed
+    assert "\x1b[33m1: \x1b[0m66.0 found\n" in printed
 
 
 def test_an_interrupt_ends_all(tmp_path: Path) -> None:

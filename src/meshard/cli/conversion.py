@@ -6,10 +6,9 @@ a dry run what it would take. All processes of a job run it; process 0 prints.
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 import meshard
 from meshard import checkpoint
-from meshard.algebra.abstract import Sharding
+from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
 from meshard.cli.output import is_terminal, print_json, print_table, print_text, warn
 from meshard.cli.written.notation import WrittenMesh
@@ -27,17 +26,15 @@ from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError
 from meshard.mpi.launch import job_size
 from meshard.plan.captions import bytes_text, time_text
-from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.world import here
 from meshard.weights.checkpoint.metadata import Metadata
-from meshard.weights.checkpoint.sources import cast_to, rows
 from meshard.weights.checkpoint.targets import format_of
-from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.keymap import KeyMap, Mapped
+from meshard.weights.maps.pattern import exactly
 
 
 @final
 @dataclass(frozen=True)
-class Conversion:
+class Wish:
     """What is to be converted, and how.
 
     Attributes:
@@ -46,27 +43,25 @@ class Conversion:
         step: the step of a run; None for the newest.
         format: the target's format; None for that of its suffix.
         rules: how tensors are laid out; none for rows over all devices.
-        mesh: the mesh of the rules.
+        mesh: the mesh of the rules, whose devices need not exist.
         uneven: whether blocks may differ by one.
         select: patterns of the names to keep; none for all.
         map: a file with a key map.
-        dtype: what floats are cast to.
-        max_bytes: the most bytes that a process holds besides the tensors.
         overwrite: whether a target that exists is replaced.
+        more: what `checkpoint.convert` takes besides.
     """
 
     source: Path
     target: Path
-    step: int | None = None
-    format: str | None = None
-    rules: Sequence[Rule] = ()
-    mesh: WrittenMesh | None = None
-    uneven: bool = False
-    select: Sequence[str] = ()
-    map: Path | None = None
-    dtype: np.dtype[Any] | None = None
-    max_bytes: int | None = None
-    overwrite: bool = False
+    step: int | None
+    format: str | None
+    rules: Sequence[Rule]
+    mesh: WrittenMesh | None
+    uneven: bool
+    select: Sequence[str]
+    map: Path | None
+    overwrite: bool
+    more: Mapping[str, Any]
 
     @cached_property
     def kind(self) -> str:
@@ -79,8 +74,25 @@ class Conversion:
         return checkpoint.metadata(self.source, step=self.step)
 
     @cached_property
+    def left_out(self) -> list[str]:
+        """The values of the source that the target cannot hold."""
+        return [] if self.kind == "meshard" else list(self.found.values)
+
+    @cached_property
     def key_map(self) -> KeyMap | None:
-        """The key map."""
+        """The key map of the file, then the choice of names; None if all stays as it is."""
+        map_ = self._read_map()
+        if map_ is None and (self.select or self.left_out):
+            map_ = KeyMap(rest="keep")
+        if map_ is None or not self.select:
+            return map_
+        made = map_.apply(self.found.tensors, tied=self.found.tied)
+        choice = KeyMap(rest="drop")
+        for name in selected([*made.recipes, *made.tied], self.select):
+            choice = choice.keep(exactly(name))
+        return map_.then(choice)
+
+    def _read_map(self) -> KeyMap | None:
         if self.map is None:
             return None
         try:
@@ -91,144 +103,84 @@ class Conversion:
             raise CommandError(f"{self.map}: {error}") from error
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are written, by name; other names of one are included."""
-        found = self.found
-        if self.key_map is None:
-            made = {n: Tensor(x.shape, x.dtype) for n, x in found.tensors.items()}
-            tied = found.tied
-        else:
-            mapped = self.key_map.apply(found.tensors, tied=found.tied)
-            made = {n: Tensor(r.shape, r.dtype) for n, r in mapped.recipes.items()}
-            tied = mapped.tied
-        made |= {other: made[name] for other, name in tied.items()}
-        kept = selected(made, self.select)
-        cast = {n: cast_to(self.dtype, made[n].dtype, "reshard") for n in kept}
-        return {n: Tensor(made[n].shape, cast[n]) for n in kept}
+    def mapped(self) -> Mapped:
+        """How each tensor is made."""
+        map_ = self.key_map or KeyMap(rest="keep")
+        return map_.apply(self.found.tensors, tied=self.found.tied)
 
-    @cached_property
-    def laid_out(self) -> Callable[[str, Any], Sharding]:
-        """Return how a tensor is laid out, by its name."""
+    def shardings(self) -> Mapping[str, NamedSharding] | None:
+        """Return how each tensor is laid out; None for rows over all devices."""
         if self.mesh is None:
-            world = here()
-            return lambda name, struct: rows(world, struct.shape)
-        mesh = meshard.make_mesh(self.mesh.sizes, self.mesh.names)
-        chosen = shardings(self.tensors, self.rules, mesh, "--to", uneven=self.uneven)
-        return lambda name, struct: chosen[name]
-
-    @cached_property
-    def like(self) -> dict[str, Any] | None:
-        """The tree that is read; None for all of the source, with its structure and values."""
-        if not self.select and (self.kind == "meshard" or not self.found.values):
             return None
-        return {name: ShapeDtypeStruct(x.shape, x.dtype) for name, x in self.tensors.items()}
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `load` and of `plan_load`."""
-        return {
-            "shardings": self.laid_out,
-            "like": self.like,
-            "step": self.step,
-            "dtype": self.dtype,
-            "map": self.key_map,
-            "max_bytes": self.max_bytes,
-        }
+        each = -(-self.mesh.count // (job_size() or 1))
+        tensors = {n: Tensor(r.shape, r.dtype) for n, r in self.mapped.recipes.items()}
+        mesh = self.mesh.on(devices_per_process=each)
+        return shardings(tensors, self.rules, mesh, "--to", uneven=self.uneven)
 
 
-def convert(given: Conversion, *, dry_run: bool, shard_bytes: int | None, as_json: bool) -> None:
+def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
     """Convert files, or say what it would take.
 
     Args:
-        given: what is to be converted.
+        wish: what is to be converted.
         dry_run: whether to print what it would take instead.
-        shard_bytes: the most bytes of one of several safetensors files.
         as_json: whether to print JSON.
 
     Raises:
         CommandError: if the target exists, or the options do not fit each other.
-        MeshardError: what `checkpoint.load` and `checkpoint.save` raise.
+        MeshardError: what `checkpoint.convert` raises.
     """
-    _use_devices(given.mesh)
-    _check_target(given)
-    first = meshard.process_index() == 0
-    facts: dict[str, object] = {
-        "source": given.found.path,
-        "target": str(given.target),
-        "format": given.kind,
-        "tensors": len(given.tensors),
-        "nbytes": sum(math.prod(x.shape) * x.dtype.itemsize for x in given.tensors.values()),
-    }
-    if dry_run:
-        plan = checkpoint.plan_load(given.source, **given.options())
-        if first:
-            figures = ("bytes_read", "bytes_moved", "lower_bound_bytes", "peak_bytes")
-            facts |= {name: getattr(plan, name) for name in figures}
-            _tell_plan(given, facts, str(plan), as_json=as_json)
-        return
+    _check_target(wish)
+    laid_out = wish.shardings()
     start = time.perf_counter()
-    bar = first and is_terminal() and not as_json
-    tree = checkpoint.load(given.source, **given.options(), progress=bar)
-    more: dict[str, Any] = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-    checkpoint.save(
-        given.target,
-        tree,
-        format=given.kind,
-        overwrite=given.overwrite,
-        max_bytes=given.max_bytes,
-        **more,
+    done = checkpoint.convert(
+        wish.source,
+        wish.target,
+        None if laid_out is None else lambda name, struct: laid_out[name],
+        format=wish.kind,
+        step=wish.step,
+        map=wish.key_map,
+        overwrite=wish.overwrite,
+        dry_run=dry_run,
+        progress=is_terminal() and not as_json and not dry_run,
+        **wish.more,
     )
-    seconds = time.perf_counter() - start
-    if not first:
+    seconds = None if dry_run else time.perf_counter() - start
+    if meshard.process_index() != 0:
         return
-    _warn_of_values(given)
     if as_json:
-        print_json(facts | {"seconds": seconds})
+        figures = ("source", "target", "tensors", "bytes_read", "bytes_written", "peak_bytes")
+        facts = {name: getattr(done, name) for name in figures}
+        print_json(facts | {"format": wish.kind, "seconds": seconds})
         return
-    told = f"{len(given.tensors):,} tensors, {bytes_text(int(str(facts['nbytes'])))}"
-    print_text(f"{given.target} ({given.kind}): {told}, in {time_text(seconds)}")
+    if dry_run and wish.key_map is not None:
+        print_table(wish.mapped.table(24))
+        print_text("")
+    if dry_run:
+        first, _, rest = str(done).partition("\n")
+        print_text(rest, title=first)
+    else:
+        told = f"{done.tensors:,} tensors, {bytes_text(done.bytes_written)}"
+        print_text(f"{wish.target} ({wish.kind}): {told}, in {time_text(seconds or 0.0)}")
+    if wish.left_out:
+        warn([f"left out: {', '.join(wish.left_out)}; {wish.kind} holds arrays only"])
 
 
-def _use_devices(mesh: WrittenMesh | None) -> None:
-    """Give each process its part of the mesh's devices."""
-    if mesh is None:
-        return
-    size = job_size() or 1
-    if mesh.count % size:
-        raise CommandError(
-            f"the mesh has {mesh.count} devices, which {size} processes cannot share equally"
-        )
-    meshard.config.update("num_devices", mesh.count // size)
-
-
-def _check_target(given: Conversion) -> None:
-    """Refuse a target before anything is read."""
-    target = given.target
-    if target.exists() and given.source.exists() and os.path.samefile(target, given.source):
+def _check_target(wish: Wish) -> None:
+    """Refuse a target that is the source, or that exists."""
+    target = wish.target
+    if target.exists() and wish.source.exists() and os.path.samefile(target, wish.source):
         raise CommandError(f"{target} is the source; name another target")
-    if given.overwrite or not target.exists():
+    if wish.overwrite or not target.exists():
         return
     held = ["it"] if target.is_file() else [x.name for x in target.iterdir()]
     if any(not name.startswith((".", "data-")) for name in held):
         raise CommandError(f"{target} exists already; name another target, or give --overwrite")
 
 
-def _tell_plan(given: Conversion, facts: Mapping[str, object], plan: str, *, as_json: bool) -> None:
-    """Print what a conversion would take."""
-    if as_json:
-        print_json(facts)
-        return
-    if given.key_map is not None:
-        mapped = given.key_map.apply(given.found.tensors, tied=given.found.tied)
-        print_table(mapped.table(24))
-        print_text("")
-    title, _, rest = plan.partition("\n")
-    print_text(rest, title=title)
-    print_text(f"\nwould write {given.target} ({given.kind})")
-    _warn_of_values(given)
-
-
-def _warn_of_values(given: Conversion) -> None:
-    """Say which values of the source the target cannot hold."""
-    if given.like is not None and not given.select:
-        names = ", ".join(given.found.values)
-        warn([f"left out: {names}; {given.kind} holds arrays only"])
+def options(
+    dtype: np.dtype[Any] | None, max_bytes: int | None, shard_bytes: int | None
+) -> dict[str, Any]:
+    """Return the arguments of `checkpoint.convert` that were given."""
+    given = {"dtype": dtype, "max_bytes": max_bytes, "shard_bytes": shard_bytes}
+    return {name: value for name, value in given.items() if value is not None}

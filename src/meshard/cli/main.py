@@ -42,8 +42,23 @@ COMMANDS = {
 }
 
 
+class Group(click.Group):
+    """A group of commands that says which one was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; refuse one that does not exist."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            near = get_close_matches(args[0], known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f" (choose from {', '.join(known)})"
+            raise click.UsageError(f"invalid choice: {args[0]!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 @final
-class _Commands(click.Group):
+class _Commands(Group):
     """The group of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,15 +69,6 @@ class _Commands(click.Group):
             return None
         found: click.Command = import_module(f"meshard.cli.commands.{cmd_name}").command
         return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else f" (choose from {_listed()})"
-            raise click.UsageError(f"invalid choice: {args[0]!r}{meant}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -76,10 +82,6 @@ class _Commands(click.Group):
         found = [CompletionItem(name, help=told) for name, told in COMMANDS.items()]
         names = [item for item in found if item.value.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
-
-
-def _listed() -> str:
-    return ", ".join(COMMANDS)
 
 
 @click.command(
@@ -125,12 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell_usage(error)
         raise SystemExit(WRONG_USAGE) from None
     except BrokenPipeError:  # who reads the output, `head` perhaps, has seen enough
-        _forget_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MeshardError, OSError) as error:
         path = context.meta.get(NAME, NAME) if context is not None else NAME
         print(f"{path}: {error}", file=sys.stderr, flush=True)
-        _forget_output()
         _end_job()
         return FAILED
     except (KeyboardInterrupt, click.Abort):
@@ -157,14 +158,6 @@ def _reason(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter):
         return f"argument {name}: {error.message}" if name else error.message
     return error.format_message()
-
-
-def _forget_output() -> None:
-    """Drop what cannot be written, which Python would try again when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_job() -> None:

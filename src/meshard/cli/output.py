@@ -58,13 +58,17 @@ def print_table(table: Table, styles: Mapping[str, str] | None = None) -> None:
     from rich.text import Text
 
     columns = Columns(
-        box=box.SIMPLE_HEAD, show_header=bool(table.head), header_style="dim", pad_edge=False
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_header=bool(table.head),
+        header_style="dim",
     )
     for number, side in enumerate(table.align):
         name = table.head[number] if table.head else ""
-        columns.add_column(
-            Text(name), justify="right" if side == ">" else "left", no_wrap=side == ">"
-        )
+        if side == ">":
+            columns.add_column(Text(name), justify="right", no_wrap=True)
+        else:
+            columns.add_column(Text(name), overflow="fold")
     for row in table.rows:
         columns.add_row(*[Text(cell, (styles or {}).get(cell, "")) for cell in row])
     console = Console(highlight=False)

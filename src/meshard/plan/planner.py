@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -263,11 +263,10 @@ def make_plan(
     known = cache if cache is not None else PlanCache()
     choices: dict[Hashable, Choice] = {}
     alike = _alike_together(leaves, options.donate)
-    for leaf in leaves:
+    for leaf, more in zip(leaves, alike, strict=True):
         key = (leaf.source, leaf.destination, leaf.itemsize)
         found = choices.get(key)
         if found is None:
-            more = alike[id(leaf.source), id(leaf.destination), leaf.itemsize]
             make = functools.partial(_choice, leaf, options, more)
             found = known.find(leaf, (options, more), make)
             choices[key] = replace(found, count=1)
@@ -285,20 +284,31 @@ def make_plan(
     return plan if all(map(operator.is_, kept, plan.choices)) else make_one(kept)
 
 
-def _alike_together(leaves: Sequence[PlanLeaf], donate: bool) -> Mapping[tuple[int, int, int], int]:
-    """Return for each pair of layouts how many such arrays move together, as a power of two.
+def _alike_together(leaves: Sequence[PlanLeaf], donate: bool) -> list[int]:
+    """Return for each leaf how many arrays move with it between the same devices, roughly.
 
-    They share messages, so that each pays for a part of them only.
+    They share messages, so that each pays for a part of them only. The numbers are powers of two,
+    lest a tree that is a little longer be planned anew.
     """
-    counts: Counter[tuple[int, int, int]] = Counter()
-    batched: Counter[tuple[int, int, int]] = Counter()
+    if len(leaves) == 1:
+        return [1]
+    known: dict[int, Hashable] = {}
+    ways = [tuple([_arrangement(x, known) for x in (y.source, y.destination)]) for y in leaves]
+    together: Counter[Hashable] = Counter()
+    parts: Counter[Hashable] = Counter()
     for numbers in batches(leaves, donate=donate):
-        own = [
-            (id(x.source), id(x.destination), x.itemsize) for x in map(leaves.__getitem__, numbers)
-        ]
-        counts.update(own)
-        batched.update(set(own))
-    return {key: 1 << (n // batched[key]).bit_length() - 1 for key, n in counts.items()}
+        own = [ways[n] for n in numbers]
+        together.update(own)
+        parts.update(set(own))
+    return [1 << (together[way] // parts[way]).bit_length() - 1 for way in ways]
+
+
+def _arrangement(layout: Layout, known: dict[int, Hashable]) -> Hashable:
+    """Return on which devices the pieces of a layout are, whatever their sizes."""
+    found = known.get(id(layout))
+    if found is None:
+        found = known[id(layout)] = (layout.grid, _ids(layout).tobytes())
+    return found
 
 
 def _within(plan: Plan, number: int) -> Choice:

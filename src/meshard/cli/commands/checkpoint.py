@@ -8,6 +8,7 @@ import click
 
 from meshard.cli.arguments import Command
 from meshard.cli.errors import DAMAGED, DONE
+from meshard.cli.main import Group
 from meshard.cli.output import as_json, print_json, print_table, print_text
 
 _HELP = "List the checkpoints of a run, and remove what killed saves have left."
@@ -29,7 +30,7 @@ For example:
 """
 
 
-@click.group("checkpoint", help=_HELP, no_args_is_help=False)
+@click.group("checkpoint", cls=Group, help=_HELP, no_args_is_help=False)
 def command() -> None:
     """Hold the commands about checkpoints."""
 
@@ -39,10 +40,9 @@ def command() -> None:
 @as_json
 def list_(path: Path, as_json: bool) -> int:
     """List the steps of a run."""
+    from meshard.checkpoint import clean, steps
     from meshard.plan.captions import amount_text
     from meshard.plan.show.report import Table
-    from meshard.weights.checkpoint.clean import clean
-    from meshard.weights.native.steps import steps
 
     found = [_step(path, step) for step in steps(path)]
     damaged = [x for x in found if x["error"] is not None]
@@ -70,8 +70,8 @@ def list_(path: Path, as_json: bool) -> int:
 
 def _step(path: Path, step: int) -> dict[str, object]:
     """Return what is known about a step."""
+    from meshard.checkpoint import metadata
     from meshard.errors import CheckpointError
-    from meshard.weights.checkpoint.metadata import metadata
 
     try:
         found = metadata(path, step=step)
@@ -89,7 +89,7 @@ def _step(path: Path, step: int) -> dict[str, object]:
 @as_json
 def clean_(path: Path, force: bool, dry_run: bool, as_json: bool) -> None:
     """Remove what was left behind."""
-    from meshard.weights.checkpoint.clean import clean
+    from meshard.checkpoint import clean
 
     left = [str(x) for x in clean(path, force=force, dry_run=dry_run)]
     if as_json:

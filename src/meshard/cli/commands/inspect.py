@@ -14,6 +14,7 @@ from meshard.cli.output import as_json, print_json, print_table, print_text
 from meshard.runtime.types import dtype_name
 
 if TYPE_CHECKING:
+    from meshard.algebra.abstract import Sharding
     from meshard.weights.catalogue.stored import Catalogue
     from meshard.weights.checkpoint.metadata import Metadata
 
@@ -75,20 +76,28 @@ def command(
 
 
 def _rows(catalogue: Catalogue, found: Metadata, names: Sequence[str]) -> list[_Row]:
-    from meshard.plan.captions import sharding_summary
-
     also: dict[str, list[str]] = {}
     for other, name in found.tied.items():
         also.setdefault(name, []).append(other)
     rows = []
     for name in names:
         struct, pieces = found.tensors[name], catalogue.tensors[name].pieces
-        layout = None if struct.sharding is None else sharding_summary(struct.sharding)
+        layout = None if struct.sharding is None else _layout(struct.sharding)
         files = tuple(dict.fromkeys(piece.file for piece in pieces))
         dtype, others = dtype_name(struct.dtype), tuple(also.get(name, ()))
         row = _Row(name, struct.shape, dtype, struct.nbytes, files, len(pieces), layout, others)
         rows.append(row)
     return rows
+
+
+def _layout(sharding: Sharding) -> str:
+    """Return how a tensor was laid out."""
+    from meshard.plan.captions import device_label, platform_of, sharding_summary
+
+    if sharding.num_devices > 1:
+        return sharding_summary(sharding)
+    ids = [device.id for device in sharding.device_set]
+    return f"whole on {device_label(ids, platform_of(sharding))}"
 
 
 def _facts(

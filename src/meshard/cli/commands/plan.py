@@ -180,14 +180,11 @@ def _wrong(message: str) -> click.UsageError:
 
 def _tell_load(given: _Options, listing: Listing) -> None:
     """Print what a load of the file would take."""
-    from meshard.weights.checkpoint.load import plan_load
-    from meshard.weights.checkpoint.metadata import metadata
+    from meshard.checkpoint import metadata, plan_load
 
     others = (given.from_mesh, given.from_devices, given.topology, given.html)
     if given.file is None or given.from_ or any(x is not None for x in others):
-        raise _wrong(
-            "--load plans to read a FILE; it takes --to, and no --from, --topology or --html"
-        )
+        raise _wrong("--load plans to read a FILE, and takes no --from, --topology or --html")
     targets: dict[str, Sharding] = {**_targets(given, listing)}
     for other, name in metadata(given.file, step=given.step).tied.items():
         if name in targets:

@@ -31,7 +31,7 @@ For example:
   meshard reshard model.safetensors fused --map fuse.toml --dtype bfloat16
   meshard run -n 4 -- -m meshard reshard run run-as-zarr --to zarr
 
-The tensors must fit into the memory of all processes together.
+Tensors pass through slab by slab: they may be larger than the memory.
 """
 FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
 
@@ -87,7 +87,7 @@ class _Options:
     "--max-bytes",
     type=size_of,
     metavar="SIZE",
-    help="The most that a process holds besides the tensors, 64MB.",
+    help="The most that a process holds, 64MB.",
 )
 @click.option("--step", type=int, metavar="STEP", help="The step of a run [the newest].")
 @click.option(
@@ -102,7 +102,7 @@ class _Options:
 @gathered(_Options)
 def command(given: _Options) -> None:
     """Convert files."""
-    from meshard.cli.conversion import Conversion, convert
+    from meshard.cli.conversion import Wish, options, reshard
 
     formats = [x for x in given.to if isinstance(x, str)]
     rules = [x for x in given.to if isinstance(x, Rule)]
@@ -110,7 +110,7 @@ def command(given: _Options) -> None:
         raise _wrong(f"--to names two formats, {formats[0]} and {formats[1]}; give one")
     if bool(rules) != (given.mesh is not None):
         raise _wrong("specs and --mesh belong together; one of them is missing")
-    conversion = Conversion(
+    wish = Wish(
         given.source,
         given.target,
         step=given.step,
@@ -120,11 +120,10 @@ def command(given: _Options) -> None:
         uneven=given.uneven,
         select=given.select,
         map=given.map_,
-        dtype=given.dtype,
-        max_bytes=given.max_bytes,
         overwrite=given.overwrite,
+        more=options(given.dtype, given.max_bytes, given.shard_bytes),
     )
-    convert(conversion, dry_run=given.dry_run, shard_bytes=given.shard_bytes, as_json=given.as_json)
+    reshard(wish, dry_run=given.dry_run, as_json=given.as_json)
 
 
 def _wrong(message: str) -> click.UsageError:

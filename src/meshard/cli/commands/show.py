@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, final
 import click
 
 from meshard.cli.arguments import Command, gathered
-from meshard.cli.errors import CommandError
 from meshard.cli.output import WIDTH, as_json, is_terminal, print_json, save
-from meshard.cli.written.notation import WrittenMesh, WrittenSpec, mesh_of, shape_of, spec_of
-from meshard.errors import IndivisibleError
+from meshard.cli.written.notation import (
+    WrittenMesh,
+    WrittenSpec,
+    check_fits,
+    mesh_of,
+    shape_of,
+    spec_of,
+)
 
 if TYPE_CHECKING:
     from meshard.algebra.sharding import NamedSharding
@@ -68,10 +73,7 @@ def command(given: _Options) -> None:
     sharding = given.spec.over(
         given.mesh.on(devices_per_process=given.mesh.count), "balanced" if given.uneven else None
     )
-    try:
-        sharding.layout(shape)
-    except IndivisibleError as error:
-        raise CommandError(f"{error} In this command: --uneven.") from error
+    check_fits(sharding, shape)
     if given.svg is not None:
         save(given.svg, debug.sharding_svg(shape, sharding))
     if given.html is not None:

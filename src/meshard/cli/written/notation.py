@@ -156,6 +156,33 @@ def _axis(text: str, node: ast.expr, places: list[tuple[str, int]]) -> str:
     return node.value
 
 
+def check_fits(sharding: NamedSharding, shape: tuple[int, ...], what: str = "") -> None:
+    """Refuse a sharding that does not fit a shape.
+
+    Args:
+        sharding: the sharding.
+        shape: the shape.
+        what: what the message begins with.
+
+    Raises:
+        CommandError: if the spec is too long, or a dim is not divided and must be.
+    """
+    spec, sizes = sharding.spec, "x".join(map(str, shape)) or "scalar"
+    if len(spec) > len(shape):
+        raise CommandError(
+            f"{what}{spec} is for {len(spec)} or more dims, but the shape {sizes} has {len(shape)}"
+        )
+    for dim, axes in enumerate(spec.axes(len(shape))):
+        shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
+        if sharding.uneven is None and shape[dim] % shards:
+            names = " and ".join(f"{axis}={sharding.mesh.shape[axis]}" for axis in axes)
+            raise CommandError(
+                f"{what}dim {dim} of {sizes} has size {shape[dim]}, which {names} "
+                f"{'do' if len(axes) > 1 else 'does'} not divide; --uneven allows blocks that "
+                "differ by one"
+            )
+
+
 @final
 @dataclass(frozen=True)
 class WrittenMesh:

@@ -22,8 +22,8 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
-from meshard.cli.written.notation import WrittenSpec, spec_of, wrong
-from meshard.errors import DtypeError, IndivisibleError, ShardingError
+from meshard.cli.written.notation import WrittenSpec, check_fits, spec_of, wrong
+from meshard.errors import DtypeError
 from meshard.runtime.moving.place import dtype_of
 
 _RULE = re.compile(r"(.*?)\s*=\s*((?:P|PartitionSpec)\s*\(.*)", re.DOTALL)
@@ -104,7 +104,7 @@ def shardings(
         )
     found = {name: made[rule] for name, rule in chosen.items() if rule is not None}
     for name, sharding in found.items():
-        _check(name, tensors[name], sharding, option)
+        check_fits(sharding, tensors[name].shape, f"{option}: {name}: ")
     return found
 
 
@@ -139,16 +139,6 @@ def _matches_nothing(pattern: str, names: Iterable[str]) -> str:
     near = get_close_matches(pattern, listed, 1, 0.3) or listed[:1]
     there = f"; there is {near[0]}, for example" if near else "; there are no names"
     return f"no name matches {pattern!r}{there}"
-
-
-def _check(name: str, tensor: Tensor, sharding: NamedSharding, option: str) -> None:
-    """Refuse a sharding that does not fit a tensor."""
-    try:
-        sharding.shard_shape(tensor.shape)
-    except IndivisibleError as error:
-        raise CommandError(f"{option}: {name}: {error} In this command: --uneven.") from error
-    except ShardingError as error:
-        raise CommandError(f"{option}: {name}: {error}") from error
 
 
 def selected(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -189,7 +179,7 @@ def listing_of(path: Path, step: int | None = None) -> Listing:
     """
     if path.suffix == ".json" and not _has_its_files(path):
         return Listing(read_listing(path))
-    from meshard.weights.checkpoint.metadata import metadata
+    from meshard.checkpoint import metadata
 
     structs = metadata(path, step=step).tensors
     tensors = {name: Tensor(x.shape, x.dtype) for name, x in structs.items()}

@@ -325,11 +325,17 @@ def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     """
     x = as_array(a)
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
-    large = type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf"
-    if large and low is not None and high is not None:
-        return bind("clip", x, low, high)  # one pass; in a program the two below are one
+    if low is not None and high is not None:
+        return limited(x, low, high)
     raised = x if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
+
+
+def limited(x: Any, low: Any, high: Any) -> Any:
+    """Return the elements of an array limited to an interval, in one pass."""
+    if type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf":
+        return bind("clip", x, low, high)  # in a program the two below are one pass
+    return bind("minimum", bind("maximum", x, low), high)
 
 
 def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:

@@ -131,6 +131,8 @@ def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
     wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
     if not n:
         return np.zeros(wide, x.dtype)
+    if inside.all():
+        return np.take_along_axis(from_all, np.broadcast_to(local, wide), dim)
     found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
     found[np.broadcast_to(~inside, wide)] = 0
     return found

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import instance_of
 from meshard.errors import CheckpointError, ShardingError, TreeError
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
@@ -29,17 +27,16 @@ from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
-from meshard.weights.checkpoint.opening import in_order, opened
-from meshard.weights.checkpoint.sources import cast_to, spread
+from meshard.weights.checkpoint.opening import Files, in_order, opened
+from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import Wanted, plan_reading, slab_bytes_of, wanted_of
 
 
 def load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -76,10 +73,11 @@ def load(
     Raises:
         MissingFileError: if there is no complete checkpoint, or one of its files is missing.
         CorruptFileError: if a file is cut off, was changed, or contradicts another one.
-        CheckpointError: if a tensor of ``like`` is missing, or has another shape or dtype.
+        CheckpointError: if a leaf of ``like`` is missing, or has another shape or dtype.
         KeyMapError: if the map does not fit the tensors.
         ShardingError: if a tensor cannot be laid out as asked.
-        TreeError: if ``shardings`` is not a prefix of the tree.
+        TreeError: if ``shardings`` is not a prefix of the tree, or if only ``like`` can make one of
+            its containers again.
 
     >>> import tempfile, numpy as np, meshard
     >>> from meshard.weights.checkpoint.save import save
@@ -92,6 +90,7 @@ def load(
     what = "checkpoint.load"
     request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     try:
+        request.names()  # refused, if only `like` can make the tree, before anything is read
         plan = request.plan(checked_window(max_bytes, what))
         world = here()
         if world.process_count > 1:
@@ -108,7 +107,7 @@ def load(
 
 
 def load_iter(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -175,7 +174,7 @@ class _Counter:
 
 
 def plan_load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -208,6 +207,7 @@ def plan_load(
     what = "checkpoint.plan_load"
     request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     request.catalogue.reader.close()
+    request.names()
     return request.plan(checked_window(max_bytes, what), virtual=True)
 
 
@@ -226,32 +226,20 @@ class _Wish:
 class _Request:
     """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
 
-    def __init__(self, path: str | Path, step: int | None, wish: _Wish, what: str) -> None:
+    def __init__(self, path: Files, step: int | None, wish: _Wish, what: str) -> None:
         self.catalogue = opened(path, step, what)
         self._what = what
-        self._dtype = wish.dtype
         self._like = wish.like
         self._shardings = wish.shardings
         try:
-            self._recipes, self._tied, self._structure = self._made(wish.map)
+            stored = self.catalogue
+            made = made_of(in_order(stored), stored.tied, wish.map, wish.dtype, what)
+            self._made, self._recipes, self._tied = made, made.recipes, made.tied
+            self._structure = made.structure(structure_of(stored))
             self._names, self._build = self._wanted_names()
         except BaseException:
             self.catalogue.reader.close()
             raise
-
-    def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
-        """Return how each tensor is made, other names of tensors, and the tree's structure."""
-        stored = self.catalogue
-        tensors = in_order(stored)
-        if map_ is None:
-            plain = {n: identity(n, t.shape, t.dtype) for n, t in tensors.items()}
-            found, tied, structure = plain, stored.tied, structure_of(stored)
-        else:
-            instance_of(map_, KeyMap, self._what, "map")
-            mapped = map_.apply(tensors, tied=stored.tied)
-            found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
-        cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
-        return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
 
     def _wanted_names(self) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
         """Return the names of the arrays wanted, and what makes a tree of them."""
@@ -271,28 +259,47 @@ class _Request:
         return names, build
 
     def _as_like(self, names: list[str]) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
-        accessors, leaves, structure = flatten_with_accessors(self._like, none_is_leaf=False)
-        paths = [".".join(map(str, a.path)) or "x" for a in accessors]
-        values = leaf_values(self._structure)
-        wanted = [
-            p
-            for p, leaf in zip(paths, leaves, strict=True)
-            if hasattr(leaf, "shape") and p not in values
-        ]
-        known = set(names)
-        missing = [p for p in paths if p not in known and p not in values]
+        leaves, structure = _leaves(self._like)
+        values, known = leaf_values(self._structure), set(names)
+        missing = [p for p, _ in leaves if p not in known and p not in values]
         if missing:
             more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise CheckpointError(
                 f"{self._what}: {self.catalogue.path} does not hold {missing[0]!r}{more}, which "
                 f"like= asks for. It holds {len(known)} arrays, such as {min(known, default='')!r}."
             )
+        for path, leaf in leaves:
+            self._check_leaf(path, leaf, values)
 
         def build(arrays: Mapping[str, Any]) -> Any:
-            found = [arrays[p] if p in arrays else values[p] for p in paths]
+            found = [arrays[p] if p in arrays else values[p] for p, _ in leaves]
             return unflatten(structure, found)
 
-        return wanted, build
+        return [p for p, _ in leaves if p in known], build
+
+    def _check_leaf(self, name: str, leaf: Any, values: Mapping[str, Any]) -> None:
+        """Refuse a leaf that has another shape or dtype than `like` says.
+
+        Raises:
+            CheckpointError: if it has.
+        """
+        told, path = f"{self._what}: {name!r}", self.catalogue.path
+        source = self._recipes.get(self._tied.get(name, name))
+        if (source is not None) != hasattr(leaf, "shape"):
+            held = f"the value {values[name]!r}" if source is None else "an array"
+            expected = "an array" if source is None else f"the value {leaf!r:.80}"
+            raise CheckpointError(f"{told} is {held} in {path}, but like= expects {expected}.")
+        if source is None:
+            return
+        if tuple(leaf.shape) != source.shape:
+            raise CheckpointError(
+                f"{told} has shape {source.shape} in {path}, but like= expects {tuple(leaf.shape)}."
+            )
+        if np.dtype(leaf.dtype) != source.dtype:
+            raise CheckpointError(
+                f"{told} has dtype {dtype_name(source.dtype)} in {path}, but like= expects "
+                f"{dtype_name(np.dtype(leaf.dtype))}. Pass dtype= to cast it."
+            )
 
     def plan(self, window: int | None, *, virtual: bool = False) -> LoadPlan:
         """Return what is to be done.
@@ -303,7 +310,6 @@ class _Request:
         """
         stored = self.catalogue
         shardings = self._wanted_shardings()
-        self._check_like()
         wanted: dict[tuple[str, Sharding], Wanted] = {}
         self._keys: dict[str, tuple[str, Sharding]] = {}
         for name in self._names:
@@ -319,7 +325,7 @@ class _Request:
                 wanted[source, sharding] = made
         self._order = list(wanted)
         processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
-        count = max(processes, default=0) + 1 if virtual else here().process_count
+        count = max(*processes, here().process_count - 1, 0) + 1  # more only if they are virtual
         slab = slab_bytes_of(window, count, here().workers.threads)
         reading = plan_reading(count, list(wanted.values()), stored, slab)
         used = {n for w in reading.wanted for n in w.recipe.sources}
@@ -349,48 +355,19 @@ class _Request:
         finally:
             self.catalogue.reader.close()
 
-    def _check_like(self) -> None:
-        """Refuse tensors that have another shape or dtype than they should have.
-
-        Raises:
-            CheckpointError: for the first of them.
-        """
-        if self._like is None:
-            return
-        accessors, leaves, _ = flatten_with_accessors(self._like, none_is_leaf=False)
-        for accessor, leaf in zip(accessors, leaves, strict=True):
-            name = ".".join(map(str, accessor.path)) or "x"
-            source = self._recipes.get(self._tied.get(name, name))
-            if source is None:
-                continue
-            after = source.dtype
-            if tuple(leaf.shape) != source.shape:
-                raise CheckpointError(
-                    f"{self._what}: {name!r} has shape {source.shape} in {self.catalogue.path}, "
-                    f"but like= expects {tuple(leaf.shape)}."
-                )
-            if np.dtype(leaf.dtype) != after:
-                raise CheckpointError(
-                    f"{self._what}: {name!r} has dtype {dtype_name(after)} in "
-                    f"{self.catalogue.path}, but like= expects {dtype_name(np.dtype(leaf.dtype))}. "
-                    "Pass dtype= to cast it."
-                )
-
     def _wanted_shardings(self) -> dict[str, Sharding]:
         """Return how each array is to be laid out."""
         given, what = self._shardings, self._what
         if callable(given) and not isinstance(given, Sharding):
             found = {n: given(n, self._struct(n)) for n in self._names}
         elif given is not None:
-            tree = self._build({n: _Name(n) for n in self._names})
-            found = self._from_prefix(given, tree)
+            found = self._from_prefix(given, self.names())
         elif self._like is not None:
-            accessors, leaves, _ = flatten_with_accessors(self._like, none_is_leaf=False)
-            paths = [".".join(map(str, a.path)) or "x" for a in accessors]
-            found = {p: _own(leaf) for p, leaf in zip(paths, leaves, strict=True)}
+            found = {p: _own(leaf) for p, leaf in _leaves(self._like)[0]}
         else:
             found = {}
-        return {n: as_sharding(found.get(n), what) or _default(here()) for n in self._names}
+        places = {n: as_sharding(found.get(n), f"{what}: tensor {n!r}") for n in self._names}
+        return {n: place or _default(here()) for n, place in places.items()}
 
     def _from_prefix(self, given: Any, tree: Any) -> dict[str, Any]:
         _, leaves, _ = flatten_with_accessors(tree)
@@ -412,6 +389,14 @@ class _Request:
     def _struct(self, name: str) -> Any:
         tensor = self._recipes[self._tied.get(name, name)]
         return ShapeDtypeStruct(tensor.shape, tensor.dtype)
+
+    def names(self) -> Any:
+        """Return the tree with a `_Name` for each array.
+
+        Raises:
+            TreeError: if only ``like`` can make it.
+        """
+        return self._build({n: _Name(n) for n in self._names})
 
     def tree(self, arrays: list[Array]) -> Any:
         """Return the tree of the arrays that a plan has made."""
@@ -439,6 +424,13 @@ class _Name:
 
     def __init__(self, text: str) -> None:
         self.text = text
+
+
+def _leaves(like: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """Return the names and leaves of a tree, and its structure."""
+    accessors, leaves, structure = flatten_with_accessors(like, none_is_leaf=False)
+    names = [".".join(map(str, a.path)) if a.path else "x" for a in accessors]
+    return list(zip(names, leaves, strict=True)), structure
 
 
 def _own(leaf: Any) -> Any:

@@ -23,10 +23,10 @@ from meshard.errors import (
 )
 from meshard.plan.figures.window import checked_window
 from meshard.runtime.agree import meet
-from meshard.runtime.world import here
+from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.checkpoint.job import Request
-from meshard.weights.checkpoint.sources import held_arrays, sources_of
+from meshard.weights.checkpoint.sources import held_arrays, made_of, sources_of
 from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.steps import keep_newest, point_to, step_folder
@@ -97,11 +97,12 @@ def save(
     root, after = _place(path, step, keep, what)
     kind = format_of(root, format, what)
     world, found = here(), named(tree, what)
-    _wait_for(root)
+    _wait_for(world, root)
     if world.process_count > 1:
         meet(world, range(world.process_count), f"`{what}` to {root}")
     held, shardings = held_arrays(world, found, what, copied=not wait)
-    sources, found = sources_of(world, found, shardings, dtype, map, what)
+    made = made_of(found.arrays, found.tied, map, dtype, what)
+    sources, found = sources_of(world, found, shardings, made)
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
     slab = slab_bytes_of(window, world.process_count, world.workers.threads)
@@ -111,7 +112,7 @@ def save(
         job.start()
         job.run()
     else:
-        handle._start(job.run_alone)
+        handle._start(world, job.run_alone)
     return handle
 
 
@@ -135,10 +136,11 @@ def _place(
     return step_folder(root, number), after
 
 
-def _wait_for(root: Path) -> None:
-    """Wait for saves to the same folder, or of other steps of the same run, that still go on."""
+def _wait_for(world: RuntimeWorld, root: Path) -> None:
+    """Wait for this process's saves to the same folder, or of other steps of the same run."""
     for handle in list(_pending):
-        if handle.path == root or handle.path.parent == root.parent:
+        near = handle.path == root or handle.path.parent == root.parent
+        if near and handle._world is world:
             handle._thread.join()
 
 
@@ -158,6 +160,7 @@ class SaveHandle:
         self._error: BaseException | None = None
         self._asked = False
         self._thread = threading.Thread(name="meshard save")
+        self._world: RuntimeWorld | None = None
 
     @property
     def done(self) -> bool:
@@ -188,7 +191,9 @@ class SaveHandle:
         state = "failed" if self._error is not None else "done" if self.done else "running"
         return f"SaveHandle({str(self.path)!r}, {state})"
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def _start(self, world: RuntimeWorld, work: Callable[[], None]) -> None:
+        self._world = world
+
         def run() -> None:
             with contextlib.suppress(OSError, AttributeError):  # the program's own threads first
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -85,7 +85,8 @@ def foreign_writer(
     if format_ == "npy":
         if len(entries) != 1 or tree.tied:
             raise CheckpointError(
-                f"{path}: a .npy file holds one array, and the tree has {len(entries)}."
+                f"{path}: a .npy file holds one array, and the tree has "
+                f"{len(entries) + len(tree.tied)}."
             )
         (entry,) = entries.values()
         return npy_file(str(path), entry, WriteOptions(metadata={}, overwrite=limits.overwrite))

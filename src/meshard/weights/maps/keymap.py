@@ -7,6 +7,7 @@ each new tensor, which restricts to any cut; the map that undoes a map.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
@@ -468,11 +469,14 @@ class KeyMap:
 
 def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the shape and dtype of a source."""
+    if not isinstance(name, str):
+        raise KeyMapError(f"KeyMap: sources have names; found {name!r:.80}.")
     try:
         shape, dtype = source if isinstance(source, tuple) else (source.shape, source.dtype)
-        return tuple([int(n) for n in shape]), np.dtype(dtype) if not isinstance(
-            dtype, str
-        ) else dtype_named(dtype)
+        sizes = tuple([operator.index(n) for n in shape])
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"{sizes} is not a shape")
+        return sizes, dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     except (TypeError, ValueError, AttributeError) as error:
         raise KeyMapError(
             f"KeyMap: source {name!r:.80} is a shape and a dtype, or has them; found "

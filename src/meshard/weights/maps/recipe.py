@@ -110,7 +110,7 @@ class Term:
         steps = [
             0 if s.source is None else s.source_step * block.strides[s.source] for s in self.strides
         ]
-        return _view(
+        return strided(
             block,
             [a - o for a, o in zip(self.source_start, origin, strict=True)],
             self.shape,
@@ -120,7 +120,7 @@ class Term:
     def target_view(self, block: Block, origin: Sequence[int]) -> Block:
         """Return the region as a view of a block of the target."""
         steps = [s.target_step * block.strides[s.target] for s in self.strides]
-        return _view(
+        return strided(
             block,
             [a - o for a, o in zip(self.target_start, origin, strict=True)],
             self.shape,
@@ -128,10 +128,23 @@ class Term:
         )
 
 
-def _view(block: Block, start: Sequence[int], shape: tuple[int, ...], steps: list[int]) -> Block:
+def strided(
+    block: Block, start: Sequence[int], shape: tuple[int, ...], steps: Sequence[int]
+) -> Block:
+    """Return a strided region of a block as a view.
+
+    Args:
+        block: the block.
+        start: the index of the region's first element.
+        shape: the region's shape.
+        steps: for each of its dims, the bytes from an element to the next.
+    """
     place: tuple[Any, ...] = (*[slice(a, None) for a in start], ...)
-    corner = block[place]
-    return as_strided(corner, shape, steps, writeable=bool(block.flags.writeable))
+    # NumPy makes such views by a dtype's text, and that of some short floats has no meaning to it.
+    corner = block[place].view(f"V{block.itemsize}")
+    view = as_strided(corner, shape, steps, writeable=bool(block.flags.writeable))
+    found: Block = view.view(block.dtype)
+    return found
 
 
 @final

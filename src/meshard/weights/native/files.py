@@ -131,7 +131,7 @@ class NativeWriter:
         self._path = root / folder / data_name(process)
         mine = shards.get(process, [])
         head, entries, sums = format_header(
-            [_named(entry, box) for entry, box in mine],
+            _named(mine),
             {"format": "meshard checkpoint"},
             piece_bytes,
         )
@@ -199,11 +199,19 @@ class NativeWriter:
                 folder.rmdir()  # only if it is empty
 
 
-def _named(entry: Entry, box: Box) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
-    """Return how a data file calls a box, with the dtype and shape there."""
-    dtype, more = _file_form(entry.dtype)
-    name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
-    return name, dtype, (*box.shape, *more)
+def _named(boxes: Sequence[tuple[Entry, Box]]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    """Return how a data file calls boxes, for other tools, with the dtype and shape of each there.
+
+    A name that the file has already, or that has a meaning of its own there, gets further marks.
+    """
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for entry, box in boxes:
+        dtype, more = _file_form(entry.dtype)
+        name = entry.name if box == Box.whole(entry.shape) else f"{entry.name}{box}"
+        while name in found or name == "__metadata__":
+            name += "'"
+        found[name] = dtype, (*box.shape, *more)
+    return [(name, *form) for name, form in found.items()]
 
 
 @final

@@ -6,6 +6,7 @@ path to the array, its keys joined by dots. Numbers, strings and booleans are ke
 A node is the name of an array, or one of::
 
     {"dict": {key: node, ...}}      {"pairs": [[key, node], ...]}    keys that are not all strings
+    {"ordered": [[key, node], ...]} an OrderedDict
     {"list": [node, ...]}           {"tuple": [node, ...]}
     {"value": 3}                    {"none": true}
     {"other": "class", "children": [node, ...]}     a container that only `like` can make again
@@ -14,16 +15,16 @@ A node is the name of an array, or one of::
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
-import optree
 
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import endless
+from meshard.runtime.trees import children_of, endless
 from meshard.weights.catalogue.stored import Catalogue
 
 _VALUES = (bool, int, float, str)
@@ -50,7 +51,7 @@ def named(tree: Any, what: str) -> Named:
     """Return the arrays of a tree by name.
 
     Raises:
-        CheckpointError: if two arrays have one name, or a leaf cannot be kept.
+        CheckpointError: if two leaves have one name, or a leaf or its name cannot be kept.
         TreeError: if the tree contains itself.
     """
     naming = _Naming(what)
@@ -70,6 +71,7 @@ class _Naming:
         self.found = Named()
         self._what = what
         self._known: dict[int, str] = {}
+        self._taken: set[str] = set()
 
     def visit(self, node: Any, path: tuple[str, ...]) -> Any:
         """Return the structure of a node."""
@@ -77,11 +79,12 @@ class _Naming:
             raise endless()
         if node is None:
             return {"none": True}
-        if isinstance(node, _VALUES):
+        if not isinstance(node, np.floating) and isinstance(node, _VALUES):
+            self._take(".".join(path))
             return {"value": node}
         children = _children(node)
         if children is None:
-            return self._named(node, ".".join(path) or "x")
+            return self._named(node, ".".join(path) if path else "x")
         kind, parts = children
         return _form(kind, [(key, self.visit(child, (*path, str(key)))) for key, child in parts])
 
@@ -93,11 +96,7 @@ class _Naming:
                 f"{what}: the leaf {name!r} is a {type(leaf).__name__}; a checkpoint holds arrays, "
                 "numbers, strings, booleans and None."
             )
-        if name in found.arrays or name in found.tied:
-            raise CheckpointError(
-                f"{what}: two arrays of the tree have the name {name!r}: a name is the path to an "
-                "array, its keys joined by dots. Rename a key."
-            )
+        self._take(name)
         first = self._known.setdefault(id(leaf), name)
         if first == name:
             found.arrays[name] = leaf
@@ -105,27 +104,39 @@ class _Naming:
             found.tied[name] = first
         return name
 
+    def _take(self, name: str) -> None:
+        """Refuse a second leaf of one name, and a name that is not text."""
+        if not name.isascii() and name.encode("utf-8", "ignore").decode("utf-8") != name:
+            raise CheckpointError(f"{self._what}: the name {name!r} cannot be written in UTF-8.")
+        if name in self._taken:
+            raise CheckpointError(
+                f"{self._what}: two leaves of the tree have the name {name!r}: a name is the path "
+                "to a leaf, its keys joined by dots. Rename a key."
+            )
+        self._taken.add(name)
+
 
 def _children(node: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
     """Return what kind of container a node is, and its children by key; None for a leaf."""
-    if type(node) is dict:
-        text = all(isinstance(key, str) for key in node)
-        return "dict" if text else "pairs", list(node.items())
+    if type(node) in (dict, OrderedDict):
+        kind = "ordered" if type(node) is OrderedDict else "pairs"
+        if kind == "pairs" and all(isinstance(key, str) for key in node):
+            kind = "dict"
+        elif not all(key is None or type(key) in _VALUES for key in node):
+            kind = "dict with keys that are not numbers, strings, booleans or None"
+        return kind, list(node.items())
     if type(node) in (list, tuple):
         return type(node).__name__, list(enumerate(node))
     if isinstance(node, (Array, np.ndarray, np.generic)):
         return None
-    try:
-        children, _, entries, *_ = optree.tree_flatten_one_level(node, none_is_leaf=False)
-    except ValueError:  # a leaf
-        return None
-    return type(node).__qualname__, list(zip(entries, children, strict=True))
+    children = children_of(node)
+    return None if children is None else (type(node).__qualname__, children)
 
 
 def _form(kind: str, parts: list[tuple[Any, Any]]) -> Any:
     if kind == "dict":
         return {kind: dict(parts)}
-    if kind == "pairs":
+    if kind in ("pairs", "ordered"):
         return {kind: [list(part) for part in parts]}
     nodes = [node for _, node in parts]
     if kind in ("list", "tuple"):
@@ -170,11 +181,11 @@ class _Rebuilding:
                     return given
                 case "none", True:
                     return None
-                case ("dict", dict()) | ("pairs" | "list" | "tuple", list()):
+                case ("dict", dict()) | ("pairs" | "ordered" | "list" | "tuple", list()):
                     return self._container(kind, given, depth + 1)
         if isinstance(node, dict) and isinstance(node.get("other"), str):
             raise TreeError(
-                f"{self._what}: the saved tree contains a {node['other']}, which a checkpoint "
+                f"{self._what}: the saved tree has a container, {node['other']}, that a checkpoint "
                 "cannot make again. Give a tree of this structure as like=."
             )
         raise self._malformed(node)
@@ -182,11 +193,12 @@ class _Rebuilding:
     def _container(self, kind: str, given: Any, depth: int) -> Any:
         if kind == "dict":
             return {key: self.visit(child, depth) for key, child in given.items()}
-        if kind == "pairs":
+        if kind in ("pairs", "ordered"):
             pairs = [p for p in given if isinstance(p, list) and len(p) == 2]
             if len(pairs) < len(given):
                 raise self._malformed(given)
-            return {_key(key): self.visit(child, depth) for key, child in pairs}
+            make = dict if kind == "pairs" else OrderedDict
+            return make((_key(key), self.visit(child, depth)) for key, child in pairs)
         nodes = [self.visit(child, depth) for child in given]
         return nodes if kind == "list" else tuple(nodes)
 
@@ -213,7 +225,7 @@ def leaf_values(structure: Any) -> Mapping[str, Any]:
             case {"dict": dict(parts)}:
                 for key, child in parts.items():
                     visit(child, (*path, str(key)))
-            case {"pairs": [*pairs]}:
+            case {"pairs": [*pairs]} | {"ordered": [*pairs]}:
                 for key, child in pairs:
                     visit(child, (*path, str(key)))
             case {"list": [*nodes]} | {"tuple": [*nodes]}:

@@ -13,13 +13,12 @@ from itertools import product
 from typing import final
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from meshard.algebra.box import Box
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.maps.recipe import Recipe, Stride, Term
+from meshard.weights.maps.recipe import Recipe, Stride, Term, strided
 
 _DENSE = 0.98
 """Share of a box's elements that must be needed for it to be read as one."""
@@ -195,5 +194,4 @@ def _in_source_order(term: Term, out: Block, box: Box) -> Block | None:
         for d in range(len(term.source_start))
     ]
     start = [a - o for a, o in zip(term.target_start, box.starts, strict=True)]
-    corner = out[tuple([slice(a, None) for a in start])]
-    return as_strided(corner, term.source_box.shape, steps)
+    return strided(out, start, term.source_box.shape, steps)
