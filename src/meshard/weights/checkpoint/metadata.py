@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
 from meshard.plan.captions import bytes_text
 from meshard.plan.show.report import Table
@@ -66,6 +67,8 @@ class Metadata:
 
     def table(self, rows: int | None = _ROWS) -> Table:
         """Return the tensors as a table, the first so many of them; None for all."""
+        if rows is not None:
+            rows = count_of(rows, "Metadata.table", "rows")
         names = list(self.tensors)
         shown = names if rows is None else names[:rows]
         lines = [
