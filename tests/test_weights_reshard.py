@@ -100,11 +100,8 @@ def test_a_mapped_move_is_numpys_and_crosses_once(
     (noted,) = {noted for _, noted, _ in told}
     (bound,) = {bound for *_, bound in told}
     sent = sum(sent for sent, *_ in told)
-    copies = any(
-        s.source is None for r in mapped.recipes.values() for t in r.terms for s in t.strides
-    )
     assert bound <= sent
-    assert sent <= 1.05 * bound or (copies and bounded)  # a copy for each window
+    assert sent <= 1.05 * bound or bounded  # elements that repeat cross once for each window
     assert noted == sent if processes == 8 else noted >= sent
 
 
@@ -128,10 +125,8 @@ def test_a_cast_on_the_way_is_numpys_and_crosses_in_the_smaller_dtype(
         tree = {n: meshard.device_put(x, given[n]) for n, x in values.items()}
         with ledger() as log:
             found = meshard.reshard(tree, wanted, dtype=to)
-        small = {
-            n: x.astype(to) if x.dtype.kind == "f" and to.itemsize < x.itemsize else x
-            for n, x in tree.items()
-        }
+        less = {n: cast(x, to) if to.itemsize < x.itemsize else x for n, x in values.items()}
+        small = {n: meshard.device_put(x, given[n]) for n, x in less.items()}
         with ledger() as smaller:
             meshard.reshard(small, wanted)
         assert [x.sharding for x in found.values()] == list(wanted.values())
